@@ -73,12 +73,34 @@ def with_occurrences(records: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     if not len(records) or np.bincount(records).max() == 1:
         return records
+    return records + (_earlier(records) << 32)
+
+
+def _earlier(records: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often each entry's record came before it."""
     order = np.argsort(records, kind="stable")
     first = np.flatnonzero(np.diff(records[order], prepend=-1))
     counts = np.diff(first, append=len(records))
-    ids = records.copy()
-    ids[order] += (np.arange(len(records)) - np.repeat(first, counts)) << 32
-    return ids
+    earlier = np.empty_like(records)
+    earlier[order] = np.arange(len(records)) - np.repeat(first, counts)
+    return earlier
+
+
+class Occurrences:
+    """:func:`with_occurrences` of a sequence that comes in parts."""
+
+    def __init__(self, records: int) -> None:
+        """
+        Args:
+            records: All record numbers are below this.
+        """
+        self._counts = np.zeros(records, np.int64)
+
+    def ids(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The ids of the next part; counts its records."""
+        ids: NDArray[np.int64] = records + ((self._counts[records] + _earlier(records)) << 32)
+        np.add.at(self._counts, records, 1)
+        return ids
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -39,7 +39,7 @@ from packstore.training.augment import (
 from packstore.training.augment.base import Crops
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.rows import Rows
-from packstore.training.loader.single_threaded import is_single_threaded, make_single_threaded
+from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
 from tests.conftest import Stores
 from tests.makers.datasets import write_image
 
@@ -508,6 +508,48 @@ def test_what_differs_from_the_state_is_named(stores: Stores, change: dict[str, 
         PackedLoader(PackedDataset(stores(store), split), 4, **(usual | change)).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (
+            None,
+            "takes what a loader's state_dict\\(\\) gave, got NoneType; look under which name the checkpoint has it",
+        ),
+        ([1], "takes what a loader's state_dict\\(\\) gave, got list"),
+        ({"model": 1}, "takes what a loader's state_dict\\(\\) gave, got dict"),
+        ({"version": 2}, "should have whole numbers as epoch and records, and has epoch None, records None"),
+        ({"version": 2, "epoch": 0, "records": -1}, "and has epoch 0, records -1"),
+    ],
+)
+def test_what_is_no_state_is_told(stores: Stores, state: Any, message: str) -> None:
+    loader = PackedLoader(PackedDataset(stores("cifar.h5"), "train"), 4)
+    with pytest.raises(UsageError, match=message):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_state_says_whether_the_store_has_grown_since(tmp_path: Path, splits: bool) -> None:
+    for folder, seed in (("first", 0), ("second", 1), ("other", 2)):
+        for split in ("train", "val") if splits else ("",):
+            for number in range(6):
+                path = tmp_path / folder / split / "ant" / f"{folder}{number}.png"
+                write_image(path, 8, 9, 10 * seed + number)
+    packstore.convert(tmp_path / "first", tmp_path / "s.lmdb", shard_size=500)
+    packstore.convert(tmp_path / "other", tmp_path / "other.lmdb", shard_size=500)
+    split = "train" if splits else None
+
+    def make(name: str) -> PackedLoader:
+        return PackedLoader(PackedDataset(tmp_path / name, split), 2)
+
+    state = make("s.lmdb").state_dict()
+    packstore.append(tmp_path / "s.lmdb", tmp_path / "second")
+    words = r"has grown since \(6 records then, 12 now\).*begin the next one: loader.set_epoch\(1\)"
+    with pytest.raises(UsageError, match=f"state has dataset .*s.lmdb.* {words}"):
+        make("s.lmdb").load_state_dict(state)
+    with pytest.raises(UsageError, match=r"other.lmdb.* is another one, .*it does not begin with the records of that"):
+        make("other.lmdb").load_state_dict(state)
+
+
 def test_a_state_holds_plain_values(stores: Stores) -> None:
     loader = PackedLoader(PackedDataset(stores("cifar.h5"), "train"), 4, True, augment=FIXED, indices=[3, 1])
     assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
@@ -952,6 +994,65 @@ def test_torch_works_alone_in_our_threads_and_as_before_in_others() -> None:
             assert not pool.submit(is_single_threaded).result()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where else OpenMP can be found is not known")
+def test_torch_works_alone_for_a_while_and_other_threads_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with single_threaded():
+            assert torch.get_num_threads() == 1
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(torch.get_num_threads).result() == 3
+        assert torch.get_num_threads() == 3
+        with pytest.raises(ZeroDivisionError), single_threaded():
+            _ = 1 / 0
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_torch_works_alone_for_a_while_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packstore.training.single_threaded._openmp", lambda: ())
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with single_threaded():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+_LEFT_OPEN = """
+import sys, torch
+from packstore import PackedDataset, PackedLoader
+loader = PackedLoader(PackedDataset(sys.argv[1], "train"), 4, resident=sys.argv[2] == "True", workers=2)
+torch.kept = iter(loader)  # outlives packstore's modules
+next(torch.kept)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resident", [True, False])
+def test_an_iterator_may_be_left_open_at_exit(stores: Stores, resident: bool) -> None:
+    command = [sys.executable, "-c", _LEFT_OPEN, str(stores("cifar.h5")), str(resident)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("options", [{}, {"normalize": "cifar10"}, {"augment": [RandomHorizontalFlip(), Cutout(4)]}])
+def test_batches_train_a_plain_model_without_a_warning(stores: Stores, options: Any, resident: bool) -> None:
+    """DistributedDataParallel warns of gradients whose strides are not those of their weights."""
+    batch, _ = next(iter(PackedLoader(PackedDataset(stores("cifar.h5"), "train"), 4, resident=resident, **options)))
+    assert batch.is_contiguous()
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 1))
+    model(batch.float()).sum().backward()
+    for weight in model.parameters():
+        assert weight.grad is not None
+        assert weight.grad.stride() == weight.stride()
 
 
 def test_what_is_no_dataset_of_ours_is_told(stores: Stores) -> None:

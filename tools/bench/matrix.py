@@ -70,7 +70,7 @@ OUT: dict[str, dict[str, Any]] = {
     "as stored": {},
     "float32": {"normalize": "imagenet"},
     "float16": {"normalize": "imagenet", "dtype": torch.float16},
-    "float32 planes": {"normalize": "imagenet", "channels_last": False},
+    "float32, channels last": {"normalize": "imagenet", "channels_last": True},
 }
 FLOATS_OUT: dict[str, dict[str, Any]] = {
     "as stored": {},

@@ -46,7 +46,7 @@ def main() -> None:
     augment = [RandomCrop(32, padding=4, padding_mode="reflect"), RandomHorizontalFlip(alternating=True)]
     train_set = PackedDataset(options.store, "train", device=options.device)
     normalize = "cifar10" if train_set.manifest.encoding == "uint8" else None  # others are normalised already
-    form = {"normalize": normalize, "dtype": torch.float32}
+    form = {"normalize": normalize, "dtype": torch.float32, "channels_last": True}
     train = PackedLoader(train_set, options.batch_size, shuffle=True, augment=augment, **form)
     # A split that is not for training. Shuffled, since with --steps only a part of it is seen, and it may be sorted.
     held_out = next((s.name for s in train_set.manifest.splits if s.name != "train"), None)

@@ -24,8 +24,8 @@ from packstore.training.augment.operations import apply_operations, plan_operati
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.rows import Rows
-from packstore.training.loader.single_threaded import make_single_threaded
 from packstore.training.random_draws import Draws
+from packstore.training.single_threaded import make_single_threaded
 
 CHUNK = 16  # records that a thread takes at a time
 _SAMPLE_BYTES = 96 << 20

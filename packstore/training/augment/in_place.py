@@ -36,9 +36,10 @@ class InPlace(Operation):
     def __repr__(self) -> str:
         return f"InPlace({named(self.fn)})"
 
-    def __call__(self, images: Tensor, draws: Draws | None = None) -> Any:
+    def __call__(self, images: Tensor, draws: Draws | None = None, **options: Any) -> Any:
         """What the function gives for ``images``, or for one image, or for whatever it is called with."""
-        found = self.fn(images, draws) if isinstance(self.fn, Operation) and draws is not None else self.fn(images)
+        draws_too = (draws,) if isinstance(self.fn, Operation) and draws is not None else ()
+        found = self.fn(images, *draws_too, **options)
         if isinstance(found, Tensor) and found.ndim >= 2 and found.shape[-2:] != images.shape[-2:]:
             (height, width), (tall, wide) = found.shape[-2:], images.shape[-2:]
             raise UsageError(f"{self!r} made {height}x{width} pixels of {tall}x{wide}: it does not leave them in place")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from packstore.core.arguments import true_or_false
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, named
 from packstore.training.random_draws import Draws
+from packstore.training.single_threaded import single_threaded
 
 _RANDOM = {
     "AugMix",
@@ -35,29 +38,55 @@ class PerImage(Operation):
     """Calls a function image by image, so that a random one draws for each image.
 
     torch's, numpy's and Python's own generators are seeded before each call, from seed, epoch, record and place in the
-    list, and restored after the last. So the results do not depend on threads, ranks, mode or resuming.
+    list, and restored after the last. So the results do not depend on threads, ranks, mode or resuming. As these
+    generators are the process's, the calls are made one after another in the thread that asks for batches; torch starts
+    no threads meanwhile, since sharing out one image costs more than it saves.
+
+    With ``generator=True`` nothing but ``fn`` sees the seed. On the CPU the threads that decode then make the calls,
+    if all operations before this one run while decoding; ``fn`` should keep nothing between them.
 
     Args:
         fn: Called with a tensor ``(C, H, W)``; returns one, of the same shape for all images of a batch.
+        generator: Call ``fn(image, generator=…)``, with a seeded :class:`torch.Generator` on the image's device.
 
     Raises:
-        UsageError: ``fn`` is not callable; (while iterating) it returns anything else.
+        UsageError: ``fn`` is not callable, or takes no ``generator``; (while iterating) it returns anything else.
     """
 
-    fn: Callable[[Tensor], Tensor]
+    fn: Callable[..., Tensor]
+    generator: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise UsageError(f"PerImage calls a function with each image, got {self.fn!r}")
+        true_or_false(generator=self.generator)
+        if self.generator and not _takes_generator(self.fn):
+            raise UsageError(
+                f"PerImage with generator=True calls fn(image, generator=…), and {named(self.fn)} takes no generator; "
+                "leave generator=True out, and the generators of torch, numpy and Python are seeded instead"
+            )
 
     def __repr__(self) -> str:
-        return f"PerImage({named(self.fn)})"
+        return f"PerImage({named(self.fn)}{', generator=True' if self.generator else ''})"
 
     def size_after(self, size: Size | None) -> Size | None:
         return None
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         seeds = draws.bits(0).tolist()
+        with single_threaded():
+            results = self.call_each(images, seeds) if self.generator else self._call_seeded(images, seeds)
+        return self.stack(results) if results else images
+
+    def call_each(self, images: Iterable[Tensor], seeds: Iterable[int]) -> list[Tensor]:
+        """Calls the function with each image and a generator of its seed; from any thread."""
+        return [
+            self.fn(image.clone(), generator=torch.Generator(image.device).manual_seed(seed))
+            for image, seed in zip(images, seeds, strict=True)
+        ]
+
+    def _call_seeded(self, images: Tensor, seeds: Iterable[int]) -> list[Tensor]:
+        """Calls the function with each image, and the generators of the process seeded."""
         cuda = [images.device] if images.device.type == "cuda" else []
         numpys, pythons = np.random.get_state(), random.getstate()
         results = []
@@ -74,15 +103,45 @@ class PerImage(Operation):
         finally:
             np.random.set_state(numpys)
             random.setstate(pythons)
+        return results
+
+    def stack(self, results: Sequence[Any]) -> Tensor:
+        """Stacks results of the function. Raises :class:`UsageError` unless they are tensors of one shape."""
         for result in results:
             if not isinstance(result, Tensor) or result.shape != results[0].shape:
                 found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise UsageError(f"{self!r} should give tensors of one shape, and gave {found}")
-        return torch.stack(results) if results else images
+        return torch.stack(list(results))
 
 
-def as_operations(augment: Any) -> tuple[Any, ...]:
+def _takes_generator(fn: Callable[..., Any]) -> bool:
+    """Whether a function can be called with ``generator=``; True if its signature is not known."""
+    while isinstance(fn, InPlace):
+        fn = fn.fn
+    try:
+        parameters = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).parameters
+    except (TypeError, ValueError):
+        return True
+    return "generator" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def check_functions(**functions: Any) -> None:
+    """Refuses what would draw once a batch, by the option's name; operations too, since they get no draws there."""
+    for name, function in functions.items():
+        for part in as_operations([] if function is None else function, "put it into augment=: "):
+            inner = list(parts_of(part))[-1]
+            if isinstance(inner, Operation):
+                raise UsageError(
+                    f"{name} is called with batches alone, and {inner!r} draws a record: put it into augment="
+                )
+
+
+def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
     """A user's ``augment=`` as a flat tuple: torchvision's ``Compose`` and ``nn.Sequential`` taken apart.
+
+    Args:
+        augment: One operation or a list of them.
+        use: Begins the advice of messages.
 
     Raises:
         UsageError: An operation of torchvision's draws random numbers; or this is no list of operations.
@@ -95,10 +154,10 @@ def as_operations(augment: Any) -> tuple[Any, ...]:
     for operation in augment:
         if _is_list(operation):
             parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
-            flat += as_operations(list(parts))
+            flat += as_operations(list(parts), use)
         else:
             for part in parts_of(operation):
-                _refuse_random(part)
+                _refuse_random(part, use)
             flat.append(operation)
     return tuple(flat)
 
@@ -124,7 +183,7 @@ def parts_of(operation: Any) -> Iterator[Any]:
             yield from parts_of(part)
 
 
-def _refuse_random(operation: Any) -> None:
+def _refuse_random(operation: Any, use: str) -> None:
     """torchvision itself is not imported: its classes are known by name."""
     for kind in filter(is_of_torchvision, type(operation).__mro__):
         name = kind.__name__
@@ -137,4 +196,4 @@ def _refuse_random(operation: Any) -> None:
         else:
             continue
         ours = f"packstore.augment.{name}, " if name in _OURS else ""
-        raise UsageError(f"torchvision's {name} {fault}; use {ours}augment.PerImage({name}(...)), or a DataLoader")
+        raise UsageError(f"torchvision's {name} {fault}; {use}{ours}augment.PerImage({name}(...)), or a DataLoader")

@@ -7,10 +7,14 @@ its own.
 
 from __future__ import annotations
 
+import atexit
+import inspect
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cached_property
 from typing import Any, Literal, Never
 
 import numpy as np
@@ -42,12 +46,25 @@ from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.prefetch import prefetch
 from packstore.training.loader.residence import Residence, choose_residence
 from packstore.training.loader.resident import Resident
+from packstore.training.loader.state import VERSION, check_state, describe_records
 from packstore.training.loader.streaming import Streaming
 
 __all__ = ["PackedLoader", "Padded", "prefetch"]
 
 _log = logging.getLogger("packstore")
-_STATE_VERSION = 2
+
+_open: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+"""Iterators of all loaders that have not been closed."""
+
+
+@atexit.register
+def _close_iterators() -> None:
+    """Closes them while the modules that they need are still there; at the very end Python empties those first."""
+    for items in list(_open):
+        if (
+            inspect.getgeneratorstate(items) != inspect.GEN_RUNNING
+        ):  # else a thread that outlives the program waits in it
+            items.close()
 
 
 class PackedLoader:
@@ -88,10 +105,15 @@ class PackedLoader:
             have to be fetched: each rank reads shards of its own, and shuffles within a window of them. True: lanes for
             a store at a URL, else the permutation.
         seed: The order, and all random numbers of ``augment``, are a function of it.
+        stream: Name of the random numbers of ``augment``. Two loaders of one seed give the same records, and crop and
+            flip them alike; with other names, such as ``"global"`` and ``"local"``, each in its own way.
         drop_last: Leave out a last batch that is not full.
         block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
         window: Shards that are mixed at a time with ``"lanes"``, over all ranks (64), or blocks with ``block`` (16).
-        sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``.
+        sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be
+            endless. Ranks share out what it gives, so it has to give all of them the same: torch's random ones need a
+            ``generator``. One that has ``num_replicas`` and ``rank``, such as ``DistributedSampler``, shares out by
+            itself, and each rank takes all that its own gives, unless ``rank`` is given.
         indices: Use only these items of the dataset.
         augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
             one. A random callable draws once a batch: put it in ``PerImage``. ``Compose`` is taken apart.
@@ -99,8 +121,9 @@ class PackedLoader:
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
             Without ``normalize``, pixels are scaled to 0 … 1.
-        channels_last: Memory format of image batches: True or False, or None for the one that costs nothing, which
-            depends on the store, the mode and the operations (so reshape batches, view may refuse).
+        channels_last: Memory format of image batches. True for a model that was moved to ``torch.channels_last``, which
+            is faster on most devices. A contiguous model would give gradients of other strides than its weights for
+            such batches: ``DistributedDataParallel`` then copies each, and warns.
         transform: Called with each batch of images, last.
         target_transform: Called with each batch of labels.
         pre_transform: Resident only: called once with images ``(M, 3, H, W)`` when they are loaded.
@@ -109,7 +132,8 @@ class PackedLoader:
         workers: Threads that read and decode; None for one a core. (DataLoader's ``num_workers``, without processes.)
         prefetch: Batches under way at a time.
         rank: Which of ``world_size`` equal parts of each global batch this process takes; None for what
-            ``torch.distributed`` says, or 0 of 1.
+            ``torch.distributed`` says when an epoch begins, or ``RANK`` and ``WORLD_SIZE`` of the environment, or 0 of
+            1.
         world_size: See ``rank``.
         dct_scaling: Scale JPEG files by 1/2 or 1/4 while they are decoded, where a crop is at least so many times the
             size that it is resized to: faster for large photos, and other pixels, by 1 to 3 of 255 on average (see
@@ -143,6 +167,7 @@ class PackedLoader:
         shuffle: bool | Shuffle = False,
         *,
         seed: int = 0,
+        stream: str | None = None,
         drop_last: bool = False,
         block: int | None = None,
         window: int | None = None,
@@ -151,7 +176,7 @@ class PackedLoader:
         augment: Sequence[Any] | Step = (),
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
-        channels_last: bool | None = None,
+        channels_last: bool = False,
         transform: BatchCallable | None = None,
         target_transform: BatchCallable | None = None,
         pre_transform: BatchCallable | None = None,
@@ -177,6 +202,7 @@ class PackedLoader:
         self.options = options = LoaderOptions(
             shuffle=shuffle,
             seed=seed,
+            stream=stream,
             drop_last=drop_last,
             block=block,
             window=window,
@@ -204,8 +230,7 @@ class PackedLoader:
         self.batch_size = batch_size = whole("batch_size", batch_size)
         self.device = dataset.device
         self.epoch = 0
-        self.rank, self.world_size = ranks(options)
-        self._epochs = Epochs(dataset, batch_size, options, self.rank, self.world_size)
+        self._epochs = Epochs(dataset, batch_size, options)
         wanted = True if options.pre_transform is not None else options.resident
         streamed = why_not_resident(dataset, options.collate or {})
         if streamed is not None and wanted is True:
@@ -224,7 +249,22 @@ class PackedLoader:
             else Streaming(self.pipeline, self._epochs)
         )
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
-        self._resume: tuple[int, int] | None = None
+        self._resume: tuple[int, int] | None = None  # epoch and records given, over all ranks, of a loaded state
+
+    @property
+    def rank(self) -> int:
+        """Which of ``world_size`` ranks this process is now."""
+        return ranks(self.options)[0]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are now."""
+        return ranks(self.options)[1]
+
+    @property
+    def sampler(self) -> Iterable[int] | None:
+        """The sampler that was given; as of torch's loader, ``loader.sampler.set_epoch`` sets the next epoch."""
+        return self.options.sampler
 
     def _repr_html_(self) -> str:
         return notebook_html(self)
@@ -242,15 +282,21 @@ class PackedLoader:
         return self._epochs.count()
 
     def __iter__(self) -> Iterator[Any]:
+        self._epochs.begin()
+        if (epoch := self._epochs.take_epoch_of_sampler()) is not None:
+            self.set_epoch(epoch)
         if self._resume is not None:
-            (epoch, first), self._resume = self._resume, None
+            epoch, first = self._resume[0], self._epochs.batches_before(self._resume[1])
+            self._resume = None
         else:
             epoch, first = self.epoch, 0
         self.epoch = epoch + 1
         self._running = epoch, first
-        return self._items(epoch, first)
+        items = self._items(epoch, first)
+        _open.add(items)
+        return items
 
-    def _items(self, epoch: int, first: int) -> Iterator[Any]:
+    def _items(self, epoch: int, first: int) -> Generator[Any, None, None]:
         process = os.getpid()
         with closing(self._producer.batches(epoch, first)) as batches:
             for batch in batches:  # enumerate would hold the batch
@@ -278,7 +324,8 @@ class PackedLoader:
         """Where the time went since the loader was made or ``reset_stats()``.
 
         ``images``, ``batches``, ``skipped``, ``seconds``, ``images_per_second``, and seconds of each stage:
-        ``wait`` (the consumer stood idle), ``read`` and ``decode`` (summed over threads), ``augment`` and ``copy``.
+        ``wait`` (the consumer stood idle), ``read`` and ``decode`` (summed over threads), ``augment``, ``per_image``
+        (functions in ``PerImage``; summed over threads with ``generator=True``) and ``copy``.
 
         Of a store at a URL also ``cache_hits`` and ``cache_misses`` (shards that were there, or not, when a thread came
         to read them), ``fetched_bytes``, and ``fetch_wait_seconds`` of threads that waited for shards (summed).
@@ -292,13 +339,16 @@ class PackedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the latest iteration stands; what it has given by then, a resumed one leaves out."""
-        epoch, batches = self._resume or self._running or (self.epoch, 0)
-        return {
-            "version": _STATE_VERSION,
-            "epoch": epoch,
-            "records": self._epochs.position(batches),
-            **self._identity(),
-        }
+        if self._running is None:
+            self._epochs.begin()
+        epoch, batches = self._running or (self.epoch, 0)
+        epoch, records = self._resume or (epoch, self._epochs.position(batches))
+        where = {"version": VERSION, "epoch": epoch, "records": records}
+        return where | self._identity() | {"store": self._store, "generator": self._epochs.generator_state}
+
+    @cached_property
+    def _store(self) -> dict[str, Any]:
+        return describe_records(self.dataset)
 
     def _identity(self) -> dict[str, Any]:
         """What decides on the batches of an epoch, apart from the number of ranks."""
@@ -310,9 +360,10 @@ class PackedLoader:
             "indices": self._epochs.subset_digest,
             "sampler": None if options.sampler is None else type(options.sampler).__name__,
             "length": self._epochs.order.length,
-            "global_batch_size": self.batch_size * self.world_size,
+            "global_batch_size": self._epochs.global_batch_size,
             "drop_last": options.drop_last,
             "seed": options.seed,
+            "stream": options.stream,
             "shuffle": self._epochs.shuffle,
             "block": options.block,
             "window": options.window,
@@ -325,19 +376,19 @@ class PackedLoader:
         global batch size is the same.
 
         Raises:
-            UsageError: The state is of another dataset, order, augmentation or global batch size; names what differs.
+            UsageError: This is no state, or of another dataset, order, augmentation or global batch size; names what
+                differs, and says if the store has grown since.
         """
-        if state.get("version") != _STATE_VERSION:
-            raise UsageError(f"the loader's state has version {state.get('version')!r}, expected {_STATE_VERSION}")
-        for name, own in self._identity().items():
-            if state.get(name) != own:
-                raise UsageError(f"the loader's state has {name} {state.get(name)!r}, this loader {own!r}")
-        given = int(state["records"])
-        self._resume = int(state["epoch"]), self._epochs.batches_before(given)
-        self.epoch = self._resume[0]
-        left = self._epochs.position(self._resume[1]) - given
+        self._epochs.begin()
+        check_state(state, self._identity(), self.dataset)
+        epoch, given = state["epoch"], state["records"]
+        self.set_epoch(epoch)
+        self._epochs.set_epoch_of_sampler(epoch)
+        self._epochs.restore_generator(state.get("generator"))
+        self._resume = epoch, given
+        left = self._epochs.position(self._epochs.batches_before(given)) - given
         if left:  # of a last batch that fewer ranks were about to share
-            _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, self.epoch, self.world_size)
+            _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, epoch, self.world_size)
 
 
 def _described(operation: Any) -> str:

@@ -31,7 +31,7 @@ class ByEngine:
         """``images`` are all, ``(N, 3, H, W)``: bytes with channels last, or contiguous floating point."""
         self._kernel = kernel
         self._images = as_numpy(images if images.is_contiguous() else images.permute(0, 2, 3, 1))
-        self._seed = pipeline.options.seed
+        self._seed = pipeline.options.draws_seed
         self._threads = pipeline.options.workers or default_workers()
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.images.engine import get_engine
 from packstore.images.normalization import as_normalization
-from packstore.training.augment.base import GeometricOperation, Operation
+from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
@@ -18,6 +23,7 @@ from packstore.training.augment.per_image import PerImage
 from packstore.training.loader.finish import BY_ENGINE, Finish
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.stats import Stats
 from packstore.training.random_draws import Draws
 
 
@@ -26,21 +32,35 @@ class DeviceSteps:
 
     Attributes:
         batched: Whether there are operations that work on whole batches.
+        in_decoding: The first operations that are left, if the threads that decode can call them image by image.
         finish: What the threads that crop images make of them; None for nothing.
     """
 
-    def __init__(self, manifest: Manifest, options: LoaderOptions, first: int, in_threads: bool = False) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        options: LoaderOptions,
+        stats: Stats,
+        first: int,
+        in_threads: bool = False,
+        decoding: bool = False,
+    ) -> None:
         """
         Args:
             manifest: The store's.
             options: The loader's.
+            stats: Where the time goes.
             first: Place of the first operation of ``options.augment`` that runs on batches.
             in_threads: Whether the threads that crop images may finish them, where no operation comes before it: on the
                 CPU, where torch's own threads would get in their way.
+            decoding: Whether there are threads that decode images for the CPU.
         """
         self._options = options
-        self._first = first
-        self._operations = tuple(options.augment)[first:]
+        self._stats = stats
+        left = tuple(options.augment)[first:]
+        self.in_decoding = tuple(takewhile(_has_generator, left)) if decoding else ()
+        self._first = first + len(self.in_decoding)
+        self._operations = tuple(self._timed(op) for op in left[len(self.in_decoding) :])
         self._floats = manifest.holds_floats
         normalization = options.normalize
         if normalization is not None and not isinstance(normalization, Normalization):
@@ -53,7 +73,7 @@ class DeviceSteps:
         if normalization is not None and dtype is None:
             dtype = torch.float32
         self._normalizer = None if dtype is None else Normalizer(normalization, dtype)
-        self.finish = self._finish(manifest) if in_threads and not self._operations else None
+        self.finish = self._finish(manifest) if in_threads and not left else None
 
     def _finish(self, manifest: Manifest) -> Finish | None:
         """What the threads make of pixels; None where they stay as they are."""
@@ -65,7 +85,7 @@ class DeviceSteps:
         dtype = stored if normalizer is None else normalizer.dtype
         if dtype not in (torch.uint8, *BY_ENGINE):
             return None
-        planes = wanted is not True if self._floats else wanted is False
+        planes = not wanted
         if dtype == stored and planes == self._floats:
             return None
         return Finish(dtype, planes, None if self._floats else normalizer)
@@ -78,8 +98,26 @@ class DeviceSteps:
     def calls_user_code(self) -> bool:
         """Whether batches go through functions of the user's."""
         return self._options.transform is not None or any(
-            not isinstance(op, Operation) or isinstance(op, InPlace | PerImage) for op in self._operations
+            not isinstance(op, Operation) or isinstance(op, InPlace | PerImage | _Timed) for op in self._operations
         )
+
+    def _timed(self, operation: Step) -> Step:
+        return _Timed(operation, self._stats) if isinstance(operation, PerImage) else operation
+
+    def call_each(
+        self, images: torch.Tensor, records: NDArray[np.int64], epoch: int, skip: Collection[int]
+    ) -> list[torch.Tensor | None]:
+        """The images after :attr:`in_decoding`; None in rows to ``skip``. Called from any thread."""
+        rows = [row for row in range(len(images)) if row not in skip]
+        results, first = [images[row] for row in rows], self._first - len(self.in_decoding)
+        with self._stats.timed("per_image"):
+            for stream, operation in enumerate(self.in_decoding, first):
+                draws = Draws(self._options.draws_seed, epoch, records[rows], stream)
+                results = operation.call_each(results, draws.bits(0).tolist())
+        found: list[torch.Tensor | None] = [None] * len(images)
+        for row, result in zip(rows, results, strict=True):
+            found[row] = result
+        return found
 
     def largest(self, images: torch.Tensor | PaddedImages) -> int:
         """Pixels of an image of all ``images`` where they are most: as it is, or after some operation.
@@ -100,7 +138,7 @@ class DeviceSteps:
         self, images: PaddedImages, places: torch.Tensor, records: torch.Tensor, epoch: int
     ) -> torch.Tensor:
         """:meth:`augment` of the images at ``places`` of all, which lie in memory of the first operation."""
-        draws = Draws(self._options.seed, epoch, records)
+        draws = Draws(self._options.draws_seed, epoch, records)
         return apply_to_padded(self._operations, images, places, draws, self._first)
 
     def augment(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
@@ -111,27 +149,26 @@ class DeviceSteps:
             records: int64 ``(B,)``, on the same device.
             epoch: For random operations.
         """
-        return apply_operations(self._operations, images, Draws(self._options.seed, epoch, records), self._first)
+        return apply_operations(self._operations, images, Draws(self._options.draws_seed, epoch, records), self._first)
 
     def move(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
         """The geometric operations from place ``first`` on, of further images of the records."""
         operations = self._options.augment[first:]
         moving = [op if isinstance(op, GeometricOperation) else _unchanged for op in operations]
-        return apply_operations(moving, images, Draws(self._options.seed, epoch, records), first)
+        return apply_operations(moving, images, Draws(self._options.draws_seed, epoch, records), first)
 
     def convert(self, images: torch.Tensor) -> torch.Tensor:
         """Normalisation, dtype and memory format."""
-        if self._normalizer is not None:
-            images = self._normalizer(images) if images.dtype == torch.uint8 else images.to(self._normalizer.dtype)
-        if self._options.channels_last is True:
-            images = images.contiguous(memory_format=torch.channels_last)
-        elif self._options.channels_last is False:
-            images = images.contiguous()
-        return images
+        wanted = torch.channels_last if self._options.channels_last else torch.contiguous_format
+        images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format
+        if self._normalizer is None:
+            return images
+        return self._normalizer(images) if images.dtype == torch.uint8 else images.to(self._normalizer.dtype)
 
     def __call__(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> Any:
         """All steps in order; the user's ``transform`` last."""
-        return self.transform(self.convert(self.augment(images, records, epoch)))
+        with self._stats.timed("augment"):
+            return self.transform(self.convert(self.augment(images, records, epoch)))
 
     def transform(self, images: torch.Tensor) -> Any:
         """The user's ``transform``."""
@@ -139,6 +176,25 @@ class DeviceSteps:
 
     def labels(self, labels: torch.Tensor) -> Any:
         return labels if self._options.target_transform is None else self._options.target_transform(labels)
+
+
+@dataclass(frozen=True, repr=False)
+class _Timed(Operation):
+    """:class:`PerImage` with its seconds counted."""
+
+    operation: PerImage
+    stats: Stats
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        with self.stats.timed("per_image"):
+            return self.operation(images, draws)
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return self.operation.size_after(size)
+
+
+def _has_generator(operation: Step) -> TypeGuard[PerImage]:
+    return isinstance(operation, PerImage) and operation.generator
 
 
 def _unchanged(images: torch.Tensor) -> torch.Tensor:

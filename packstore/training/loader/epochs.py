@@ -7,9 +7,11 @@ They come as ids: the record number, and in the bits from 32 on how often an epo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import replace
+from itertools import islice
 from operator import index
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +21,12 @@ from packstore.core.errors import UsageError
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.dataset import PackedDataset
 from packstore.training.lanes import Reads, grouped, reads_in_sequence
-from packstore.training.loader.options import LoaderOptions, as_indices
+from packstore.training.loader.options import LoaderOptions, as_indices, ranks
 from packstore.training.order import Order
-from packstore.training.random_draws import with_occurrences
+from packstore.training.random_draws import Occurrences, with_occurrences
 
 _ORDERED_AT_ONCE = 65536  # records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms
+_DRAWN_AT_ONCE = 4096  # records that are drawn from a sampler ahead of the batches: it may be endless
 
 
 class Epochs:
@@ -32,12 +35,13 @@ class Epochs:
     Attributes:
         first_record: Number of the split's first record in the store.
         shuffle: The way of shuffling, apart from ``block``; None for none.
-        order: The order of an epoch without a sampler.
+        order: The order of the latest epoch, by the ranks that there were when it began. Of a sampler, all but the
+            length.
+        generator_state: Hexadecimal state of the sampler's generator when that epoch began; None if it has none.
     """
 
-    def __init__(
-        self, dataset: PackedDataset, batch_size: int, options: LoaderOptions, rank: int, world_size: int
-    ) -> None:
+    def __init__(self, dataset: PackedDataset, batch_size: int, options: LoaderOptions) -> None:
+        self._options = options
         self.first_record = dataset.reader.split(dataset.split).start
         self._records = len(dataset)
         self._sampler = options.sampler
@@ -59,28 +63,91 @@ class Epochs:
             seed=options.seed,
             shuffle=bool(options.shuffle),
             drop_last=options.drop_last,
-            rank=rank,
-            world_size=world_size,
             block=options.block,
             shards=shards if lanes or (fetched and not options.shuffle and self._subset is None) else None,
             window=options.window,
         )
+        self._sampler_epoch = getattr(self._sampler, "epoch", None)
+        self.begin()
 
+    def begin(self) -> None:
+        """Adopts the rank and world size of now, for the next epoch.
+
+        Raises:
+            UsageError: The epoch would have no batches; several ranks would each draw other records from the sampler.
+        """
+        self.order = self._order_now()
+        generator = self._generator
+        self.generator_state = None if generator is None else bytes(generator.get_state().tolist()).hex()
         if self._sampler is None:
             _refuse_empty(self.order)
+        elif self._options.rank is None and self.order.world_size > 1:
+            _refuse_unseeded(self._sampler, self.order.world_size)
+
+    def restore_generator(self, state: str | None) -> None:
+        """Makes the sampler draw the next epoch as that whose :attr:`generator_state` this was."""
+        if self._generator is None or state is None:
+            return
+        try:
+            self._generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8, device="cpu"))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(f"the loader's state has a generator that torch refuses: {error}") from error
+        self.generator_state = state
+
+    @property
+    def _generator(self) -> torch.Generator | None:
+        """The generator that the sampler draws from, if it has one."""
+        generator = getattr(self._sampler, "generator", None)
+        return generator if isinstance(generator, torch.Generator) else None
+
+    def _order_now(self) -> Order:
+        rank, world_size = (0, 1) if self._sampler_shares else ranks(self._options)
+        return replace(self.order, rank=rank, world_size=world_size)
+
+    @property
+    def _sampler_shares(self) -> bool:
+        """Whether the sampler gives each rank records of its own, as ``DistributedSampler`` does."""
+        return self._options.rank is None and hasattr(self._sampler, "num_replicas") and hasattr(self._sampler, "rank")
+
+    @property
+    def _replicas(self) -> int:
+        """Ranks that the sampler shares its records out to."""
+        return int(self._sampler.num_replicas) if self._sampler_shares else 1  # type: ignore[union-attr]
+
+    @property
+    def global_batch_size(self) -> int:
+        """Records of a full batch, over all ranks."""
+        return self.order.global_batch_size * self._replicas
+
+    def take_epoch_of_sampler(self) -> int | None:
+        """Returns the epoch that was set in the sampler since the loader set one; None for none."""
+        epoch = getattr(self._sampler, "epoch", None)
+        if not hasattr(self._sampler, "set_epoch") or not isinstance(epoch, int) or epoch == self._sampler_epoch:
+            return None
+        self._sampler_epoch = epoch
+        return epoch
+
+    def set_epoch_of_sampler(self, epoch: int) -> None:
+        """Tells the sampler the epoch, if it has one."""
+        set_epoch = getattr(self._sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+            self._sampler_epoch = getattr(self._sampler, "epoch", None)
 
     def count(self) -> int:
-        """Batches of an epoch. Raises :class:`TypeError` for a sampler without a length."""
-        return self._counted().batches()
+        """Batches of an epoch with the ranks of now. Raises :class:`TypeError` for a sampler without a length."""
+        order = self._order_now()
+        return (order if self._sampler is None else _sampler_order(order, len(self._sampler))).batches()  # type: ignore[arg-type]
 
     def position(self, batches: int) -> int:
         """How many records of an epoch its first ``batches`` batches have, over all ranks."""
         order = self._counted_order()
-        return batches * self.order.global_batch_size if order is None else order.position(batches)
+        whole = batches * self.order.global_batch_size if order is None else order.position(batches)
+        return whole * self._replicas
 
     def batches_before(self, position: int) -> int:
         """The batches that have the first ``position`` records of an epoch, over all ranks."""
-        order = self._counted_order()
+        order, position = self._counted_order(), position // self._replicas
         return position // self.order.global_batch_size if order is None else order.batches_before(position)
 
     @property
@@ -102,18 +169,16 @@ class Epochs:
         lanes = self.order.lanes
         return None if lanes is None else hashlib.sha256(lanes.starts.tobytes()).hexdigest()
 
-    def _counted(self) -> Order:
-        if self._sampler is None:
-            return self.order
-        return self._sampler_order(len(self._sampler))  # type: ignore[arg-type]
-
     def _counted_order(self) -> Order | None:
         """The order of an epoch, as far as its length tells; None for a sampler that has none."""
-        return self._counted() if self._sampler is None or hasattr(self._sampler, "__len__") else None
+        if self._sampler is None:
+            return self.order
+        return _sampler_order(self.order, len(self._sampler)) if isinstance(self._sampler, Sized) else None
 
     def batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
         """Ids of each batch's records, from batch ``first`` on."""
-        for ids, sizes in self.groups(epoch, first, _ORDERED_AT_ONCE):
+        at_once = _ORDERED_AT_ONCE if self._sampler is None else _DRAWN_AT_ONCE
+        for ids, sizes in self.groups(epoch, first, at_once):
             offset = 0
             for size in sizes:
                 yield ids[offset : offset + size]
@@ -121,18 +186,50 @@ class Epochs:
 
     def groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
         """Groups of batches with about ``images`` records each: their ids, and the size of each batch."""
-        order, numbered, indices = self._of(epoch)
-        count = order.batches(numbered)
+        if self._sampler is not None:
+            yield from self._sampled_groups(epoch, first, images)
+            return
+        order, indices = self.order, self._subset_ids
+        count = order.batches(epoch)
         at_once = max(1, images // order.batch_size)
         for start in range(first, count, at_once):
             bounds = [order.bounds(number) for number in range(start, min(start + at_once, count))]
-            if order.world_size == 1:  # one batch begins where another ends
-                places = np.arange(bounds[0][0], bounds[-1][1])
-            else:
-                places = np.concatenate([np.arange(*pair) for pair in bounds])
-            positions = order.sequence(numbered, places)
+            positions = order.sequence(epoch, _places(order, bounds))
             ids = (positions if indices is None else indices[positions]) + self.first_record
             yield ids, [end - begin for begin, end in bounds]
+
+    def _sampled_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
+        """:meth:`groups` of a sampler, which is drawn as they are asked for."""
+        self.set_epoch_of_sampler(epoch)
+        of_ranks, occurrences = self.order, Occurrences(self._records)
+        at_once, whole = max(1, images // of_ranks.batch_size), of_ranks.global_batch_size
+        drawn, held = iter(self._sampler), np.empty(0, np.int64)  # type: ignore[arg-type]
+        wanted = (at_once + 1) * whole  # one batch more, since the last full one may get what remains
+        ended = False
+        while not ended:
+            held = np.concatenate([held, self._draw(drawn, wanted - len(held), occurrences, not len(held))])
+            ended = len(held) < wanted
+            order = _sampler_order(of_ranks, len(held))
+            if ended:
+                _refuse_empty(order)
+            count = order.batches() if ended else at_once
+            bounds = [order.bounds(number) for number in range(max(first, 0), count)]
+            if bounds:
+                yield held[_places(order, bounds)] + self.first_record, [end - begin for begin, end in bounds]
+            held, first = held[count * whole :], first - count
+
+    def _draw(self, drawn: Iterator[Any], count: int, occurrences: Occurrences, needed: bool) -> NDArray[np.int64]:
+        """Draws up to ``count`` ids; none at all is an error if they are ``needed``."""
+        entries: list[Any] = list(islice(drawn, count))
+        if not entries and not needed:
+            return np.empty(0, np.int64)
+        try:
+            records = np.fromiter(map(index, entries), np.int64, len(entries))
+        except TypeError as error:
+            batch = next((entry for entry in entries if isinstance(entry, list | tuple)), None)
+            advice = "" if batch is None else "; it gives batches: pass the sampler within, and batch_size="
+            raise UsageError(f"sampler should give one whole number after another: {error}{advice}") from error
+        return occurrences.ids(as_indices(records, self._records, "what sampler gives"))
 
     def groups_on(
         self, device: torch.device, epoch: int, first: int, images: int, numbers: bool
@@ -149,19 +246,19 @@ class Epochs:
             images: As for :meth:`groups`.
             numbers: Whether the host needs the ids; if not, they may be empty.
         """
-        if device.type == "cpu" or numbers:
+        if device.type == "cpu" or numbers or self._sampler is not None:
             for ids, sizes in self.groups(epoch, first, images):
                 yield torch.from_numpy(ids - self.first_record).to(device, non_blocking=True), ids, sizes
             return
-        order, numbered, indices = self._of(epoch)
-        bounds = [order.bounds(number) for number in range(first, order.batches(numbered))]
+        order, indices = self.order, self._subset_ids
+        bounds = [order.bounds(number) for number in range(first, order.batches(epoch))]
         if not bounds:
             return
         if order.world_size == 1:
             positions = torch.arange(bounds[0][0], bounds[-1][1], device=device)
         else:
             positions = torch.from_numpy(np.concatenate([np.arange(*pair) for pair in bounds])).to(device)
-        places = order.sequence(numbered, positions)
+        places = order.sequence(epoch, positions)
         if indices is not None:
             places = torch.from_numpy(indices).to(device)[places]
         at_once = max(1, images // order.batch_size)
@@ -171,24 +268,27 @@ class Epochs:
             yield places[offset : offset + sum(sizes)], none, sizes
             offset += sum(sizes)
 
-    def _sampler_order(self, length: int) -> Order:
-        return replace(self.order, length=length, shuffle=False, block=None, shards=None)
 
-    def _of(self, epoch: int) -> tuple[Order, int, NDArray[np.int64] | None]:
-        """The order of an epoch, the number by which that knows the epoch, and the ids of what it orders."""
-        sampler = self._sampler
-        if sampler is None:
-            return self.order, epoch, self._subset_ids
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        try:
-            drawn = np.fromiter(map(index, sampler), np.int64)
-        except TypeError as error:
-            raise UsageError(f"sampler should give one whole number after another: {error}") from error
-        drawn = as_indices(drawn, self._records, "what sampler gives")
-        order = self._sampler_order(len(drawn))
-        _refuse_empty(order)
-        return order, 0, with_occurrences(drawn)
+def _sampler_order(order: Order, length: int) -> Order:
+    """The order of ``length`` records as a sampler gives them, shared out as ``order`` does."""
+    return replace(order, length=length, shuffle=False, block=None, shards=None)
+
+
+def _places(order: Order, bounds: list[tuple[int, int]]) -> NDArray[np.int64]:
+    """The places in the sequence of consecutive batches with these bounds."""
+    if order.world_size == 1:  # one batch begins where another ends
+        return np.arange(bounds[0][0], bounds[-1][1])
+    return np.concatenate([np.arange(*pair) for pair in bounds])
+
+
+def _refuse_unseeded(sampler: Any, world_size: int) -> None:
+    """Raises :class:`UsageError` for a sampler of torch's that draws from each process's own generator."""
+    if getattr(sampler, "generator", sampler) is None:
+        name = type(sampler).__name__
+        raise UsageError(
+            f"{name} has no seed: each of the {world_size} ranks would draw another order, and take its part of that; "
+            f"give all ranks the same one: {name}(..., generator=torch.Generator().manual_seed(0))"
+        )
 
 
 def _refuse_empty(order: Order) -> None:

@@ -44,6 +44,7 @@ class Job:
         self._prepared: Future[Columns] | None = None
         self._slices: list[Future[list[int]]] = []
         self._failed: list[int] = []
+        self._images: list[torch.Tensor | None] = [None] * len(ids)  # of functions that threads call image by image
         self._cancelled = False
         self._error: Exception | None = None
         self._modes: tuple[bool, ...] = ()
@@ -60,7 +61,7 @@ class Job:
 
     def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Columns:
         pipeline, count = self._pipeline, len(self.ids)
-        seed = pipeline.options.seed
+        seed = pipeline.options.draws_seed
         assembler = pipeline.assembler
         prepared = assembler.prepare(self._buffer, self.ids, seed, self._epoch, self._errors)
 
@@ -86,7 +87,13 @@ class Job:
 
     def _fill(self, prepared: Prepared, columns: Columns, first: int, stop: int) -> list[int]:
         failed = self._pipeline.assembler.fill(prepared, first, stop, self._errors)
-        return failed + columns.fill(first, stop, failed)
+        failed += columns.fill(first, stop, failed)
+        steps = self._pipeline.device_steps
+        if steps.in_decoding:
+            images = self._pipeline.assembler.as_images(self._buffer[first:stop])
+            skip = {row - first for row in (*failed, *columns.failed)}
+            self._images[first:stop] = steps.call_each(images, self.ids[first:stop], self._epoch, skip)
+        return failed
 
     def wait_prepared(self) -> None:
         """Waits until the records have been read, or could not be."""
@@ -118,11 +125,10 @@ class Job:
             if self._slot.shipment is None or self._modes != _modes():
                 self._send(ring)
             assert self._slot.shipment is not None
-            start = perf_counter()
-            images, columns, shared = self._slot.shipment.receive()
-            item = self._pipeline.item(images, columns)
-            ring.release(self._slot, (images, shared))
-            self._pipeline.stats.add("copy", perf_counter() - start)
+            with self._pipeline.stats.timed("copy"):
+                images, columns, shared = self._slot.shipment.receive()
+                item = self._pipeline.item(images, columns)
+                ring.release(self._slot, (images, shared))
             return Batch(item, self._sent, len(self.ids) - self._sent)
         finally:
             self._release()
@@ -136,12 +142,15 @@ class Job:
                 future.exception()
 
     def _send(self, ring: Ring) -> None:
-        start = perf_counter()
+        with self._pipeline.stats.timed("copy"):
+            self._ship(ring)
+
+    def _ship(self, ring: Ring) -> None:
         assert self._prepared is not None
         self._slot.shipment, self._modes = None, _modes()
         columns = self._prepared.result()
         failed = [*columns.failed, *self._failed, *(row for future in self._slices for row in future.result())]
-        batch, ids, kept = self._buffer, self.ids, None
+        steps, batch, ids, kept = self._pipeline.device_steps, self._buffer, self.ids, None
         if failed:
             kept = np.setdiff1d(np.arange(len(ids)), failed)
             batch, ids = batch[torch.from_numpy(kept)], ids[kept]
@@ -149,6 +158,10 @@ class Job:
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
         self._sent = len(ids)
+        if steps.in_decoding and len(ids):
+            batch = steps.in_decoding[-1].stack([image for image in self._images if image is not None])
+        elif steps.in_decoding:
+            batch = self._pipeline.assembler.as_images(batch)
         others = [torch.from_numpy(ids), *columns.tensors(kept)]
         if ring.transport.asynchronous:
             others = [
@@ -156,7 +169,6 @@ class Job:
             ]
         finish = partial(self._on_device, columns, kept)
         self._slot.shipment = ring.transport.send((batch, *others), finish)
-        self._pipeline.stats.add("copy", perf_counter() - start)
 
     def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
         """``column`` in a buffer of the ring: from other memory the host may have to wait for the copy."""
@@ -166,7 +178,9 @@ class Job:
         self, columns: Columns, kept: NDArray[np.int64] | None, tensors: tuple[torch.Tensor, ...]
     ) -> tuple[Any, dict[str, Any], list[Any]]:
         """The batch's images, its other columns, and those of them that may lie in memory of the ring."""
-        images, ids = self._pipeline.assembler.as_images(tensors[0]), tensors[1]
+        images, ids = tensors[:2]
+        if not self._pipeline.device_steps.in_decoding:
+            images = self._pipeline.assembler.as_images(images)
         return self._pipeline.device_steps(images, ids, self._epoch), *columns.values(iter(tensors[2:]), kept, ids)
 
     def cancel(self) -> None:
@@ -179,7 +193,7 @@ class Job:
     def _release(self) -> None:
         """Breaks the circle of the job and its futures, so that buffers need not wait for the garbage collector."""
         self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
-        self._error = None
+        self._images, self._error = [], None
 
 
 def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -10,12 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import function_or_none, true_or_false, whole
+from packstore.core.arguments import function_or_none, text_or_none, true_or_false, whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
+from packstore.training.augment.per_image import check_functions
 from packstore.training.augment.targets import check_target_options
 from packstore.training.dataset import PackedDataset
+from packstore.training.random_draws import key
 
 BatchCallable = Callable[[Any], Any]
 
@@ -32,6 +36,7 @@ class LoaderOptions:
 
     shuffle: bool | Shuffle = False
     seed: int = 0
+    stream: str | None = None
     drop_last: bool = False
     block: int | None = None
     window: int | None = None
@@ -40,7 +45,7 @@ class LoaderOptions:
     augment: tuple[Any, ...] = ()
     normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
-    channels_last: bool | None = None
+    channels_last: bool = False
     transform: BatchCallable | None = None
     target_transform: BatchCallable | None = None
     pre_transform: BatchCallable | None = None
@@ -69,14 +74,14 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole(name, value, least))
-        true_or_false(drop_last=self.drop_last, dct_scaling=self.dct_scaling)
+        true_or_false(drop_last=self.drop_last, dct_scaling=self.dct_scaling, channels_last=self.channels_last)
         if self.shuffle not in (True, False, *get_args(Shuffle)):
             raise UsageError(f"shuffle should be True, False, 'full' or 'lanes', got {self.shuffle!r}")
-        if self.channels_last is not None:
-            true_or_false(channels_last=self.channels_last)
         function_or_none(
             transform=self.transform, target_transform=self.target_transform, pre_transform=self.pre_transform
         )
+        check_functions(transform=self.transform, pre_transform=self.pre_transform)
+        text_or_none(stream=self.stream)
         if self.sampler is not None and not isinstance(self.sampler, Iterable):
             raise UsageError(f"sampler should give one index after another, got {self.sampler!r}")
         if self.resident not in (True, False, "auto"):
@@ -102,9 +107,17 @@ class LoaderOptions:
         if (self.rank is None) != (self.world_size is None):
             raise UsageError("rank and world_size go together")
 
+    @property
+    def draws_seed(self) -> int:
+        """Seed of all random numbers but the order."""
+        if self.stream is None:
+            return self.seed
+        return key(self.seed, int.from_bytes(hashlib.sha256(self.stream.encode()).digest()[:8], "big"))
+
 
 def ranks(options: LoaderOptions) -> tuple[int, int]:
-    """``(rank, world size)``: as given, or what ``torch.distributed`` says when it is initialised, or ``(0, 1)``."""
+    """Returns ``(rank, world size)``: as given, or of ``torch.distributed`` once it is initialised, or of the
+    environment that ``torchrun`` makes, or ``(0, 1)``."""
     if options.rank is not None and options.world_size is not None:
         if not 0 <= options.rank < options.world_size:
             raise UsageError(f"rank should be from 0 to {options.world_size - 1}, got {options.rank}")
@@ -112,7 +125,15 @@ def ranks(options: LoaderOptions) -> tuple[int, int]:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
+    found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(found):  # Lightning sets WORLD_SIZE alone before it starts the other ranks
+        return 0, 1
+    if not all(text.isdecimal() for text in found) or int(found[0]) >= int(found[1]):
+        raise UsageError(
+            f"the environment has RANK={found[0]!r} and WORLD_SIZE={found[1]!r}, which is no rank of several: unset "
+            "them, or say rank= and world_size="
+        )
+    return int(found[0]), int(found[1])
 
 
 OF_DATALOADER = {
@@ -122,7 +143,7 @@ OF_DATALOADER = {
     "persistent_workers": "its threads are made for each epoch, which takes microseconds",
     "collate_fn": "batches are made at once; transform= works on them",
     "exif_transpose": "the dataset has it: PackedDataset(..., exif_transpose=True)",
-    "batch_sampler": "sampler= and batch_size= make the batches",
+    "batch_sampler": "pass the sampler within as sampler=, and batch_size=",
 }
 """Replacements for options of torch's ``DataLoader``."""
 

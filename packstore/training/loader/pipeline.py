@@ -62,8 +62,10 @@ class Pipeline:
         self.device_steps = DeviceSteps(
             dataset.manifest,
             options,
+            self.stats,
             len(at_decoding) if kernel or not resident else 0,
             in_threads=on_cpu and (kernel or not resident),
+            decoding=on_cpu and not resident,
         )
         self.kernel = self._kernel(image, at_decoding) if kernel else None
         self.fields = Fields(dataset, options, self._further_assembler, self._further_images)

@@ -19,9 +19,9 @@ from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.residence import PaddedLayout
 from packstore.training.loader.shards_ahead import ShardsAhead
-from packstore.training.loader.single_threaded import begin_in_fork
 from packstore.training.random_draws import MASK
 from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
+from packstore.training.single_threaded import begin_in_fork
 
 _log = logging.getLogger("packstore")
 _LOADED_BYTES = 32 << 20  # of images that are loaded at a time
@@ -121,7 +121,7 @@ class Resident:
                 columns: dict[str, Any] = {name: c.index_select(0, own) for name, c in self._numbers.items()}
                 if with_keys:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
-                pipeline.stats.add("augment", perf_counter() - start)
+                pipeline.stats.add("augment", perf_counter() - start - pipeline.stats.take_timed())
                 yield Batch(pipeline.item(steps.transform(batch), columns), len(own), skip)
                 start = perf_counter()
 

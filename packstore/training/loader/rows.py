@@ -13,14 +13,14 @@ from torch.utils.dlpack import from_dlpack
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import render
-from packstore.training.loader.single_threaded import is_single_threaded
+from packstore.training.single_threaded import is_single_threaded
 
 # The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
 # under the GIL cost more than this call.
 _resize: Any = torch._C._nn._upsample_bilinear2d_aa
 SERIAL_ELEMENTS = 32768
 """torch shares out work of more elements to its threads; where that cannot be switched off, pieces are no larger. See
-:mod:`packstore.training.loader.single_threaded`."""
+:mod:`packstore.training.single_threaded`."""
 
 
 class SizeError(UsageError):

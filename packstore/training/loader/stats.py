@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
 from packstore.stores.remote.reader import FetchCounts
 
-STAGES = ("wait", "read", "decode", "augment", "copy")
+STAGES = ("wait", "read", "decode", "augment", "per_image", "copy")
 
 
 class Stats:
@@ -16,11 +18,13 @@ class Stats:
 
     ``wait`` is the consumer's: how long it stood idle for a batch. ``read`` and ``decode`` (with the resizing that
     belongs to it) are the threads', summed over all of them. ``augment`` is operations on whole batches, with
-    normalisation, and ``copy`` queueing copies to the device: on a GPU both are the host's share only.
+    normalisation, ``per_image`` the functions in ``PerImage``, and ``copy`` queueing copies to the device: on a GPU
+    these are the host's share only. Each second counts for one stage of its thread.
     """
 
     def __init__(self, fetches: FetchCounts | None = None) -> None:
         self._lock = threading.Lock()
+        self._thread = threading.local()
         self.reset(fetches)
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
@@ -38,6 +42,23 @@ class Stats:
     def add(self, stage: str, seconds: float) -> None:
         with self._lock:
             self._seconds[stage] += seconds
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Adds the seconds within to a stage, without those that a stage within it takes."""
+        before, start = self.take_timed(), perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = perf_counter() - start
+            self.add(stage, elapsed - self.take_timed())
+            self._thread.seconds = before + elapsed
+
+    def take_timed(self) -> float:
+        """Returns the seconds of the calling thread that were timed since it last asked."""
+        seconds: float = getattr(self._thread, "seconds", 0.0)
+        self._thread.seconds = 0.0
+        return seconds
 
     def start(self) -> None:
         if self._started is None:

@@ -14,8 +14,8 @@ from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.job import Job
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.shards_ahead import ShardsAhead
-from packstore.training.loader.single_threaded import make_single_threaded
 from packstore.training.ring import Ring, Transport, transport_to
+from packstore.training.single_threaded import make_single_threaded
 
 
 class Streaming:

@@ -15,6 +15,8 @@ import ctypes
 import functools
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,10 +27,36 @@ _thread = threading.local()
 
 def make_single_threaded() -> None:
     """Keeps torch on the calling thread, which should be one of ours, where that is possible."""
+    _thread.single = _set_openmp_threads(1)
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Keeps torch on the calling thread, whoever's it is, and gives it its number of threads back afterwards.
+
+    Torch's own number, which is the whole process's, is set only where OpenMP's cannot be: a thread that first asked
+    for it meanwhile would keep the 1.
+    """
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    by_openmp = _set_openmp_threads(1)
+    if not by_openmp:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if not (by_openmp and _set_openmp_threads(before)):
+            torch.set_num_threads(before)
+
+
+def _set_openmp_threads(count: int) -> bool:
+    """Sets OpenMP's number of threads for the calling thread. Returns whether torch goes by it."""
     torch.get_num_threads()  # torch sets a thread's number when it is first asked, and would set it again later
     for library in _openmp():
-        library.omp_set_num_threads(1)
-    _thread.single = torch.get_num_threads() == 1
+        library.omp_set_num_threads(count)
+    return torch.get_num_threads() == count
 
 
 def begin_in_fork() -> None:

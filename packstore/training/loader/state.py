@@ -1,0 +1,84 @@
+"""The state of a loader: what it says of the store, and why it may not fit a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+from packstore.core.checksums import joined_records_digest
+from packstore.core.errors import UsageError
+from packstore.core.shards import ShardTable
+from packstore.training.dataset import PackedDataset
+
+VERSION = 2
+
+
+def describe_records(dataset: PackedDataset) -> dict[str, Any]:
+    """Returns how many records the dataset has, and their digest; None for that of a split within a file."""
+    manifest = dataset.manifest
+    if manifest.shards is not None and manifest.shards.rows is not None:
+        parts = _shards_of(dataset, manifest.shards)
+        digest: str | None = joined_records_digest(parts)
+    else:
+        digest = manifest.records_digest if len(dataset) == manifest.records else None
+    return {"count": len(dataset), "digest": digest}
+
+
+def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset) -> None:
+    """Raises :class:`UsageError` unless ``state`` is one of a loader with this identity; names what differs."""
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise UsageError(
+            f"load_state_dict takes what a loader's state_dict() gave, got {type(state).__name__}; look under which "
+            "name the checkpoint has it, or begin without one"
+        )
+    if state["version"] != VERSION:
+        raise UsageError(f"the loader's state has version {state['version']!r}, expected {VERSION}")
+    whole = ("epoch", "records")
+    if not all(isinstance(state.get(name), int) and state[name] >= 0 for name in whole):
+        found = ", ".join(f"{name} {state.get(name)!r}" for name in whole)
+        raise UsageError(f"the loader's state should have whole numbers as epoch and records, and has {found}")
+    if state.get("dataset") != identity["dataset"] and state.get("split") == identity["split"]:
+        raise UsageError(_describe_other_dataset(state, dataset))
+    for name, own in identity.items():
+        if state.get(name) != own:
+            raise UsageError(f"the loader's state has {name} {state.get(name)!r}, this loader {own!r}")
+
+
+def _describe_other_dataset(state: Mapping[str, Any], dataset: PackedDataset) -> str:
+    """Says whether the store has grown since ``state``, or is another one."""
+    where = f"{dataset.path}" + (f", split {dataset.split}" if dataset.split else "")
+    before = state.get("store")
+    if isinstance(before, Mapping) and _begins_with(dataset, before.get("count"), before.get("digest")):
+        grown = f"{before['count']:,} records then, {len(dataset):,} now"
+        return (
+            f"the loader's state has dataset {state.get('dataset')!r}: {where} has grown since ({grown}), and orders "
+            "its records anew; finish the epoch with a copy of the store as it was, or begin the next one: "
+            f"loader.set_epoch({state['epoch'] + 1})"
+        )
+    return (
+        f"the loader's state has dataset {state.get('dataset')!r}, and {where} is another one, "
+        f"{dataset.manifest.dataset_digest!r}: it does not begin with the records of that; open the store that the "
+        "state is of"
+    )
+
+
+def _begins_with(dataset: PackedDataset, count: Any, digest: Any) -> bool:
+    """Whether the first shards of the dataset hold ``count`` records of this digest."""
+    table = dataset.manifest.shards
+    if table is None or table.rows is None or digest is None:
+        return False
+    parts = _shards_of(dataset, table)
+    ends = list(accumulate(records for _, records in parts))
+    return count in ends and joined_records_digest(parts[: ends.index(count) + 1]) == digest
+
+
+def _shards_of(dataset: PackedDataset, table: ShardTable) -> list[tuple[str, int]]:
+    """Digest and number of the records of each shard of the dataset's split."""
+    chosen = dataset.reader.split(dataset.split)
+    starts = table.starts.tolist()
+    return [
+        (shard.records_digest, shard.records)
+        for start, shard in zip(starts, table, strict=False)
+        if chosen.start <= start < chosen.stop
+    ]

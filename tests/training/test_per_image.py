@@ -1,0 +1,197 @@
+"""Functions image by image: where they run, with which random numbers, and what ``transform=`` refuses of them."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from packstore import PackedDataset, PackedLoader, UsageError
+from packstore.augment import (
+    Cutout,
+    InPlace,
+    PerImage,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from tests.conftest import Stores
+
+
+def _noisy(image: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    return image.float() + torch.rand(image.shape, generator=generator)
+
+
+def _loaded(dataset: PackedDataset, **options: Any) -> torch.Tensor:
+    loader = PackedLoader(dataset, **({"batch_size": 8, "seed": 3} | options))
+    return torch.cat([batch[0] for batch in loader])
+
+
+# With a generator ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("cifar.lmdb", []), ("cifar.h5", [RandomCrop(24)]), ("files.lmdb", [RandomResizedCrop(24)]), ("floats.pth", [])],
+)
+@pytest.mark.parametrize("after", [[], [Cutout(4), PerImage(_noisy), RandomHorizontalFlip()], [PerImage(abs)]])
+def test_a_generator_makes_the_same_images_wherever_it_runs(
+    stores: Stores, name: str, before: list[Any], after: list[Any]
+) -> None:
+    dataset = PackedDataset(stores(name), "train")
+    augment = [*before, PerImage(_noisy, generator=True), PerImage(InPlace(_noisy), generator=True), *after]
+    expected = _loaded(dataset, augment=augment, resident=False, workers=1)
+    assert len(torch.unique(expected.flatten(1), dim=0)) == len(expected)
+    for options in ({"workers": 4}, {"batch_size": 7}, {"batch_size": 1, "workers": 3}, {"channels_last": True}):
+        assert torch.equal(_loaded(dataset, augment=augment, resident=False, **options), expected), options
+    if name != "files.lmdb":
+        assert torch.equal(_loaded(dataset, augment=augment, resident=True), expected)
+    assert not torch.equal(_loaded(dataset, augment=augment, resident=False, seed=4), expected)
+
+
+@pytest.mark.parametrize("generator", [True, False])
+def test_functions_run_in_the_threads_that_decode_if_they_take_a_generator(stores: Stores, generator: bool) -> None:
+    names: set[str] = set()
+    torches: set[int] = set()
+
+    def noted(image: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        names.add(threading.current_thread().name)
+        torches.add(torch.get_num_threads())
+        return image
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    torch.manual_seed(0)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=True)[1].tolist()
+    try:
+        dataset = PackedDataset(stores("files.lmdb"), "train")
+        loader = PackedLoader(
+            dataset, 8, augment=[RandomResizedCrop(16), PerImage(noted, generator)], workers=2, resident=False
+        )
+        list(loader)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert torches == {1}
+    assert (threading.main_thread().name in names) is not generator
+    assert all(name.startswith("packstore-loader") for name in names) is generator
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=True)[1].tolist()
+    assert torch.equal(after[0], states[0])
+    assert after[1:] == states[1:]
+
+
+def test_a_function_with_a_generator_may_resize_and_fail(stores: Stores) -> None:
+    def smaller(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return image[:, :9, : 5 + int(torch.randint(1, (1,), generator=generator))]
+
+    dataset = PackedDataset(stores("cifar.lmdb"), "train")
+    options = {"resident": False, "augment": [PerImage(smaller, generator=True)]}
+    assert _loaded(dataset, **options).shape[1:] == (3, 9, 5)
+    options["augment"] = [PerImage(lambda image, generator: 1, generator=True)]  # type: ignore[arg-type,return-value]
+    with pytest.raises(UsageError, match="should give tensors of one shape, and gave int"):
+        _loaded(dataset, **options)
+    with pytest.raises(
+        UsageError, match=r"calls fn\(image, generator=…\), and .* takes no generator; leave generator="
+    ):
+        PerImage(lambda image: image, generator=True)
+    with pytest.raises(UsageError, match="generator should be True or False, got 3"):
+        PerImage(_noisy, generator=3)  # type: ignore[arg-type]
+
+
+def test_records_that_are_skipped_are_not_given_to_functions(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    from packstore.training.loader.assemble import Assembler
+
+    fill = Assembler.fill
+
+    def failing(self: Any, prepared: Any, first: int, stop: int, errors: Any) -> list[int]:
+        return fill(self, prepared, first, stop, errors) + [row for row in (2, 5) if first <= row < stop]
+
+    dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
+    augment = [PerImage(_noisy, generator=True)]
+    whole = _loaded(dataset, augment=augment, resident=False, indices=range(16))
+    monkeypatch.setattr(Assembler, "fill", failing)
+    loader = PackedLoader(
+        dataset, 8, seed=3, augment=augment, resident=False, indices=range(16), on_error="skip", workers=3
+    )
+    kept = [row for row in range(16) if row % 8 not in (2, 5)]
+    batches = list(loader)
+    assert torch.equal(torch.cat([images for images, _ in batches]), whole[kept])
+    assert [key for _, keys in batches for key in keys] == [dataset.keys[row] for row in kept]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("generator", [True, False])
+def test_its_seconds_have_their_own_name(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, generator: bool, resident: bool
+) -> None:
+    """By a clock that only the function moves."""
+    now = threading.local()
+    for place in ("stats", "job", "resident"):
+        monkeypatch.setattr(f"packstore.training.loader.{place}.perf_counter", lambda: getattr(now, "time", 0.0))
+
+    def slow(image: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        now.time = getattr(now, "time", 0.0) + 1.0
+        return image
+
+    loader = PackedLoader(
+        PackedDataset(stores("cifar.lmdb"), "train"), 10, augment=[PerImage(slow, generator)], resident=resident
+    )
+    list(loader)
+    stats = loader.stats()
+    assert stats["per_image_seconds"] == 100
+    assert [stats[f"{stage}_seconds"] for stage in ("augment", "copy", "wait")] == [0, 0, 0]
+
+
+# Streams ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "resident"), [("cifar.lmdb", True), ("cifar.lmdb", False), ("files.lmdb", False)])
+def test_streams_of_one_seed_differ_in_their_draws_alone(stores: Stores, name: str, resident: bool) -> None:
+    dataset = PackedDataset(stores(name), "train", columns=("image", "key"))
+    augment = [RandomResizedCrop(16), RandomHorizontalFlip()]
+
+    def load(**options: Any) -> tuple[torch.Tensor, list[str]]:
+        loader = PackedLoader(dataset, 8, True, seed=3, augment=augment, resident=resident, **options)
+        batches = list(loader)
+        return torch.cat([images for images, _ in batches]), [key for _, keys in batches for key in keys]
+
+    plain, one, other = load(), load(stream="global"), load(stream="local")
+    assert plain[1] == one[1] == other[1]
+    for first, second in ((plain, one), (plain, other), (one, other)):
+        same = (first[0] == second[0]).flatten(1).all(1)
+        assert same.float().mean() < 0.1
+    assert torch.equal(load(stream="local", workers=3)[0], other[0])
+    state = PackedLoader(dataset, 8, stream="local").state_dict()
+    with pytest.raises(UsageError, match="state has stream 'local', this loader 'global'"):
+        PackedLoader(dataset, 8, stream="global").load_state_dict(state)
+    with pytest.raises(UsageError, match="stream should be text or None, got 3"):
+        PackedLoader(dataset, 8, stream=3)  # type: ignore[arg-type]
+
+
+# In transform= ------------------------------------------------------------------------------------------------------
+
+
+def _torchvisions(name: str, **attributes: Any) -> Any:
+    members = {"__module__": "torchvision.transforms.v2._misc", "__call__": lambda self, images: images}
+    return type(name, (), members | attributes)()
+
+
+@pytest.mark.parametrize("option", ["transform", "pre_transform"])
+def test_random_functions_are_refused_as_in_augment(stores: Stores, option: str) -> None:
+    make: Any = PackedLoader
+    dataset, erasing = PackedDataset(stores("cifar.lmdb"), "train"), _torchvisions("RandomErasing")
+    compose = _torchvisions("Compose", transforms=[_torchvisions("Normalize"), erasing])
+    advice = r"put it into augment=: augment\.PerImage\(RandomErasing\(\.\.\.\)\), or a DataLoader"
+    for function in (erasing, compose, InPlace(erasing), InPlace(compose)):
+        with pytest.raises(UsageError, match=f"RandomErasing would treat the whole batch alike; {advice}"):
+            make(dataset, 4, **{option: function})
+    for drawn in (PerImage(erasing), RandomHorizontalFlip(), Resize(9), InPlace(RandomHorizontalFlip())):
+        with pytest.raises(UsageError, match=f"{option} is called with batches alone, and .* put it into augment="):
+            make(dataset, 4, **{option: drawn})
+    for plain in (torch.neg, _torchvisions("Normalize"), InPlace(torch.neg), torch.nn.Sequential(torch.nn.Identity())):
+        make(dataset, 4, **{option: plain})

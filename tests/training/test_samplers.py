@@ -1,0 +1,339 @@
+"""Ranks and samplers: who takes which records, and when that is decided."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from packstore import PackedDataset, PackedLoader, UsageError
+from packstore.augment import RandomHorizontalFlip
+from tests.conftest import Stores
+
+Ranks = Callable[[int | None, int | None], None]
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    """Sets ``RANK`` and ``WORLD_SIZE``, or unsets them."""
+
+    def set_ranks(rank: int | None, world_size: int | None) -> None:
+        for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, str(value))
+
+    set_ranks(None, None)
+    return set_ranks
+
+
+@pytest.fixture
+def dataset(stores: Stores) -> PackedDataset:
+    return PackedDataset(stores("cifar.h5"), "train", columns=("image", "key"))
+
+
+def keys(loader: PackedLoader) -> list[str]:
+    return [key for _, part in loader for key in part]
+
+
+# Ranks --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_ranks_are_those_of_when_an_epoch_begins(dataset: PackedDataset, ranks: Ranks, resident: bool) -> None:
+    loader = PackedLoader(dataset, 5, shuffle=True, resident=resident)
+    assert (len(loader), loader.rank, loader.world_size) == (20, 0, 1)
+    seen = []
+    for rank in (0, 1):
+        ranks(rank, 2)
+        loader.set_epoch(0)
+        assert (len(loader), loader.rank, loader.world_size) == (10, rank, 2)
+        assert f"rank {rank} of 2" in repr(loader)
+        seen += keys(loader)
+        assert loader.state_dict()["global_batch_size"] == 10
+    assert sorted(seen) == sorted(dataset.keys)
+    ranks(None, None)
+    assert loader.state_dict()["records"] == 100  # of the epoch that two ranks shared
+    assert len(keys(loader)) == 100
+
+
+def test_world_size_counts_together_with_rank_alone(dataset: PackedDataset, ranks: Ranks) -> None:
+    """Lightning sets it before it starts the other ranks."""
+    loader = PackedLoader(dataset, 5)
+    for rank, world_size in ((None, 2), (1, None)):
+        ranks(rank, world_size)
+        assert (loader.rank, loader.world_size, len(loader)) == (0, 1, 20)
+    ranks(1, 4)
+    assert (loader.rank, loader.world_size, len(loader)) == (1, 4, 5)
+    assert PackedLoader(dataset, 5, rank=0, world_size=1).world_size == 1
+    ranks(4, 4)
+    with pytest.raises(UsageError, match="RANK='4' and WORLD_SIZE='4', which is no rank of several"):
+        len(loader)
+
+
+def test_a_state_waits_for_the_ranks(dataset: PackedDataset, ranks: Ranks) -> None:
+    whole = keys(PackedLoader(dataset, 10, shuffle=True))
+    loader = PackedLoader(dataset, 10, shuffle=True)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    resumed, rest = PackedLoader(dataset, 5, shuffle=True), []
+    for rank in (0, 1):
+        ranks(rank, 2)
+        resumed.load_state_dict(state)
+        rest += keys(resumed)
+    assert sorted(rest) == sorted(whole[30:])
+
+
+# Samplers -----------------------------------------------------------------------------------------------------------
+
+
+class Striped(Sampler[int]):
+    """Somebody's own, which shares out by itself."""
+
+    def __init__(self, rank: int) -> None:
+        self.num_replicas, self.rank = 2, rank
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 100, 2))
+
+    def __len__(self) -> int:
+        return 50
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("kind", ["DistributedSampler", "Striped"])
+def test_a_sampler_of_a_rank_is_not_shared_out_again(
+    dataset: PackedDataset, ranks: Ranks, kind: str, resident: bool
+) -> None:
+    seen = []
+    for rank in (0, 1):
+        ranks(rank, 2)
+        sampler: Any = (
+            DistributedSampler(dataset, num_replicas=2, rank=rank) if kind == "DistributedSampler" else Striped(rank)
+        )
+        loader = PackedLoader(dataset, 5, sampler=sampler, resident=resident)
+        assert len(loader) == 10
+        seen += keys(loader)
+    assert sorted(seen) == sorted(dataset.keys)
+    told = [keys(PackedLoader(dataset, 5, sampler=sampler, rank=r, world_size=2)) for r in (0, 1)]
+    assert [len(part) for part in told] == [25, 25]  # rank= wins
+
+
+def test_a_state_of_a_sampler_of_a_rank_moves_to_other_ranks(dataset: PackedDataset) -> None:
+    def make(rank: int, replicas: int) -> PackedLoader:
+        sampler = DistributedSampler(dataset, num_replicas=replicas, rank=rank, seed=4)  # type: ignore[var-annotated]
+        return PackedLoader(dataset, 12 // replicas, sampler=sampler)
+
+    whole = keys(make(0, 1))
+    first = make(0, 2)
+    iterator = iter(first)
+    for _ in range(3):
+        next(iterator)
+    state = first.state_dict()
+    rest: list[str] = []
+    for rank in range(4):
+        loader = make(rank, 4)
+        loader.load_state_dict(state)
+        rest += keys(loader)
+    assert sorted(rest) == sorted(whole[36:])
+
+
+WITHOUT_SEED: dict[str, Callable[[Any, Any], Any]] = {
+    "RandomSampler": lambda ds, generator: RandomSampler(ds, generator=generator),
+    "WeightedRandomSampler": lambda ds, generator: WeightedRandomSampler([1.0] * len(ds), 100, False, generator),
+    "SubsetRandomSampler": lambda ds, generator: SubsetRandomSampler(range(100), generator),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_SEED)
+def test_a_sampler_without_seed_is_refused_on_several_ranks(dataset: PackedDataset, ranks: Ranks, kind: str) -> None:
+    make = WITHOUT_SEED[kind]
+    loader = PackedLoader(dataset, 5, sampler=make(dataset, None))
+    assert sorted(keys(loader)) == sorted(dataset.keys)  # alone it may draw as it likes
+    ranks(0, 2)
+    advice = re.escape(f"{kind}(..., generator=torch.Generator().manual_seed(0))")
+    for begin in (lambda: iter(loader), lambda: PackedLoader(dataset, 5, sampler=make(dataset, None))):
+        with pytest.raises(UsageError, match=rf"{kind} has no seed: each of the 2 ranks would draw .*{advice}"):
+            begin()
+    assert len(keys(PackedLoader(dataset, 5, sampler=make(dataset, None), rank=0, world_size=2))) == 50
+    seen = []
+    for rank in (0, 1):
+        ranks(rank, 2)
+        seen += keys(PackedLoader(dataset, 5, sampler=make(dataset, torch.Generator().manual_seed(0))))
+    assert sorted(seen) == sorted(dataset.keys)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_SEED)
+@pytest.mark.parametrize("stop", [0, 3, 20])
+def test_a_state_has_the_generator_of_the_sampler(dataset: PackedDataset, kind: str, stop: int) -> None:
+    """Each epoch draws on from where the one before left the generator."""
+
+    def make() -> PackedLoader:
+        sampler = WITHOUT_SEED[kind](dataset, torch.Generator().manual_seed(5))
+        return PackedLoader(dataset, 5, sampler=sampler)
+
+    loader = make()
+    epochs = [keys(loader) for _ in range(4)]
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    loader = make()
+    for _ in range(2):
+        keys(loader)
+    iterator = iter(loader)
+    for _ in range(stop):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert keys(resumed) == epochs[2][5 * stop :]
+    assert keys(resumed) == epochs[3]
+    with pytest.raises(UsageError, match="state has a generator that torch refuses"):
+        make().load_state_dict(state | {"generator": "00"})
+
+
+@pytest.mark.parametrize("make", [SequentialSampler, lambda ds: list(range(len(ds)))[::-1]])
+def test_ranks_share_what_a_plain_sampler_gives(dataset: PackedDataset, ranks: Ranks, make: Any) -> None:
+    seen = []
+    for rank in (0, 1):
+        ranks(rank, 2)
+        seen += keys(PackedLoader(dataset, 7, sampler=make(dataset)))
+    assert sorted(seen) == sorted(dataset.keys)
+
+
+def test_set_epoch_of_the_sampler_is_the_loaders(dataset: PackedDataset) -> None:
+    def make(**options: Any) -> PackedLoader:
+        sampler = DistributedSampler(dataset, num_replicas=2, rank=0)  # type: ignore[var-annotated]
+        return PackedLoader(dataset, 5, sampler=sampler, **options)
+
+    counted = make()
+    epochs = [keys(counted) for _ in range(4)]
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    told = make()
+    for epoch in (2, 3, 0):
+        told.sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        assert keys(told) == epochs[epoch]
+        assert told.state_dict()["epoch"] == epoch
+    told.set_epoch(1)
+    assert keys(told) == epochs[1]
+    iterator = iter(told)  # epoch 2
+    next(iterator)
+    resumed = make()
+    resumed.load_state_dict(told.state_dict())
+    resumed.sampler.set_epoch(2)  # type: ignore[union-attr]  # as Lightning tells it when it resumes
+    assert keys(resumed) == epochs[2][5:]
+
+
+def test_batches_of_a_batch_sampler_are_told(dataset: PackedDataset) -> None:
+    batches: Any = BatchSampler(SequentialSampler(dataset), 5, False)
+    with pytest.raises(UsageError, match="it gives batches: pass the sampler within, and batch_size="):
+        list(PackedLoader(dataset, sampler=batches))
+    with pytest.raises(UsageError, match="no argument batch_sampler: pass the sampler within as sampler="):
+        PackedLoader(dataset, batch_sampler=batches)
+
+
+# Endless ones -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_an_endless_sampler_is_drawn_as_it_is_needed(dataset: PackedDataset, resident: bool) -> None:
+    drawn = 0
+
+    def endless() -> Iterator[int]:
+        nonlocal drawn
+        for drawn in itertools.count(1):
+            if drawn > 2_000_000:
+                raise AssertionError("drawn without end")
+            yield drawn % 100
+
+    loader = PackedLoader(dataset, 8, sampler=endless(), augment=[RandomHorizontalFlip()], resident=resident)
+    iterator = iter(loader)
+    found = [key for _ in range(50) for key in next(iterator)[1]]
+    assert found == [dataset.keys[(1 + i) % 100] for i in range(400)]
+    assert drawn < 400_000 if resident else drawn < 20_000
+    iterator.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("length", [5, 50, 8192, 8195, 9001, 12_289])
+def test_drawn_in_parts_ranks_share_as_if_drawn_at_once(dataset: PackedDataset, length: int, world_size: int) -> None:
+    """Records and their repetitions; longer ones than are drawn at a time."""
+    wanted = [(7 * i) % 100 for i in range(length)]
+
+    def ids(first: int, **options: Any) -> list[list[list[int]]]:
+        loaders = [PackedLoader(dataset, 4, rank=r, world_size=world_size, **options) for r in range(world_size)]
+        return [[part.tolist() for part in loader._epochs.batches(0, first)] for loader in loaders]
+
+    for first in (0, 2, 1030):
+        assert ids(first, sampler=wanted) == ids(first, indices=wanted)
+
+
+# Processes ----------------------------------------------------------------------------------------------------------
+
+
+def _train(rank: int, path: str, address: str, queue: Any) -> None:
+    """As users build it: the loader first, then the group."""
+    import torch.distributed as dist
+
+    dataset = PackedDataset(path, "train", columns=("image", "key"))
+    seeded = torch.Generator().manual_seed(0)
+    samplers: dict[str, Any] = {
+        "none": None,
+        "random": RandomSampler(dataset, generator=seeded),
+        "distributed": DistributedSampler(dataset, num_replicas=2, rank=rank),
+    }
+    loaders = {
+        name: PackedLoader(dataset, 5, shuffle=sampler is None, sampler=sampler) for name, sampler in samplers.items()
+    }
+    unseeded = PackedLoader(dataset, 5, sampler=RandomSampler(dataset))
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    try:
+        found: dict[str, Any] = {name: (len(loader), keys(loader)) for name, loader in loaders.items()}
+        try:
+            iter(unseeded)
+        except UsageError as error:
+            found["unseeded"] = str(error)
+        if rank == 0:  # a loader that talked to the others would wait for ever
+            loader = loaders["none"]
+            found["alone"] = len(keys(loader))
+        queue.put((rank, found))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_loaders_built_before_the_process_group(stores: Stores, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    arguments = str(stores("cifar.h5")), f"file://{tmp_path / 'rendezvous'}", queue
+    assert "RANK" not in os.environ
+    processes = [context.Process(target=_train, args=(rank, *arguments)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    results = dict(queue.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join(240)
+        assert process.exitcode == 0
+    for name in ("none", "random", "distributed"):
+        assert [results[rank][name][0] for rank in (0, 1)] == [10, 10]
+        assert len({key for rank in (0, 1) for key in results[rank][name][1]}) == 100
+    assert all("RandomSampler has no seed" in results[rank]["unseeded"] for rank in (0, 1))
+    assert results[0]["alone"] == 50
