@@ -11,11 +11,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from packstore.checking.independent import ROWS, count_independently
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.urls import UrlPath
 from packstore.images.encode import Encoder
 from packstore.images.encode.options import turned_by_readers
 from packstore.packing.plan import encode_options, made_alike, make_encoder
@@ -25,6 +27,8 @@ from packstore.sources.ledger import Role
 from packstore.stores.base import Problem, Reader
 
 _BATCH = 16
+_CAPPED = 256
+"""A ledger counts no more suffixes than so many."""
 
 
 def split_of(manifest: Manifest) -> str | None:
@@ -75,6 +79,7 @@ class Comparison:
     def run(self, workers: int, progress: ProgressCallback) -> Iterator[Problem]:
         """Yields every difference."""
         yield from self._files()
+        yield from self._counts()
         yield from self._columns()
         if self._same_shards():
             progress(Progress("compare", self.survey.records, self.survey.records, 0))
@@ -114,6 +119,23 @@ class Comparison:
                 f"to read, then {then.packed:,} and {then.annotation + then.evidence:,}"
             )
 
+    def _counts(self) -> Iterator[Problem]:
+        """Compares the source's ledger with a count by other programs than packstore's readers."""
+        path, ledger = self.source.path, self.survey.ledger
+        if isinstance(path, UrlPath) or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
+            return
+        found = count_independently(path)
+        rows = found.get(ROWS)
+        counted = {suffix: count for suffix, count in found.items() if not suffix.startswith(ROWS)}
+        for suffix in sorted(counted.keys() | ledger.suffixes.keys()):
+            there, known = counted.get(suffix, 0), ledger.suffixes.get(suffix, 0)
+            if there != known:
+                what = f"{suffix} files" if suffix else "files without a suffix"
+                yield Problem(f"the source holds {there:,} {printable(what)}, of which packstore has seen {known:,}")
+        whole = self.source.kind == "parquet" and self.split is None and not ledger.left
+        if whole and rows not in (None, self.survey.records):
+            yield Problem(f"the tables have {rows:,} rows, of which packstore has seen {self.survey.records:,}")
+
     @property
     def files_checked(self) -> str | None:
         """What the ledgers say, for people; None if the source has no files of its own."""
@@ -123,6 +145,7 @@ class Comparison:
         left = now.count(Role.LEFT)
         said = f"{now.total:,} files in the source, {left:,} of them left"
         changed = then is not None and self.split is None and then.others != now.others
+        said += ", by an independent count too" if now.total > 1 and not isinstance(self.source.path, UrlPath) else ""
         return said + (f" ({then.left:,} when it was packed, not all the same)" if changed and then is not None else "")
 
     def _same_shards(self) -> bool:

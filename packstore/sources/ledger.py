@@ -172,15 +172,16 @@ def replaced_members(tree: Tree) -> dict[str, int]:
 
 def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
     """Counts names by suffix. Beyond 256 suffixes, further ones count as ``""``."""
-    for ending, count in Counter([name[name.rfind(".") :] for name in names]).items():
-        suffix = counted_suffix(ending)
+    endings = [name[dot:] if (dot := name.rfind(".")) > 0 else "" for name in names]
+    for ending, count in Counter(endings).items():
+        suffix = counted_suffix(f"x{ending}")
         counts[suffix if suffix in counts or len(counts) < _MAX_SUFFIXES else ""] += count
 
 
 def counted_suffix(name: str) -> str:
     """Last suffix in lower case with its dot; ``""`` for none, a number, or one that is longer than 12 characters."""
-    _, dot, suffix = name.rpartition(".")
-    return f".{suffix.lower()}" if dot and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
+    stem, _, suffix = name.rpartition(".")
+    return f".{suffix.lower()}" if stem and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
 
 def file_counts(ledger: Ledger) -> FileCounts:
