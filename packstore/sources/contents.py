@@ -106,7 +106,7 @@ class Contents:
     def stems(self, folders: Iterable[FolderContents] | None = None) -> NDArray[np.int64]:
         """Hashes of the stems of all images, or of those in some folders: sorted, each once."""
         parts = [folder.images.stems for folder in (self.folders.values() if folders is None else folders)]
-        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+        return _unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
 def contents_of(tree: Tree) -> Contents:
@@ -132,6 +132,15 @@ def known_contents() -> Iterator[None]:
 _known: ContextVar[dict[str, Contents] | None] = ContextVar("known contents", default=None)
 
 
+def _unique(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sorts numbers and keeps each once; many times as fast as numpy's own, which hashes them."""
+    ordered = np.sort(numbers)
+    found: NDArray[np.int64] = ordered[
+        np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])
+    ]
+    return found
+
+
 def stem_of(name: str) -> str:
     """The name without its last suffix."""
     return name.rpartition(".")[0] or name
@@ -139,7 +148,7 @@ def stem_of(name: str) -> str:
 
 def hash_stems(names: Iterable[str]) -> NDArray[np.int64]:
     """Hashes the stems of names; sorted, each once."""
-    return np.unique(np.array([hash(name.rpartition(".")[0] or name) for name in names], np.int64))
+    return _unique(np.array([hash(name.rpartition(".")[0] or name) for name in names], np.int64))
 
 
 def suffix_of(name: str) -> str:
@@ -187,4 +196,4 @@ def _tails(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         divided = tail_of(stem)
         if divided is not None and (divided[1] in found or len(found) < _SUFFIXES):
             found.setdefault(divided[1], []).append(hash(divided[0]))
-    return {tail: np.unique(np.array(bases, np.int64)) for tail, bases in found.items()}
+    return {tail: _unique(np.array(bases, np.int64)) for tail, bases in found.items()}

@@ -68,6 +68,12 @@ def check_patterns(patterns: object) -> tuple[str, ...]:
     return tuple(given)
 
 
+def pattern_of(path: str) -> str:
+    """The pattern that matches a name anywhere or, with a slash, a path."""
+    path = re.sub(r"([\\\[*?])", r"\\\1", path)
+    return f"[{path[0]}]{path[1:]}" if path[0] in "!#" else path
+
+
 @contextmanager
 def ignoring(root: Path, rules: IgnoreRules) -> Iterator[None]:
     """Until its end, trees that are opened hide what the rules match, and :func:`is_ignored` knows them."""
