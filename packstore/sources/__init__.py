@@ -191,7 +191,7 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     found = _left_by(source, survey)
     if found:
         with _asking_about(source.path, source.options):
-            raise incomplete(source.path, SOURCES[source.kind], found)
+            raise incomplete(source.path, SOURCES[source.kind], [each[:2] for each in found])
 
 
 def _left_by(source: Source, survey: Survey) -> list[Finding]:
@@ -290,7 +290,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     if partial := found.get(Certainty.PARTIAL):
         formats = [kind for kind in partial if kind.name not in _PLAIN]
         if len(formats) == 1 and (left := _would_leave(path, formats[0], options)):
-            raise incomplete(path, formats[0], left)
+            raise incomplete(path, formats[0], [each[:2] for each in left])
         if formats:
             raise undecided(path, formats)
         within = find_within(path, _specific)

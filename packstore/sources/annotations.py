@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.contents import Contents, FolderContents, NameSet, contents_of, folder_contents, stem_of
+from packstore.sources.ignoring import pattern_of
 from packstore.sources.labels import LabelsFile
 from packstore.sources.listing import SYSTEM_NAMES
 from packstore.sources.tree import Tree
@@ -40,7 +41,7 @@ _NO_SIDECARS = (
 _ANNOTATORS = re.compile(
     r"[._]*(metadata|labels?|annotations?(\.coco)?|captions?|_?classes|image_labels|class_labels)"
     r"\.(csv|tsv|jsonl?|parquet|xml)|data\.ya?ml|via[_-].*\.(json|csv)|(instances|captions|person_keypoints|panoptic)_"
-    r".*\.json|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott)",
+    r".*\.json|(gt|det)\.txt|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott)",
 )
 """Names that annotation tools and publishers give."""
 _NO_ANNOTATION = re.compile(
@@ -48,6 +49,11 @@ _NO_ANNOTATION = re.compile(
     r"environment|setup|pyproject|package(-lock)?|tsconfig|makefile|dockerfile|robots|todo|packstore)\b.*",
 )
 _CONFIGS = re.compile(r"(config|settings|params|hparams|args|hyp|opt|options|history|metrics|results?|losses?)[._].*")
+_CLASS_LISTS = re.compile(r".*(class|names|words|vocab|synset|wnid|categor).*")
+_WORK = re.compile(r"logs?|runs?|checkpoints?|ckpts?|weights|wandb|mlruns|tensorboard|lightning_logs|__pycache__")
+_FRACTION = re.compile(rb"[-+]?\d*\.\d+(e[-+]?\d+)?", re.I)
+_COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
+"""Numbers that count anything, epochs and sizes as well as images."""
 _MASKS = re.compile(
     r"(.*[_-])?(masks?|labels?|annot(ation)?s?|segmentations?(class|object)?|seg|gt(fine|coarse)?|ground_?truth|"
     r"trimaps?|depths?|panoptic|stuff|targets?|instances?|semantic(_rgb)?|1st_manual|2nd_manual|manual|nir|thermal|"
@@ -81,10 +87,12 @@ class Finding(NamedTuple):
     Attributes:
         phrase: What it is, for people: ``"metadata.csv"``.
         patterns: What ``--ignore`` takes for it.
+        folder: Where it lies; None for images.
     """
 
     phrase: str
     patterns: tuple[str, ...]
+    folder: str | None = None
 
 
 def annotated(path: Path, kind: str) -> AmbiguousSourceError:
@@ -115,7 +123,10 @@ def _question(path: Path, why: str, kind: str, found: Sequence[Finding]) -> Ambi
     if patterns and len(patterns) <= _NAMED:
         answers = [*answers, Answer(_ignoring(patterns))]
         ignore = "; leave it out on purpose with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
-        if len(patterns) > 1 and len(masks) == len(patterns):
+        if len(patterns) > 1 and {*patterns} <= {
+            *(_mask_pattern(contents, masks, place) for place in masks),
+            *_tail_patterns(contents),
+        }:
             answers += [Answer(_ignoring([other for other in patterns if other != kept])) for kept in patterns]
             ignore += ", or all but one of them"
     return AmbiguousSourceError(
@@ -168,8 +179,17 @@ def find_further(tree: Tree) -> list[str]:
 def find_all(tree: Tree) -> list[Finding]:
     """Finds all that seems to annotate the images of ``tree``: masks, pairs of images, and other files."""
     contents = contents_of(tree)
-    masks = [Finding(phrase, (_pattern(place),)) for place, phrase in _masks(contents).items()]
-    return _unique([*masks, *_pairs(contents), *_tails(contents), *_further(tree, contents, contents.folders.values())])
+    places = _masks(contents)
+    masks = [Finding(phrase, (_mask_pattern(contents, places, place),)) for place, phrase in places.items()]
+    holding = {place for path, each in contents.folders.items() if each.images.count for place in _at_and_above(path)}
+    further = (_widened(each, holding) for each in _further(tree, contents, contents.folders.values()))
+    return _unique([*masks, *_pairs(contents), *_tails(contents), *further])
+
+
+def _widened(finding: Finding, holding: Collection[str]) -> Finding:
+    """A finding with a pattern for the whole folder if that holds no images: it would be an empty class."""
+    above = [place for place in _at_and_above(finding.folder or "") if place not in holding]
+    return finding._replace(patterns=(_pattern(above[-1]),)) if above else finding
 
 
 def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
@@ -205,15 +225,17 @@ def _further(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> 
     for folder in others:
         for suffix, names in folder.others.items():
             few = names.count <= _ALIKE
-            if suffix not in _NO_SIDECARS and names.count in counts:
+            if suffix not in _NO_SIDECARS and names.count in counts and not _is_work(folder.path):
                 yield Finding(
-                    f"as many {suffix} files as images in {_shown(folder.path)}", (_pattern(folder.path, suffix),)
+                    f"as many {suffix} files as images in {_shown(folder.path)}",
+                    (_pattern(folder.path, suffix),),
+                    folder.path,
                 )
             for name in names.first:
                 path = f"{folder.path}/{name}" if folder.path else name
                 why = _annotates(tree, path, suffix, few, known, splits, counts) if len(known) else None
                 if why is not None:
-                    yield Finding(printable(path) + why, (path,))
+                    yield Finding(printable(path) + why, (pattern_of(path),), folder.path)
 
 
 def _annotates(
@@ -230,7 +252,8 @@ def _annotates(
     if _NO_ANNOTATION.fullmatch(name):
         return None
     text = few and suffix in _TEXT
-    if text and _mentions(tree.start(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())]):
+    log = _CONFIGS.fullmatch(name) and suffix not in (".json", ".jsonl")
+    if text and not log and _mentions(tree.start(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())]):
         return " (it names the images)"
     if _ANNOTATORS.fullmatch(name) or (suffix in _OPAQUE and few):
         return ""
@@ -238,7 +261,7 @@ def _annotates(
         return None
     if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):
         return ""
-    if not _CONFIGS.fullmatch(name) and _rows(tree, path, suffix) & counts:
+    if not _CONFIGS.fullmatch(name) and not _CLASS_LISTS.fullmatch(name) and _rows(tree, path, suffix) & counts:
         return " (it has as many rows as there are images)"
     return None
 
@@ -310,9 +333,17 @@ def _shown(folder: str) -> str:
 
 def _pattern(folder: str, suffix: str = "") -> str:
     """What ``--ignore`` takes for a folder, or for the files of a suffix in it."""
+    path = pattern_of(folder) if folder else ""
     if not suffix:
-        return f"{folder}/" if "/" not in folder else folder
-    return f"{folder}/*{suffix}" if folder else f"/*{suffix}"
+        return f"{path}/" if "/" not in path else path
+    return f"{path}/*{suffix}"
+
+
+def _mask_pattern(contents: Contents, masks: Collection[str], place: str) -> str:
+    """What ``--ignore`` takes for a folder of masks: its name, if there are several of this name and all hold masks."""
+    name = place.rpartition("/")[2]
+    alike = [path for path in contents.folders if path.rpartition("/")[2] == name]
+    return f"{pattern_of(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else _pattern(place)
 
 
 def _sidecars(folders: Iterable[FolderContents], known: NDArray[np.int64]) -> Iterator[Finding]:
@@ -320,9 +351,16 @@ def _sidecars(folders: Iterable[FolderContents], known: NDArray[np.int64]) -> It
     enough = max(1, min(_MENTIONS, len(known)))
     for folder in folders:
         for suffix, names in folder.others.items():
+            if _is_work(folder.path):
+                continue
             if len(known) and suffix not in _NO_SIDECARS and names.shared(known) >= enough:
                 phrase = f"a {suffix} file for each image in {_shown(folder.path)}"
-                yield Finding(phrase, (_pattern(folder.path, suffix),))
+                yield Finding(phrase, (_pattern(folder.path, suffix),), folder.path)
+
+
+def _is_work(folder: str) -> bool:
+    """Whether programs keep their files there, which are numbered as images are."""
+    return any(map(_WORK.fullmatch, folder.lower().split("/")))
 
 
 def _masks(contents: Contents) -> dict[str, str]:
@@ -333,9 +371,12 @@ def _masks(contents: Contents) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]
-    masks = [(folder, name) for folder, name in holding if len(holding) == 2 or _MASKS.fullmatch(name)]
+    pair = len(holding) == 2
+    masks = [(each, name) for each, name in holding if _MASKS.fullmatch(name) or (pair and not _IMAGES.fullmatch(name))]
     for mask, name in masks:
-        for image, other in holding:
+        above = mask.path.rpartition("/")[0]
+        beside = [each for each in holding if each[0].path.rpartition("/")[0] == above]
+        for image, other in (*beside, *holding):
             if mask is image or not (_MASKS.fullmatch(name) or _IMAGES.fullmatch(other)):
                 continue
             if _MASKS.fullmatch(other) or _counts_alike(contents, mask, image):
@@ -372,7 +413,8 @@ def _counts_alike(contents: Contents, mask: FolderContents, image: FolderContent
         other = contents.folders.get(f"{above}/{name}" if above else name)
         if other is None or other is mask or other is image or not other.images.count:
             continue
-        named = _MASKS.fullmatch(other.name) or _IMAGES.fullmatch(other.name)
+        named = any(pattern.fullmatch(other.name) for pattern in (_MASKS, _IMAGES))
+        named = named or {other.path[-2:], image.path[-2:]} == {"/A", "/B"}  # two times, with a mask of changes
         if not named and 2 * other.images.shared(image.images) >= len(image.images.stems):
             return True
     return False
@@ -426,14 +468,31 @@ def _tails(contents: Contents) -> Iterator[Finding]:
                     yield Finding(phrase, (f"*{mask}.*",))
 
 
+def _tail_patterns(contents: Contents) -> set[str]:
+    return {pattern for finding in _tails(contents) for pattern in finding.patterns}
+
+
 def _ends(name: str, tail: str) -> bool:
     return stem_of(name).lower().endswith(tail)
 
 
 def _mentions(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
     """Whether the beginning of a file names images of some group, by their stems: three of them, or all if there are
-    fewer. A table is often of one split alone, so each is a group."""
+    fewer; small numbers count only where they name half of a group. A table is often of one split alone, so each is a
+    group."""
     words = {word.strip() for pattern in (_WORD, _FIELD) for word in pattern.findall(text)}
+    words = {word for word in words if not _FRACTION.fullmatch(word)}
+    counters = {word for word in words if _COUNTER.fullmatch(word)}
+    named, counted = (_hashes(each) for each in (words - counters, counters))
+    for group in groups:
+        hits = int(np.isin(named, group).sum())
+        if len(group) and (
+            hits >= min(_MENTIONS, len(group)) or 2 * (hits + int(np.isin(counted, group).sum())) >= len(group)
+        ):
+            return True
+    return False
+
+
+def _hashes(words: Collection[bytes]) -> NDArray[np.int64]:
     hashes = {hash(os.path.splitext(word.decode("utf-8", "surrogateescape"))[0]) for word in words}  # noqa: PTH122
-    named = np.fromiter(hashes, np.int64, len(hashes))
-    return any(int(np.isin(named, group).sum()) >= min(_MENTIONS, len(group)) for group in groups if len(group))
+    return np.fromiter(hashes, np.int64, len(hashes))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packstore.core.errors import UsageError, printable
 
-IGNORED = "ignored by --ignore"
+IGNORED = "left out by --ignore"
 """Why a file is left that a pattern matches."""
 _SET = re.compile(r"\[(!?)(\]?[^]/]*)\]")
 
@@ -68,6 +68,12 @@ def check_patterns(patterns: object) -> tuple[str, ...]:
     return tuple(given)
 
 
+def pattern_of(path: str) -> str:
+    """The pattern that matches a name anywhere or, with a slash, a path."""
+    path = re.sub(r"([\\\[*?])", r"\\\1", path)
+    return f"[{path[0]}]{path[1:]}" if path[0] in "!#" else path
+
+
 @contextmanager
 def ignoring(root: Path, rules: IgnoreRules) -> Iterator[None]:
     """Until its end, trees that are opened hide what the rules match, and :func:`is_ignored` knows them."""
@@ -104,8 +110,7 @@ def _inside(path: Path, root: Path) -> str | None:
     base = root if path.is_relative_to(root) else root.absolute()
     if not path.is_relative_to(base):
         return None
-    inside = path.relative_to(base).as_posix()
-    return "" if inside == "." else inside
+    return "/".join(path.parts[len(base.parts) :])  # relative_to() of a URL is one again
 
 
 _active: ContextVar[tuple[Path, IgnoreRules] | None] = ContextVar("ignored paths", default=None)

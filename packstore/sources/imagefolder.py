@@ -33,7 +33,7 @@ from packstore.sources.listing import (
 )
 from packstore.sources.splits import find_splits
 
-_LONE = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
+_LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
 """A folder that is alone under such a name in each split is no class."""
 _NO_IMAGES = re.compile(
     r"runs?|logs?|checkpoints?|ckpts?|weights|models?|scripts?|src|code|docs?|tools?|utils?|notebooks?|results?|"

@@ -209,12 +209,15 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
 
 
 def _add_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, _Pair | None]) -> None:
-    """Adds the splits that hold images directly and no folders, where another split has its masks in a folder: many a
-    test split has none."""
-    known = next((pair for pair in found.values() if pair is not None and pair.images != pair.masks), None)
+    """Adds the splits that hold images directly and no folders, where another split has masks: many a test split
+    has none."""
+    known = next(filter(None, found.values()), None)
     for name in splits:
-        inside = known is not None and known.masks.startswith(f"{known.images.rpartition('/')[0]}/")
-        if known is not None and inside and found[name.lower()] is None and not _folders(tree, name):
+        if known is None or found[name.lower()] is not None or _folders(tree, name):
+            continue
+        if known.images == known.masks:
+            found[name.lower()] = replace(known, images=name, masks=name)
+        elif known.masks.startswith(f"{known.images.rpartition('/')[0]}/"):
             place = join(name, known.masks.rpartition("/")[2])
             found[name.lower()] = replace(known, images=name, masks=place, tail="")
 
@@ -343,7 +346,22 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if tree is None or not pairs:
         return Certainty.NO
     further = [phrase for phrase in find_further(tree) if not phrase.startswith(_SCENES)]
-    return Certainty.PARTIAL if further or _others(tree, pairs) else Certainty.CERTAIN
+    odd = further or _others(tree, pairs) or any(_has_other_ends(tree, pair) for pair in pairs.values())
+    return Certainty.PARTIAL if odd else Certainty.CERTAIN
+
+
+def _has_other_ends(tree: Tree, pair: _Pair) -> bool:
+    """Whether images of the folder of a pair end in a way that is neither that of images nor that of masks."""
+    found = contents_of(tree).folders.get(pair.images) if pair.images == pair.masks else None
+    if found is None:
+        return False
+    used = {end.rpartition(".")[0][1:].lower() for end in pair.ends.values()} | {pair.tail[1:].lower()}
+    stems = found.images.stems
+    return any(
+        10 * int(np.isin(bases, stems).sum()) >= 9 * len(bases) > 18
+        for tail, bases in found.tails.items()
+        if tail not in used
+    )
 
 
 KIND = Kind(

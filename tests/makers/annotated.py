@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 from tests.makers.images import encode, picture
 
 
-def fill(root: Path, files: dict[str, str | bytes]) -> Path:
+def fill(root: Path, files: Mapping[str, str | bytes]) -> Path:
     """Writes files below ``root``."""
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

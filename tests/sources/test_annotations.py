@@ -18,6 +18,8 @@ from packstore.sources.tree import FolderTree
 from tests.makers.annotated import fill, jpeg, mask, voc_xml
 from tests.makers.images import encode, picture
 
+Files = dict[str, str | bytes]
+
 LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     "hugging face": ({"train/metadata.csv": "file_name,label\n", "train/a.jpg": "", "train/b.jpg": ""}, "metadata.csv"),
     "jsonl": ({"metadata.jsonl": "", "a.jpg": ""}, "metadata.jsonl"),
@@ -290,3 +292,61 @@ def test_two_kinds_of_labels_are_a_question(more: dict[str, str | bytes], kinds:
         open_source(fill(tmp_path, {**files, **more}))
     answers = [answer.options for answer in caught.value.answers if answer.options[0] != "--ignore"]
     assert answers == [("--source", kind) for kind in kinds]
+
+
+def plain(*labels: str, count: int = 20) -> Files:
+    return {f"{label}/{label}_{n}.jpg": "" for label in labels or ("cat", "dog") for n in range(count)}
+
+
+ORDINARY: dict[str, Files] = {
+    "a readme that names a few": {"README.md": "![](cat/cat_1.jpg) ![](cat/cat_2.jpg) ![](cat/cat_3.jpg)", **plain()},
+    "a readme in text": {"README.txt": "cat_1.jpg cat_2.jpg cat_3.jpg cat_4.jpg", **plain()},
+    "a licence": {"LICENSE": "MIT", "LICENSE.txt": "cat_1 cat_2 cat_3", **plain()},
+    "a configuration": {"config.json": '{"lr": 1, "epochs": 3, "size": [2, 4]}', **plain(count=5)},
+    "a configuration of numbers, and images of numbers": {
+        "config.json": '{"batch": 32, "epochs": 90, "workers": 8, "seeds": [1, 2, 3]}',
+        **{f"cat/{n}.jpg": "" for n in range(100)},
+    },
+    "logs": {**{f"logs/{n}.log": "loss 1" for n in range(20)}, **{f"logs/{n}.txt": "1" for n in range(20)},
+             **{f"cat/{n}.jpg": "" for n in range(20)}, "train.log": "epoch 1"},
+    "a table of losses": {"losses.csv": "epoch,loss\n" + "".join(f"{n},0.5\n" for n in range(20)),
+                          **{f"cat/{n}.jpg": "" for n in range(20)}},
+    "checkpoints": {**{f"checkpoints/{n}.pth": "" for n in range(20)}, **{f"samples/{n}.png": "" for n in range(20)}},
+    "a model": {"model.h5": "", "best.pt": "", "model.onnx": "", **plain()},
+    "thumbnails beside": {f"{n}{end}.jpg": "" for n in range(30) for end in ("", "_thumb")},
+    "thumbnails in a folder": {**plain(), **{f"thumbs/{n}.jpg": "" for n in range(5)}},
+    "copies": {**{f"{n}.jpg": "" for n in range(20)}, **{f"{n} copy.jpg": "" for n in range(20)}},
+    "downloaded twice": {f"{n}{end}.jpg": "" for n in range(20) for end in ("", " (1)", " (2)")},
+    "caltech 101": {f"{label}/image_{n:04}.jpg": "" for label in ("accordion", "BACKGROUND_Google", "wild_cat", "Faces")
+                    for n in range(1, 41)},
+    "frames": {f"{clip}/x_{n}.jpg": "" for clip in ("run", "walk") for n in range(1, 11)},
+    "frames of one folder": {f"x_{n}.jpg": "" for n in range(1, 11)},
+    "classes that count alike": {f"{n}/{i:04}.jpg": "" for n in range(10) for i in range(30)},
+    "notebooks": {"explore.ipynb": '{"cells": ["cat_1.jpg"]}', "fig1.ipynb": "{}", **plain()},
+    "programs": {"train.py": "cat_1.jpg", "run.sh": "", "utils/data.py": "x = 1", **plain()} | {"utils/x.jpg": ""},
+    "plots of programs": {f"plot_{name}.{end}": "" for name in "abc" for end in ("py", "png")},
+    "requirements": {"requirements.txt": "\n".join(f"p{n}==1" for n in range(40)), **plain()},
+    "an environment": {"environment.yml": "dependencies:\n- python", **plain()},
+    "system files": {".DS_Store": "", "cat/Thumbs.db": "", "__MACOSX/cat/._cat_1.jpg": "", **plain()},
+    "git": {".git/config": "", ".git/objects/ab/cd": "", ".gitignore": "*.pth", ".gitattributes": "", **plain()},
+    "tensorboard": {"runs/x/events.out.tfevents.1.host": "", **{f"samples/{n}.png": "" for n in range(5)}},
+    "a list of classes": {"classes.txt": "cat\ndog\n", "labels.txt": "0 cat\n1 dog\n", **plain()},
+    "as many classes as images": {"classes.txt": "\n".join(f"class{n}" for n in range(20)),
+                                  **{f"c{n}/only.jpg": "" for n in range(20)}},
+    "synsets": {"words.txt": "n01 tench\nn02 shark", "wnids.txt": "n01\nn02", **plain("n01", "n02")},
+    "videos beside photos": {f"IMG_{n:04}.{end}": "" for n in range(20) for end in ("JPG", "MOV")},
+    "raw photos": {f"IMG_{n:04}.{end}": "" for n in range(20) for end in ("JPG", "XMP")},
+    "checksums": {"md5sums.md5": "a  cat/cat_1.jpg", **plain()},
+    "a page": {"index.html": "<img src=cat_1.jpg><img src=cat_2.jpg><img src=cat_3.jpg>", **plain()},
+    "left and right hands": {f"{side}/{side}_{n}.jpg": "" for side in ("left", "right") for n in range(20)},
+    "masks and faces": {f"{label}/{label}{n}.jpg": "" for label in ("with_mask", "without_mask") for n in range(20)},
+    "trains": {f"{label}/{n}.jpg": "" for label in ("bullet_train", "test_tube", "cat", "dog") for n in range(9)},
+    "words at the end": {f"{label}/{label}_{n}_{end}.jpg": "" for label in "ab" for n, end in enumerate("cdefgh")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_folders_raise_no_question(name: str, tmp_path: Path) -> None:
+    with closing(open_source(fill(tmp_path, ORDINARY[name]))) as source:
+        assert source.kind in ("imagefolder", "flat")
+        assert find_annotations(FolderTree(tmp_path)) == []

@@ -12,12 +12,13 @@ import pytest
 
 from packstore import AmbiguousSourceError, SampleError, SourceError, UsageError, append, convert, repair, verify
 from packstore.sources import open_source
-from packstore.sources.ignoring import IGNORED, ignore_rules
+from packstore.sources.ignoring import IGNORED, active_rules, ignore_rules, ignoring, is_ignored
 from packstore.sources.listing import Listing
 from tests.makers.all_layouts import corpus
 from tests.makers.annotated import fill, jpeg, mask
 from tests.makers.command import run
 from tests.makers.images import tiny
+from tests.makers.s3 import Double, upload
 
 FILES: dict[str, str | bytes] = {
     **{f"{label}/{number}.png": tiny(number) for label in ("cat", "dog") for number in range(4)},
@@ -147,3 +148,43 @@ def test_a_listing_keeps_sizes_in_step(tmp_path: Path) -> None:
     with closing(open_source(root, kind="flat", ignore=["1?.png"])) as source:
         listing: Listing = source.tree.list("")  # type: ignore[attr-defined]
     assert dict(zip(listing.images, listing.sizes, strict=True)) == {f"{n}.png": n + 1 for n in range(10)}
+
+
+def test_a_bucket_without_what_is_ignored(s3_double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listed as it lies there, or copied first."""
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    url = upload(fill(tmp_path / "set", FILES), "s3://bucket/set")
+    with closing(open_source(url, ignore=PATTERNS)) as source:
+        survey = source.survey()
+    assert (source.kind, survey.records, survey.ledger.left) == ("imagefolder", 8, {IGNORED: 12})
+    url = upload(fill(tmp_path / "shards", {"odd.tar": "x"}), "s3://bucket/shards")
+    upload(corpus("webdataset")(tmp_path), "s3://bucket/shards")
+    with closing(open_source(url, ignore="odd.tar")) as source:
+        assert (source.kind, source.survey().ledger.left) == ("webdataset", {IGNORED: 1})
+
+
+@pytest.mark.slow
+def test_processes_of_a_cluster_ignore_the_same(s3_double: Double, tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", FILES)
+    made = [run("convert", root, "s3://bucket/x.lmdb", "--shard-size", "300B", "--cluster", "processes:2",
+                *(word for pattern in PATTERNS for word in ("--ignore", pattern)))]  # fmt: skip
+    assert made[0].returncode == 0, made[0].stderr
+    alone = convert(root, tmp_path / "x.lmdb", ignore=PATTERNS, shard_size=300)
+    told = json.loads(run("info", "s3://bucket/x.lmdb", "--json").stdout)
+    assert told["dataset_digest"] == alone.manifest.dataset_digest
+
+
+def test_another_pattern_is_another_conversion(tmp_path: Path) -> None:
+    """An interrupted run with one pattern is not resumed with another."""
+    root = fill(tmp_path / "set", FILES)
+    opened = [open_source(root, ignore=patterns) for patterns in (PATTERNS, ["*.txt", "extra/"])]
+    assert opened[0].identity() != opened[1].identity()
+
+
+def test_patterns_of_a_part_of_the_source_are_those_from_its_top(tmp_path: Path) -> None:
+    rules = ignore_rules(("a/b.txt", "c"))
+    with ignoring(tmp_path, rules):
+        inside = active_rules(tmp_path / "a")
+        assert (inside.hides("b.txt"), inside.hides("x.txt"), inside.hides("c")) == (True, False, True)
+        assert not active_rules(tmp_path.parent)
+        assert not is_ignored(tmp_path.parent / "c")

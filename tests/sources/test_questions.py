@@ -14,7 +14,8 @@ import pytest
 
 from packstore import AmbiguousSourceError
 from packstore.core.errors import Answer
-from packstore.sources import open_source
+from packstore.sources import Entry, Source, open_source
+from packstore.sources.base import Sample
 from tests.makers.all_layouts import LAYOUTS, Make, corpus, without
 from tests.makers.annotated import CATS, coco, coco_image, fill, jpeg, mask, voc, yolo
 from tests.makers.layouts import make_layout
@@ -120,3 +121,147 @@ def test_each_answer_packs(name: str, tmp_path: Path) -> None:
         place, given, split = opened(answer, path)
         with closing(open_source(place, **given)) as source:
             assert source.survey(split).records
+
+
+def numbered(pattern: str, count: int = 4, first: int = 0, content: bytes | None = None) -> dict[str, str | bytes]:
+    return {pattern.format(n): jpeg(n) if content is None else content for n in range(first, first + count)}
+
+
+def drive(root: Path) -> Path:
+    files: dict[str, str | bytes] = {}
+    for n in range(21, 26):
+        files |= {f"training/images/{n}_training.tif": jpeg(n), f"training/1st_manual/{n}_manual1.gif": mask(n)}
+        files |= {f"training/mask/{n}_training_mask.gif": mask(n)}
+    for n in range(1, 5):
+        files |= {f"test/images/{n:02}_test.tif": jpeg(n), f"test/1st_manual/{n:02}_manual1.gif": mask(n)}
+        files |= {f"test/mask/{n:02}_test_mask.gif": mask(n)}
+    return fill(root / "DRIVE", files)
+
+
+def chase(root: Path) -> Path:
+    eyes = [f"Image_{n:02}{side}" for n in range(1, 4) for side in "LR"]
+    ends = {".jpg": jpeg(0), "_1stHO.png": mask(0), "_2ndHO.png": mask(1)}
+    return fill(root / "CHASEDB1", {eye + end: content for eye in eyes for end, content in ends.items()})
+
+
+def market(root: Path) -> Path:
+    files = numbered("bounding_box_train/{:04}_c1.jpg", 6) | numbered("bounding_box_test/{:04}_c1.jpg", 6, 6)
+    files |= numbered("query/{:04}_c2.jpg", 3, 6) | numbered("gt_bbox/{:04}_c1.jpg", 6, 6)
+    return fill(root / "Market-1501", files | {"gt_query/0006_good.mat": b"x", "readme.txt": "Market"})
+
+
+def mars(root: Path) -> Path:
+    return fill(root, numbered("bbox_train/{0:04}/{0:04}C1T1.jpg") | numbered("bbox_test/{0:04}/{0:04}C1T1.jpg", 4, 4))
+
+
+def mot(root: Path) -> Path:
+    files: dict[str, str | bytes] = {}
+    for split, scene in (("train", "MOT16-02"), ("train", "MOT16-04"), ("test", "MOT16-01")):
+        files |= numbered(f"{split}/{scene}/img1/{{:06}}.jpg") | {
+            f"{split}/{scene}/det/det.txt": "1,-1,2,3,4,5,6\n" * 9
+        }
+        files |= {f"{split}/{scene}/gt/gt.txt": "1,1,2,3,4,5,6,1,1\n" * 9} if split == "train" else {}
+    return fill(root / "MOT16", files)
+
+
+def mots(root: Path) -> Path:
+    files = numbered("training/image_02/0000/{:06}.png") | numbered("testing/image_02/0000/{:06}.png")
+    return fill(root, files | numbered("instances/0000/{:06}.png", content=mask(1)))
+
+
+def kitti_segmentation(root: Path) -> Path:
+    files = numbered("testing/image_2/{:06}_10.png")
+    for name in ("image_2", "instance", "semantic", "semantic_rgb"):
+        files |= numbered(f"training/{name}/{{:06}}_10.png", content=jpeg(1) if name == "image_2" else mask(1))
+    return fill(root / "data_semantics", files)
+
+
+def kitti_objects(root: Path) -> Path:
+    return fill(root, numbered("image_2/{:06}.png") | numbered("label_2/{:06}.txt", content=b"Car 0 0 1 2 3 4 5\n"))
+
+
+def dota(root: Path) -> Path:
+    return fill(
+        root, numbered("images/P{:04}.png") | numbered("labelTxt/P{:04}.txt", content=b"1 2 3 4 5 6 7 8 plane 0\n")
+    )
+
+
+def xview2(root: Path) -> Path:
+    files: dict[str, str | bytes] = {}
+    for when in ("pre", "post"):
+        files |= numbered(f"train/images/guatemala_{{:08}}_{when}_disaster.png")
+        files |= numbered(f"train/labels/guatemala_{{:08}}_{when}_disaster.json", content=b'{"features": {}}')
+        files |= numbered(f"train/targets/guatemala_{{:08}}_{when}_disaster_target.png", content=mask(1))
+    return fill(root, files)
+
+
+def oscd(root: Path) -> Path:
+    files: dict[str, str | bytes] = {}
+    for city in ("paris", "rennes"):
+        for folder in ("imgs_1_rect", "imgs_2_rect"):
+            files |= {f"images/{city}/{folder}/B{band:02}.tif": jpeg(band) for band in range(1, 5)}
+        files |= {f"labels/{city}/cm/cm.png": mask(1)}
+    return fill(root / "OSCD", files)
+
+
+def icdar(root: Path) -> Path:
+    said = b"1,2,3,4,5,6,7,8,word\n"
+    files = numbered("ch4_training_images/img_{}.jpg", 20) | numbered("ch4_test_images/img_{}.jpg", 10)
+    return fill(root, files | numbered("ch4_training_localization_transcription_gt/gt_img_{}.txt", 20, content=said))
+
+
+def digits(root: Path) -> Path:
+    files: dict[str, str | bytes] = {}
+    for digit in range(3):
+        files |= numbered(f"Dataset/{digit}/IMG_{digit}{{:03}}.JPG")
+    return fill(root / "Sign-Language-Digits", files | numbered("Examples/example_{}.JPG", 3) | {"README.md": "digits"})
+
+
+def levir(root: Path) -> Path:
+    files: dict[str, str | bytes] = {}
+    for split in ("train", "val"):
+        for name in ("A", "B", "label"):
+            files |= numbered(f"{split}/{name}/{split}_{{}}.png", content=mask(1) if name == "label" else jpeg(1))
+    return fill(root, files)
+
+
+def clips(root: Path) -> Path:
+    files: dict[str, str | bytes] = {}
+    for name in ("rgb", "depth", "nir"):
+        files |= numbered(f"{name}/{{:05}}.png")
+    return fill(root, files)
+
+
+MODALITIES: dict[str, Make] = {
+    make.__name__: make
+    for make in (
+        *(drive, chase, market, mars, mot, mots, kitti_segmentation, kitti_objects, dota, xview2, oscd, icdar, digits),
+        *(levir, clips),
+    )
+}
+
+
+@pytest.mark.parametrize("name", MODALITIES)
+def test_folders_of_splits_modalities_and_labels_are_no_classes(name: str, tmp_path: Path) -> None:
+    """They are a question, with a line that packs; nothing of it calls a label a class, or tells to remove it."""
+    path = MODALITIES[name](tmp_path)
+    with pytest.raises(AmbiguousSourceError) as caught, closing(open_source(path)) as source:
+        source.survey()
+    assert "emove" not in str(caught.value)
+    assert caught.value.answers
+    for answer in caught.value.answers:
+        place, given, split = opened(answer, path)
+        with closing(open_source(place, **given)) as source:
+            assert source.survey(split).records
+
+
+def read_mask(source: Source, entry: Entry) -> Any:
+    sample = source.read(entry)
+    assert isinstance(sample, Sample)
+    return sample.values["mask"]
+
+
+def test_one_of_two_experts_is_kept(tmp_path: Path) -> None:
+    with closing(open_source(chase(tmp_path), ignore=["*_2ndHO.*"])) as source:
+        assert (source.kind, source.survey().records) == ("segmentation", 6)
+        assert read_mask(source, next(source.entries())) == mask(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from contextlib import closing
@@ -230,3 +231,32 @@ def test_files_beside_masks_are_said(name: str, said: str, tmp_path: Path) -> No
     files |= {f"masks/{n}.png": mask(n) for n in range(3)} | {name: "background\ncat\n"}
     with closing(open_source(fill(tmp_path, files))) as source:
         assert (source.kind, dict(source.survey().ledger.passed_over)) == ("segmentation", {said: 1})
+
+
+@pytest.mark.parametrize("size", [3, 300, 1560])
+@pytest.mark.parametrize(
+    ("image", "masked"),
+    [
+        ("train/{}.jpg", "train/{}_mask.png"),
+        ("{}.jpg", "{}-mask.png"),
+        ("train/image/{}.png", "train/label/{}.png"),
+        ("images/{}_training.tif", "1st_manual/{}_manual1.gif"),
+    ],
+)
+def test_pairs_are_told_at_any_number(image: str, masked: str, size: int, tmp_path: Path) -> None:
+    """Among names without order, some of which have no mask, and in a split for tests that has none."""
+    stems = [f"{hashlib.md5(str(n).encode()).hexdigest()}_jpg.rf.{n}" for n in range(size)]
+    files = {image.format(stem): b"" for stem in stems} | {masked.format(stem): b"" for stem in stems[size // 20 :]}
+    if image.startswith("train"):
+        files |= {f"test/{n}.png": b"" for n in range(5)}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert source.kind == "segmentation"
+        assert sum(1 for _ in source.entries(None if "test/0.png" not in files else "train")) == size
+
+
+def test_other_images_beside_pairs_are_a_question(tmp_path: Path) -> None:
+    files = {f"{n}{end}": jpeg(n) for n in range(5) for end in (".jpg", "_mask.png", "_depth.png")}
+    with pytest.raises(AmbiguousSourceError, match="--source segmentation"):
+        open_source(fill(tmp_path, files))
+    with closing(open_source(tmp_path, ignore=["*_depth.png"])) as source:
+        assert (source.kind, source.survey().records) == ("segmentation", 5)

@@ -127,8 +127,8 @@ def _is_of(folder: str, split: str) -> bool:
 
 
 def _in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
-    names = (name for name, is_directory in tree.names(folder) if not is_directory)
-    found = [name for name in names if name.lower().endswith(".json") and (name[0] != "." or _is_named(name))]
+    names = [name for name, is_directory in tree.names(folder) if name[-5:].lower() == ".json" and not is_directory]
+    found = [name for name in names if name[0] != "." or _is_named(name)]
     if len(found) > _PROBED:  # a file for each image
         found = [name for name in found if _is_named(name)]
     for name in found:
