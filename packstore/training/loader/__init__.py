@@ -90,7 +90,8 @@ class PackedLoader:
         seed: The order, and all random numbers of ``augment``, are a function of it.
         drop_last: Leave out a last batch that is not full.
         block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
-        window: Shards that are mixed at a time with ``"lanes"``, over all ranks (64), or blocks with ``block`` (16).
+        window: Shards that are mixed at a time with ``"lanes"``, over all ranks (64; a single rank takes fewer if the
+            cache has less room), or blocks with ``block`` (16).
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``.
         indices: Use only these items of the dataset.
         augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
@@ -315,7 +316,7 @@ class PackedLoader:
             "seed": options.seed,
             "shuffle": self._epochs.shuffle,
             "block": options.block,
-            "window": options.window,
+            "window": self._epochs.order.window,
             "shards": self._epochs.shards_digest,
             "augment": [_described(operation) for operation in options.augment],
         }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.dataset import PackedDataset
-from packstore.training.lanes import Reads, grouped, reads_in_sequence
+from packstore.training.lanes import Reads, cache_room, fitting_window, grouped, reads_in_sequence
 from packstore.training.loader.options import LoaderOptions, as_indices
 from packstore.training.order import Order
 from packstore.training.random_draws import with_occurrences
@@ -53,8 +53,15 @@ class Epochs:
         if lanes and self._subset is not None and self._subset_ids is not None:
             chosen, shards = grouped(self._subset, shards)
             self._subset_ids = self._subset_ids[chosen]
+        count = len(dataset) if self._subset is None else len(self._subset)
+        window = options.window
+        remote, table = dataset.reader.unchecked, dataset.manifest.shards
+        if lanes and window is None and world_size == 1 and isinstance(remote, RemoteReader) and table is not None:
+            sizes = table.table["nbytes"].astype(np.int64)
+            room = cache_room(remote.cache.budget)
+            window = fitting_window(shards, count, batch_size, options.seed, sizes, room)
         self.order = Order(
-            length=len(dataset) if self._subset is None else len(self._subset),
+            length=count,
             batch_size=batch_size,
             seed=options.seed,
             shuffle=bool(options.shuffle),
@@ -63,7 +70,7 @@ class Epochs:
             world_size=world_size,
             block=options.block,
             shards=shards if lanes or (fetched and not options.shuffle and self._subset is None) else None,
-            window=options.window,
+            window=window,
         )
 
         if self._sampler is None:
