@@ -25,7 +25,7 @@ from packstore.core.checksums import (
     row_columns,
     value_hashes,
 )
-from packstore.core.columns import NUMPY_DTYPE, ColumnData
+from packstore.core.columns import NUMPY_DTYPE, ColumnData, Ragged
 from packstore.core.errors import PackstoreError, StoreError, UnreachableError
 from packstore.core.manifest import Column
 from packstore.core.parallel import ordered_map
@@ -156,7 +156,7 @@ class StoreCheck:
                 yield Problem(f"column {column.name!r} has {len(data)} values of {len(file.reader)}", shard=file.name)
                 continue
             columns[column.name] = data
-            if column.name == "key":
+            if column.name == "key" and isinstance(data, Ragged):
                 with suppress(StoreError):  # of keys that cannot be read, which their rows name
                     self.key_digests[file.start] = key_digests(data, len(data))
             try:

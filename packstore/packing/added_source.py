@@ -66,8 +66,9 @@ class AddedSource(Source):
     @property
     def store(self) -> Reader | None:
         """The store that the source is, if all of it is taken with the keys that it has."""
-        whole = isinstance(self._source, StoreSource) and self._taken is None and not self._prefix
-        return self._source.reader if whole else None
+        if not isinstance(self._source, StoreSource) or self._taken is not None or self._prefix:
+            return None
+        return self._source.reader
 
     def leave_out(self, keys: set[str]) -> None:
         """Lists these samples no more."""

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest
-from packstore.training.lanes import Lanes, Reads, cache_room, fitting_window
-from packstore.training.order import SHARDS_A_WINDOW
+from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, cache_room, fitting_window
 
 LISTED = 1000
 """Objects that one request lists, with all providers."""

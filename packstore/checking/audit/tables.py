@@ -53,9 +53,9 @@ class Columns:
                     values[rows] = numbers(file.reader, column, file.start, found)
             except StoreError as error:
                 found.add("damaged", f"{file.name or 'the store'}: {error}")
-        numbers = np.flatnonzero(keyed)
+        known_keys = np.flatnonzero(keyed)
         again, firsts = double_keys(digests[keyed])
-        for record, first in zip(numbers[again].tolist(), numbers[firsts].tolist(), strict=True):
+        for record, first in zip(known_keys[again].tolist(), known_keys[firsts].tolist(), strict=True):
             found.add("double_key", "one key", [first, record], [record])
         if known < count:
             found.add(
