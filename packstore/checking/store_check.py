@@ -9,6 +9,7 @@ if the result has the column's digest, the records are undamaged.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,11 +25,12 @@ from packstore.core.checksums import (
     row_columns,
     value_hashes,
 )
-from packstore.core.columns import NUMPY_DTYPE, ColumnData
+from packstore.core.columns import NUMPY_DTYPE, ColumnData, Ragged
 from packstore.core.errors import PackstoreError, StoreError, UnreachableError
 from packstore.core.manifest import Column
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.packing.keys import key_digests
 from packstore.stores.base import Problem, Reader
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.sharded import ShardedReader
@@ -77,6 +79,7 @@ class StoreCheck:
         rows: Records whose other fields are damaged.
         damaged: Columns that do not have their digest, or cannot be read, in some file.
         unproven: Those of them whose damaged records no checksum names.
+        key_digests: Of the keys that were read, by the first record of each file; 16 bytes a record.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class StoreCheck:
         self.rows: set[int] = set()
         self.damaged: set[str] = set()
         self.unproven: set[str] = set()
+        self.key_digests: dict[int, NDArray[np.uint64]] = {}
 
     def run(self) -> Iterator[Problem]:
         """Yields the problems, at most one a record."""
@@ -152,6 +156,9 @@ class StoreCheck:
                 yield Problem(f"column {column.name!r} has {len(data)} values of {len(file.reader)}", shard=file.name)
                 continue
             columns[column.name] = data
+            if column.name == "key" and isinstance(data, Ragged):
+                with suppress(StoreError):  # of keys that cannot be read, which their rows name
+                    self.key_digests[file.start] = key_digests(data, len(data))
             try:
                 digest = column_digest(data)
             except StoreError as error:  # of a value that lies by itself; its row names it

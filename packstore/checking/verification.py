@@ -8,6 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, key_of
 from packstore.core.arguments import text_or_none, true_or_false, whole
@@ -20,6 +23,7 @@ from packstore.core.urls import UrlPath, location
 from packstore.images.decoders import Buffer, Decoder, get_decoder
 from packstore.images.seekable import check_index
 from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.keys import double_keys
 from packstore.sources import open_source
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
@@ -39,6 +43,7 @@ class VerifyReport:
         checks: What was checked, in order, in words.
         problem_count: How many problems there are; 0 means that the store is whole.
         differences: How many of them are differences from the source that it was compared with, and no damage.
+        double_keys: How many of them are records whose key an earlier record has.
         problems: The first 10,000 of them.
         checked_bytes: Bytes of records whose checksums were computed.
         quick: No image was read, so ``ok`` says nothing of what is in them.
@@ -52,6 +57,7 @@ class VerifyReport:
     checked_bytes: int
     quick: bool = False
     differences: int = 0
+    double_keys: int = 0
 
     @property
     def ok(self) -> bool:
@@ -182,6 +188,9 @@ class _Verification:
         for problem in check.run():
             self.report(problem)
         checks = list(check.checks)
+        doubles = self.find_double_keys(check.key_digests)
+        if check.key_digests:
+            checks.append("double keys")
         if options.decode:
             encoded = manifest.holds_files
             checks.append("every image decoded" if encoded else "pixels are stored as they are: nothing to decode")
@@ -200,7 +209,19 @@ class _Verification:
             check.checked_bytes,
             options.quick,
             self.problem_count - damage,
+            doubles,
         )
+
+    def find_double_keys(self, digests: dict[int, NDArray[np.uint64]]) -> int:
+        """Reports records whose key an earlier record has; returns how many there are."""
+        if not digests:
+            return 0
+        numbers = np.concatenate([np.arange(start, start + len(some)) for start, some in digests.items()])
+        again, firsts = double_keys(np.concatenate([*digests.values()]))
+        for record, first in zip(numbers[again].tolist(), numbers[firsts].tolist(), strict=True):
+            key = key_of(self.reader, record) if len(self.problems) < _MAX_PROBLEMS else None
+            self.report(Problem(f"record {first} has its key, too", record, key))
+        return len(again)
 
     def report(self, problem: Problem) -> None:
         self.problem_count += 1

@@ -13,6 +13,7 @@ from packstore.cli.common import (
     PixelCount,
     StorePath,
     cache_options,
+    describe_classes,
     human_bytes,
     pasted,
     progress_bar,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
     help="At a key that STORE has: stop, or leave the sample out. unchecked: compare no keys.",
 )  # fmt: skip
+@click.option("--key-prefix", default="", metavar="PREFIX", help="Put PREFIX before the keys of SOURCE.")
+@click.option("--no-new-classes", is_flag=True, help="Stop if SOURCE has a class that STORE lacks.")
 @click.option(
     "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
     help="At a bad file: stop; or leave it out, list it and exit with 3.",
@@ -71,6 +74,7 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
       packstore append imagenet.lmdb new-photos/               classes by name
       packstore append imagenet.lmdb last-week/ --split train  without splits
       packstore append imagenet.lmdb more.lmdb --on-duplicate skip
+      packstore append imagenet.lmdb week-48/ --split train --key-prefix week-48/ --no-new-classes
       packstore append imagenet.lmdb new-photos/ --dry-run
     """
     from packstore.packing.append import append_source
@@ -101,18 +105,16 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
 
 def describe_plan(plan: AppendPlan) -> str:
     """The plan of ``--dry-run``."""
+    from packstore.packing.append_plan import new_classes
+
     lines = [
         f"store        {printable(str(plan.store))}, {quantity(plan.manifest.records, 'record')} now",
         f"source       {printable(str(plan.source.path))} ({plan.source.kind})",
         f"adds         {quantity(sum(plan.added.values()), 'record')}",
     ]
     lines += [f"  {name:<10} {count:,}" for name, count in plan.added.items() if name]
-    for column in plan.columns:
-        before = plan.manifest.column(column.name).classes or ()
-        new = (column.classes or ())[len(before) :]
-        if new:
-            shown = ", ".join(printable(name) for name in new[:10]) + (", …" if len(new) > 10 else "")
-            lines.append(f"new classes  {column.name}: {len(new):,} ({shown})")
+    added = new_classes(plan.manifest.columns, plan.columns)
+    lines += [f"new classes  {said}" for said in map(describe_classes, added, added.values())]
     if plan.duplicates:
         lines.append(f"duplicates   {quantity(plan.duplicates, 'sample')} left out")
     if plan.way == "link":
@@ -132,6 +134,8 @@ def describe_report(report: AppendReport) -> str:
         lines.append("  added    " + ", ".join(f"{printable(name)} {count:,}" for name, count in report.added.items()))
     elif not added and not report.duplicates and not report.skipped:
         lines.append("  an earlier run of this command was killed when all was in already")
+    for name, classes in report.new_classes.items():
+        lines.append(f"  {yellow('new classes')} {describe_classes(name, classes)}")
     lines.append(f"  shards   {len(report.manifest.shards or ()) or 1}")
     if report.linked:
         lines.append(f"           {quantity(report.linked, 'shard')} taken as they are")

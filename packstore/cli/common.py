@@ -363,3 +363,9 @@ def progress_bar(quiet: bool, *, of_stages: bool = False) -> Iterator[ProgressCa
     show_messages()
     with progress_callback(not quiet and sys.stderr.isatty(), of_stages=of_stages) as progress:
         yield progress
+
+
+def describe_classes(column: str, classes: Sequence[str]) -> str:
+    """The classes of a column, by their numbers."""
+    some = ", ".join(printable(name) for name in classes[:10]) + (", …" if len(classes) > 10 else "")
+    return f"{printable(column)}: {len(classes):,} ({some})"

@@ -28,7 +28,7 @@ from packstore.core.registry import FORMATS
 if TYPE_CHECKING:
     from packstore.core.manifest import Manifest
     from packstore.stores.base import Reader
-    from packstore.stores.remote.cost import Cost
+    from packstore.training.cost import Cost
 
 _LISTED = 10
 _COUNTED_SHARDS = 100
@@ -120,7 +120,7 @@ def _is_unfinished(path: Path) -> bool:
 
 def _costs(reader: Reader, nodes: int) -> list[Cost]:
     from packstore.cache import default_cache
-    from packstore.stores.remote.cost import costs
+    from packstore.training.cost import costs
 
     return costs(reader.manifest, reader.disk_bytes(), default_cache().budget, nodes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,38 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import bold, yellow
-from packstore.cli.common import PluginChoice, StorePath, cache_options, human_bytes, pasted, progress_bar, quantity
+from packstore.cli.common import (
+    PluginChoice,
+    StorePath,
+    cache_options,
+    describe_classes,
+    human_bytes,
+    pasted,
+    progress_bar,
+    quantity,
+)
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
     from packstore.packing.composing import Composition
     from packstore.packing.merge import MergeReport
+
+
+class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
+    """``cat,dog``, or a text file with one name a line."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        if isinstance(value, list):
+            return value
+        if not Path(value).is_file():
+            return [name.strip() for name in str(value).split(",")]
+        try:
+            return [line.strip() for line in Path(value).read_text("utf-8-sig").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            self.fail(f"{printable(str(value))} cannot be read as text: {error}", param, ctx)
 
 
 @click.command(short_help="Make one store of several.")
@@ -26,6 +52,11 @@ if TYPE_CHECKING:
 @click.option(
     "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
     help="At a key that an earlier store has: stop, or leave the record out. unchecked: compare no keys.",
+)  # fmt: skip
+@click.option(
+    "--classes", type=ClassNames(), metavar="NAMES",
+    help="All classes in the order of their numbers: cat,dog, or a file with one a line.  [default: of the first "
+    "store, then new ones of the others]",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
@@ -41,7 +72,7 @@ def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: boo
     Examples:
       packstore merge monday.lmdb tuesday.lmdb -o week.lmdb
       packstore merge a/ b/ c/ -o all.lmdb --on-duplicate skip
-      packstore merge a.h5 b.h5 -o both.h5 --dry-run
+      packstore merge a.h5 b.h5 -o both.h5 --classes cat,dog,owl --dry-run
       packstore merge a.lmdb b.lmdb -o s3://bucket/both.lmdb
     """
     from packstore.packing.merge import MergeOptions, plan_merge, run_composition
@@ -68,12 +99,10 @@ def describe_plan(plan: Composition, duplicates: int = 0) -> str:
     for piece in plan.pieces:
         splits[piece.split] = splits.get(piece.split, 0) + piece.count
     lines += [f"  {printable(name):<10} {count:,}" for name, count in splits.items() if name]
+    lines += [f"moved        {said}" for said in describe_moves(plan.moved)]
     for column in plan.columns:
         if column.classes is not None:
-            shown = ", ".join(printable(name) for name in column.classes[:10])
-            lines.append(
-                f"{column.name:<12} {len(column.classes):,} ({shown}{', …' if len(column.classes) > 10 else ''})"
-            )
+            lines.append(f"classes      {describe_classes(column.name, column.classes)}")
     lines.append(f"linked       {quantity(plan.linked_shards, 'shard')} with {quantity(plan.linked_records, 'record')}")
     lines.append(f"copied       {quantity(plan.copied_records, 'record')}, about {human_bytes(plan.estimate_bytes)}")
     if duplicates:
@@ -91,6 +120,10 @@ def describe_report(report: MergeReport) -> str:
     ]
     if manifest.splits:
         lines.append("  splits   " + ", ".join(f"{printable(s.name)} {len(s):,}" for s in manifest.splits))
+    lines += [f"  {yellow('moved')}    {said}" for said in describe_moves(report.moved)]
+    for column in manifest.columns:
+        if column.classes is not None:
+            lines.append(f"  classes  {describe_classes(column.name, column.classes)}")
     if report.linked:
         lines.append(f"  linked   {quantity(report.linked, 'shard')} that stayed as they are")
     if report.copied:
@@ -100,3 +133,10 @@ def describe_report(report: MergeReport) -> str:
     lines.append(f"  time     {report.seconds:.1f} s")
     lines.append(f"prove it with: packstore verify {pasted(report.destination)}")
     return "\n".join(lines)
+
+
+def describe_moves(moved: Mapping[tuple[str, str], int]) -> list[str]:
+    """Says how many records change their split, a line for each pair of splits."""
+    return [
+        f"{quantity(count, 'record')} from {printable(old)} to {printable(new)}" for (old, new), count in moved.items()
+    ]

@@ -117,6 +117,7 @@ def to_json(report: VerifyReport) -> dict[str, Any]:
         "checked_bytes": report.checked_bytes,
         "problem_count": report.problem_count,
         "differences": report.differences,
+        "double_keys": report.double_keys,
         "problems": [asdict(problem) for problem in report.problems],
         "skipped_at_packing": [asdict(skipped) for skipped in report.manifest.skipped],
     }
@@ -145,8 +146,15 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
         lines.append(f"{path}: {bold(verdict)} ({quantity(manifest.records, 'record')}, {size} of images)")
     else:
         what = "differs" if report.problem_count == report.differences else "NOT whole"
+        if report.problem_count == report.double_keys:
+            what = "keys are there twice"
         lines.append(f"{path}: {red(what)}, {quantity(report.problem_count, 'problem')}")
-        if isinstance(report.path, UrlPath):
+        if report.problem_count == report.double_keys:
+            lines.append(
+                f"every record is undamaged; leave out the later ones: packstore audit {there} --json audit.json, then "
+                f"packstore select {there} --drop audit.json --drop-kinds double_key -o NEW"
+            )
+        elif isinstance(report.path, UrlPath):
             lines.append("copy the objects again from where they are whole, or pack the store again")
         elif not quiet and any(problem.lost for problem in report.problems):
             lines.append(

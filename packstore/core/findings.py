@@ -20,6 +20,7 @@ KINDS = {
     "near_leakage": "nearly the same image in another split",
     "near_conflict": "nearly the same image under another label",
     "near_duplicate": "nearly the same image in its split",
+    "double_key": "has the key of an earlier record",
     "damaged": "does not match its checksum, or cannot be read",
     "undecodable": "cannot be decoded",
     "truncated": "decodes, but lacks data or has some that is damaged",

@@ -23,7 +23,7 @@ class AddedSource(Source):
     """Wraps a source.
 
     Attributes:
-        left_out: Keys of samples that are not listed.
+        left_out: Keys of samples that are not listed; with their prefix.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class AddedSource(Source):
         split_of: Callable[[str], str],
         survey: Survey,
         store: str,
+        key_prefix: str = "",
     ) -> None:
         """
         Args:
@@ -41,6 +42,7 @@ class AddedSource(Source):
             split_of: Gives the split of the store for that of the source.
             survey: What is to be taken of the source.
             store: What tells the state of the store: the digest of its manifest.
+            key_prefix: Put before each key.
         """
         super().__init__(source.path, source.options)
         self.kind = source.kind
@@ -51,6 +53,7 @@ class AddedSource(Source):
         self._survey = survey
         self._taken = next(iter(survey.splits)) if len(survey.splits) == 1 and "" not in survey.splits else None
         self._stamp = store
+        self._prefix = key_prefix
         merged = {column.name: column for column in columns}
         self._numbers = [new_numbers(column, merged.get(column.name, column)) for column in survey.labels]
         sampled = ((c.name, new_numbers(c, merged.get(c.name, c))) for c in survey.columns if c.name in survey.sampled)
@@ -62,15 +65,18 @@ class AddedSource(Source):
 
     @property
     def store(self) -> Reader | None:
-        """The store that the source is, where all of it is taken."""
-        return self._source.reader if isinstance(self._source, StoreSource) and self._taken is None else None
+        """The store that the source is, if all of it is taken with the keys that it has."""
+        if not isinstance(self._source, StoreSource) or self._taken is not None or self._prefix:
+            return None
+        return self._source.reader
 
     def leave_out(self, keys: set[str]) -> None:
         """Lists these samples no more."""
         self.left_out = keys
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        survey = replace(self._survey, columns=self._columns)
+        longer = len(self._prefix.encode("utf-8")) * self._survey.records
+        survey = replace(self._survey, columns=self._columns, key_bytes=self._survey.key_bytes + longer)
         if not self.left_out:
             return replace(survey, splits={self._split_of(name): count for name, count in survey.splits.items()})
         splits, sizes = Counter[str](), Counter[int]()
@@ -87,17 +93,22 @@ class AddedSource(Source):
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         same = all(numbers is None for numbers in self._numbers)
         for entry in self._source.entries(self._taken):
-            if entry.key in self.left_out:
+            key = self._prefix + entry.key
+            if key in self.left_out:
                 continue
             labels = entry.labels
             if not same:
                 pairs = zip(self._numbers, labels, strict=True)
                 labels = tuple(label if numbers is None else int(numbers[label]) for numbers, label in pairs)
-            yield entry._replace(split=self._split_of(entry.split), labels=labels)
+            yield entry._replace(key=key, split=self._split_of(entry.split), labels=labels)
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        found = self._source.read(entry)
-        if not self._sampled or not isinstance(found, Sample):
+        found = self._source.read(entry._replace(key=entry.key[len(self._prefix) :]) if self._prefix else entry)
+        if not isinstance(found, Sample):
+            return found
+        if found.key is not None:
+            found = found._replace(key=self._prefix + found.key)
+        if not self._sampled:
             return found
         values = dict(found.values)
         for name, numbers in self._sampled.items():
@@ -106,7 +117,7 @@ class AddedSource(Source):
         return found._replace(values=values)
 
     def stamp(self) -> str:
-        return f"{self._source.stamp()} {self._stamp}"
+        return f"{self._source.stamp()} {self._stamp} {self._prefix}"
 
     def close(self) -> None:
         self._source.close()

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,7 @@ from packstore.packing.append_plan import (
     AppendPlan,
     OnDuplicate,
     linked_parts,
+    new_classes,
     plan_append,
     request_of,
     shard_bytes,
@@ -66,6 +67,7 @@ class AppendReport:
         linked: Shards that were taken over as they are; no byte of them was read or written.
         rewritten: Records of the store that had to be written again, because their shard held several splits.
         seconds: How long it took.
+        new_classes: Classes that the store did not have, by column.
     """
 
     store: Path
@@ -76,6 +78,7 @@ class AppendReport:
     linked: int
     rewritten: int
     seconds: float
+    new_classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (
@@ -96,6 +99,8 @@ def append(
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
     on_duplicate: OnDuplicate = "raise",
+    key_prefix: str = "",
+    no_new_classes: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
     check: Literal["header", "decode", "none"] = "header",
     shard_size: int | str | None = None,
@@ -123,6 +128,8 @@ def append(
         ignore: Likewise.
         on_duplicate: What to do with a key that the store has: ``raise``, or ``skip`` the sample. ``unchecked`` reads
             no keys, for a caller who knows that all differ.
+        key_prefix: Put before each key of the source, such as ``week-48/``.
+        no_new_classes: Refuse a source with a class that the store lacks.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
         shard_size: About how many bytes of images a new shard has, as for :func:`packstore.convert`; None for as many
@@ -150,6 +157,8 @@ def append(
         layout=layout,
         ignore=ignore,
         on_duplicate=on_duplicate,
+        key_prefix=key_prefix,
+        no_new_classes=no_new_classes,
         on_error=on_error,
         check=check,
         shard_size=shard_size,
@@ -307,7 +316,15 @@ def _run(
         counts[name] += count
     linked = len(added) if plan.way == "link" else 0
     return AppendReport(
-        store, head, dict(counts), plan.duplicates, skipped, linked, rewritten, time.monotonic() - started
+        store,
+        head,
+        dict(counts),
+        plan.duplicates,
+        skipped,
+        linked,
+        rewritten,
+        time.monotonic() - started,
+        new_classes(manifest.columns, plan.columns),
     )
 
 

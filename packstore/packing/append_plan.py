@@ -21,6 +21,7 @@ from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
 from packstore.packing.keys import StoreKeys, repeated_keys
+from packstore.packing.known_records import count_same
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, encode_options, plan_of
 from packstore.packing.records import columns_of
@@ -49,6 +50,8 @@ class AppendOptions:
     layout: str | None = None
     ignore: str | Sequence[str] = ()
     on_duplicate: OnDuplicate = "raise"
+    key_prefix: str = ""
+    no_new_classes: bool = False
     on_error: Literal["raise", "skip"] = "raise"
     check: Literal["header", "decode", "none"] = "header"
     shard_size: int | str | None = None
@@ -59,7 +62,9 @@ class AppendOptions:
 
     def __post_init__(self) -> None:
         text_or_none(split=self.split, source_kind=self.source_kind)
-        true_or_false(restart=self.restart)
+        true_or_false(restart=self.restart, no_new_classes=self.no_new_classes)
+        if not isinstance(self.key_prefix, str):
+            raise UsageError(f"key_prefix should be text, got {self.key_prefix!r}")
         if self.on_duplicate not in ("raise", "skip", "unchecked"):
             raise UsageError(f"on_duplicate should be 'raise', 'skip' or 'unchecked', got {self.on_duplicate!r}")
 
@@ -118,31 +123,36 @@ def plan_append(
         ask_about_left(opened, survey)
         split_of = _splits(manifest, survey, options.split, str(source), str(store))
         columns = _merged_columns(manifest, survey, str(store), str(source))
+        if options.no_new_classes:
+            _refuse_new_classes(new_classes(manifest.columns, columns), str(store), str(source))
         request = _told(opened, survey, options)
         plan = AppendPlan(
             store, manifest, columns, opened, "convert", None, frozenset(), {}, 0, 0, options, request, split_of
         )
         other = opened.manifest if isinstance(opened, StoreSource) else None
-        wrapped = AddedSource(opened, plan.columns, split_of, survey, manifest.digest)
+        wrapped = AddedSource(opened, plan.columns, split_of, survey, manifest.digest, options.key_prefix)
+        beside = Path(tempfile.gettempdir()) if isinstance(store, UrlPath) else store.parent
+        where = beside / f".{store.name}.added" if place is None else place
         if options.on_duplicate != "unchecked":
             with open_store(store) as reader:
-                wrapped.leave_out(_duplicates(reader, wrapped))
+                keys = _duplicates(reader, wrapped)
+                if keys and options.on_duplicate == "raise":
+                    conversion = plan_of(wrapped, where, _convert_options(plan), progress)
+                    _refuse_other_columns(plan, conversion)
+                    raise _duplicate_keys(plan, keys, count_same(reader, conversion, keys, progress))
+                wrapped.leave_out(keys)
         found = wrapped.survey()
         duplicates = survey.records - found.records
-        if duplicates and options.on_duplicate == "raise":
-            raise _duplicate_keys(plan, sorted(wrapped.left_out))
         plan = replace(
             plan, added=found.splits, duplicates=duplicates, left_out=frozenset(wrapped.left_out)
         )  # fmt: skip
         if not found.records:
             return replace(plan, added={})
-        if other is not None and not duplicates and _linkable(plan, other):
+        if other is not None and not duplicates and not options.key_prefix and _linkable(plan, other):
             return replace(plan, way="link")
-        if other is not None and _alike(plan, other):
+        if other is not None and not options.key_prefix and _alike(plan, other):
             nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
             return replace(plan, way="copy", estimate_bytes=nbytes)
-        beside = Path(tempfile.gettempdir()) if isinstance(store, UrlPath) else store.parent
-        where = beside / f".{store.name}.added" if place is None else place
         conversion = plan_of(wrapped, where, _convert_options(plan), progress)
         _refuse_other_columns(plan, conversion)
         return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
@@ -173,6 +183,7 @@ def request_of(source: Path, options: AppendOptions) -> dict[str, Any]:
 
 def _told(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
     found = {"source": source.identity(), "split": options.split, "stamp": source.stamp()}
+    found["key_prefix"] = options.key_prefix
     return found | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
 
 
@@ -219,6 +230,21 @@ def _merged_columns(manifest: Manifest, survey: Survey, store: str, source: str)
             column = replace(column, classes=merged_classes(column.name, [(store, column), (source, other)]))
         columns.append(column)
     return tuple(columns)
+
+
+def new_classes(before: Sequence[Column], after: Sequence[Column]) -> dict[str, tuple[str, ...]]:
+    """Returns, by column, the classes that it did not have before."""
+    added = {a.name: (a.classes or ())[len(b.classes or ()) :] for b, a in zip(before, after, strict=True)}
+    return {name: classes for name, classes in added.items() if classes}
+
+
+def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source: str) -> None:
+    for name, classes in added.items():
+        some = ", ".join(map(printable, classes[:10])) + (", …" if len(classes) > 10 else "")
+        raise StoreError(
+            f"{printable(source)} has {len(classes):,} of {printable(name)!r} that {printable(store)} lacks ({some}); "
+            "rename them if they are typing errors, or leave out --no-new-classes to add them"
+        )
 
 
 def _alike(plan: AppendPlan, other: Manifest) -> bool:
@@ -351,9 +377,14 @@ def _duplicates(reader: Reader, source: AddedSource) -> set[str]:
     return {entry.key for entry in source.entries() if entry.key in keys}
 
 
-def _duplicate_keys(plan: AppendPlan, keys: list[str]) -> SourceError:
-    some = ", ".join(printable(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
+def _duplicate_keys(plan: AppendPlan, keys: set[str], same: int) -> SourceError:
+    some = ", ".join(printable(key) for key in sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
+    differ = len(keys) - same
+    found = (
+        f"{same:,} with the same content and {differ:,} with other content" if differ else "all with the same content"
+    )
+    prefix = "--key-prefix PREFIX adds these samples under other keys"
     return SourceError(
-        f"{printable(str(plan.store))} has {len(keys):,} of the keys of {printable(str(plan.source.path))} already "
-        f"({some}); leave these samples out with --on-duplicate skip"
+        f"{printable(str(plan.store))} has {len(keys):,} of the keys of {printable(str(plan.source.path))} already, "
+        f"{found} ({some}); " + (prefix if differ else f"leave these samples out with --on-duplicate skip; {prefix}")
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +90,7 @@ class Composition:
         sharded: Whether it is a directory of shards even if nothing is linked.
         shard_size: Bytes of images after which a new shard begins; None for one a piece.
         overwrite: Replace a store at the destination.
+        moved: How many records come from one split to another, by both.
     """
 
     destination: Path
@@ -99,6 +100,7 @@ class Composition:
     sharded: bool
     shard_size: int | None
     overwrite: bool
+    moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def records(self) -> int:

@@ -7,13 +7,13 @@ from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from packstore.stores.base import Reader
 
 
 class StoreKeys:
-    """Whether a store has a key. Not for a store that changes."""
+    """Finds records of a store by their keys. Not for a store that changes."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -22,13 +22,18 @@ class StoreKeys:
         self._hashes = hashes[self._order]
 
     def __contains__(self, key: str) -> bool:
+        return self.find(key) is not None
+
+    def find(self, key: str) -> int | None:
+        """Returns the first record with this key, None for none."""
         wanted = np.uint64(xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")))
         place = int(np.searchsorted(self._hashes, wanted))
         while place < len(self._hashes) and self._hashes[place] == wanted:
-            if self._reader.key(int(self._order[place])) == key:
-                return True
+            record = int(self._order[place])
+            if self._reader.key(record) == key:
+                return record
             place += 1
-        return False
+        return None
 
 
 def key_hashes(readers: Iterable[Reader]) -> NDArray[np.uint64]:
@@ -53,6 +58,30 @@ def repeated_keys(readers: Sequence[Reader]) -> Iterator[str]:
         if key in seen:
             yield key
         seen.add(key)
+
+
+def key_digests(keys: Iterable[bytes | memoryview], count: int) -> NDArray[np.uint64]:
+    """Computes the XXH3-128 of each key, ``(count, 2)``."""
+    return np.frombuffer(b"".join(map(xxh3_128_digest, keys)), ">u8").astype(np.uint64).reshape(count, 2)
+
+
+def double_keys(digests: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Finds records whose key an earlier record has.
+
+    Args:
+        digests: ``(N, 2)``, of :func:`key_digests`.
+
+    Returns:
+        The records, ``int64`` ascending, and for each the first record with its key.
+    """
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal digests stay in the order of records
+    ordered = digests[order]
+    again = np.zeros(len(order), np.bool_)
+    again[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
+    firsts = order[~again][np.cumsum(~again)[again] - 1]
+    records = order[again]
+    ascending = np.argsort(records)
+    return records[ascending], firsts[ascending]
 
 
 def some_of(keys: Iterable[str], count: int = 3) -> tuple[list[str], int]:

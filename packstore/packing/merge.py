@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +41,7 @@ class MergeReport:
         copied: Records that were copied.
         duplicates: Records left out because another store has their keys.
         seconds: How long it took.
+        moved: Records that ``select`` moved, by the split that they were in and the one that they are in now.
     """
 
     destination: Path
@@ -49,6 +50,7 @@ class MergeReport:
     copied: int
     duplicates: int
     seconds: float
+    moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (
@@ -63,10 +65,13 @@ class MergeOptions:
 
     format: str | None = None
     on_duplicate: Literal["raise", "skip", "unchecked"] = "raise"
+    classes: Sequence[str] | None = None
     overwrite: bool = False
 
     def __post_init__(self) -> None:
         true_or_false(overwrite=self.overwrite)
+        if isinstance(self.classes, str):
+            raise UsageError(f"classes should be a list of names in their order, got {self.classes!r}")
         if self.on_duplicate not in ("raise", "skip", "unchecked"):
             raise UsageError(f"on_duplicate should be 'raise', 'skip' or 'unchecked', got {self.on_duplicate!r}")
         if self.format is not None:
@@ -79,6 +84,7 @@ def merge(
     *,
     format: str | None = None,
     on_duplicate: Literal["raise", "skip", "unchecked"] = "raise",
+    classes: Sequence[str] | None = None,
     overwrite: bool = False,
     progress: bool | ProgressCallback = False,
 ) -> MergeReport:
@@ -94,6 +100,8 @@ def merge(
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
         on_duplicate: What to do with a key that an earlier store has: ``raise``, or ``skip`` the record. ``unchecked``
             reads no keys, for a caller who knows that all differ.
+        classes: All names of the column ``label`` in the order of their numbers; None for those of the first store in
+            their order, then the new ones of the second, and so on.
         overwrite: Replace an existing store.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
@@ -104,7 +112,7 @@ def merge(
         StoreError: A store does not open, or they do not fit together; :class:`CorruptRecordError` for a bad record.
         DestinationError: The destination may not be written.
     """
-    options = MergeOptions(format=format, on_duplicate=on_duplicate, overwrite=overwrite)
+    options = MergeOptions(format=format, on_duplicate=on_duplicate, classes=classes, overwrite=overwrite)
     started = time.monotonic()
     if isinstance(stores, str | os.PathLike):
         raise UsageError(f"merge takes a list of stores, got {os.fspath(stores)!r}")
@@ -120,7 +128,9 @@ def run_composition(
     """Makes a planned store, and says what was done."""
     manifest = plan.write(progress)
     seconds = time.monotonic() - started
-    return MergeReport(plan.destination, manifest, plan.linked_shards, plan.copied_records, duplicates, seconds)
+    return MergeReport(
+        plan.destination, manifest, plan.linked_shards, plan.copied_records, duplicates, seconds, plan.moved
+    )
 
 
 def plan_merge(
@@ -135,7 +145,7 @@ def plan_merge(
         refuse_inside(destination, path)
     format = resolve_format(destination, options.format)
     readers = [stack.enter_context(open_store(path)) for path in paths]
-    columns = _merged_columns(readers)
+    columns = _merged_columns(readers, options.classes)
     left_out = _duplicates(readers, options.on_duplicate)
     first = readers[0].manifest
     names = list(dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)) or [""]
@@ -170,7 +180,7 @@ def shard_size_of(manifest: Manifest) -> int | None:
     return None if manifest.shards is None else max(1, int(manifest.shards.table["image_nbytes"].max()))
 
 
-def _merged_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
+def _merged_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> tuple[Column, ...]:
     """The columns of all stores together, in the order of the first. Raises :class:`StoreError` where they differ in
     more than that and their classes."""
     first = readers[0]
@@ -197,8 +207,27 @@ def _merged_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
     columns = []
     for column in first.manifest.columns:
         given = [(str(reader.path), reader.manifest.column(column.name)) for reader in readers]
-        columns.append(replace(column, classes=merged_classes(column.name, given)))
+        merged = merged_classes(column.name, given)
+        if column.name == "label" and classes is not None:
+            merged = _in_order(merged, classes)
+        columns.append(replace(column, classes=merged))
+    if classes is not None and not first.manifest.has_column("label"):
+        raise UsageError("classes gives the order of the classes of 'label', and the stores have no column 'label'")
     return tuple(columns)
+
+
+def _in_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:
+    """Returns ``classes``. Raises :class:`UsageError` unless it names all classes of the stores, each once."""
+    if merged is None:
+        raise UsageError("classes gives the order of names, and the labels of the stores are plain numbers")
+    repeated = next((name for i, name in enumerate(classes) if name in classes[:i]), None)
+    if repeated is not None:
+        raise UsageError(f"classes names {printable(repeated)!r} twice")
+    missing = [name for name in merged if name not in set(classes)]
+    if missing:
+        some = ", ".join(map(printable, missing[:10])) + (", …" if len(missing) > 10 else "")
+        raise UsageError(f"classes should name every class of the stores; it lacks {len(missing):,} ({some})")
+    return tuple(classes)
 
 
 def _duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -119,7 +120,8 @@ def select(
         where: Which records, see :mod:`packstore.packing.where`: ``label in (cat, dog) and split == train``.
         sample: How many of them, drawn at random.
         per_class: At most how many of each class, drawn at random before ``sample``.
-        splits: New splits and their shares, ``{"train": 0.9, "val": 0.1}``, drawn at random; None keeps the splits.
+        splits: New splits and their shares, ``{"train": 0.9, "val": 0.1}``, drawn at random of all records, whatever
+            split they are in: the report's ``moved`` counts those that change it. None keeps the splits.
         stratify: The sample, and each new split, has the same share of every class.
         whole_shards: Take shards as they are, and draw whole ones: nothing is copied, and no shard is opened.
         seed: Of all that is drawn. The same seed draws the same records of equal stores.
@@ -195,7 +197,22 @@ def plan_select(
         skipped=manifest.skipped if kept == len(reader) else (),
     )
     size = options.shard_bytes or shard_size_of(manifest)
-    return Composition(destination, base, columns, tuple(pieces), size is not None, size, options.overwrite)
+    moved = _moves(manifest, pieces) if options.splits is not None else {}
+    return Composition(destination, base, columns, tuple(pieces), size is not None, size, options.overwrite, moved)
+
+
+def _moves(manifest: Manifest, pieces: Sequence[Piece]) -> dict[tuple[str, str], int]:
+    """Counts the records that change their split, by the old and the new one."""
+    counts = Counter[tuple[str, str]]()
+    for piece in pieces:
+        if isinstance(piece, Copied):
+            for split in manifest.splits:
+                inside = (piece.records >= split.start) & (piece.records < split.stop)
+                counts[split.name, piece.split] += int(np.count_nonzero(inside))
+        else:
+            for name, count in (run for runs in piece.parts.runs for run in runs):
+                counts[name, piece.split] += count
+    return {(old, new): count for (old, new), count in counts.items() if count and old and old != new}
 
 
 def _columns(

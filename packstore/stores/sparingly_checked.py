@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -54,7 +54,7 @@ class SparinglyCheckedReader(CheckedReader):
         self._kept: dict[str, _Kept] = {}
         self._lock = threading.Lock()
         self._proven: dict[str, NDArray[Any]] = {}  # fixed columns of a store of one file, once they are kept
-        self._checksum: Callable[[int], int] | None = None
+        self._checksums: memoryview[int] | None = None
         # How often each record was read, modulo 256; in pages that the system gives when they are first written to.
         self._reads = np.zeros(0 if self._all_images else len(reader), np.uint8)
         self._count = self._reads.data  # an item of it costs a tenth of one of the array
@@ -145,17 +145,12 @@ class SparinglyCheckedReader(CheckedReader):
 
     def _expected(self, index: int) -> int:
         """The checksum of an image. Nothing proves it: where it is damaged, the image does not match it."""
-        if self._checksum is None:
-            if len(self._starts) == 1:
-                # Of a memoryview, too. Through bytes, since the values of an LMDB do not begin at a multiple of 8.
-                values = self._reader.fixed("checksum").view(np.uint8).data.cast("Q")
-                self._checksum = values.__getitem__
-            else:
-                self._checksum = self._checksum_in_shard
-        return self._checksum(index)
-
-    def _checksum_in_shard(self, index: int) -> int:
-        return int(self._reader.value("checksum", index))
+        if len(self._starts) > 1:
+            return int(self._reader.value("checksum", index))
+        if self._checksums is None:
+            # Of a memoryview, too. Through bytes, since the values of an LMDB do not begin at a multiple of 8.
+            self._checksums = self._reader.fixed("checksum").view(np.uint8).data.cast("Q")
+        return self._checksums[index]
 
     def _keep(self, name: str) -> _Kept:
         column = self.manifest.column(name)

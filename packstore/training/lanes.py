@@ -11,6 +11,7 @@ done with the shards of a window before it goes on to the next.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 
 from packstore.training.permutation import DECK, permute, permute_within
 
+SHARDS_A_WINDOW = 64
+"""Shards that are shuffled together, over all ranks, if nobody says otherwise and the cache has room for them."""
+_SHARE = 0.75  # of the cache's budget: it has other users, too
 _FEW = 12  # lanes that a store of few shards has too: as many nodes then share it, at the price of a shard read twice
 _SHARDS_A_LANE = 4  # a lane's cut falls into a shard, which is fetched for both sides: at most a quarter more
 
@@ -160,6 +164,42 @@ def reads_in_sequence(starts: NDArray[np.int64], count: int, batch_size: int) ->
     stops = np.append(starts[1:], count)
     numbers = np.flatnonzero(stops > starts)
     return Reads(numbers, starts[numbers] // batch_size, (stops[numbers] - 1) // batch_size)
+
+
+def most_at_a_time(reads: Reads, sizes: NDArray[np.int64]) -> int:
+    """The most bytes of shards that batches need at a time."""
+    bytes_of = sizes[reads.shards]
+    change = np.zeros(int(reads.last.max(initial=0)) + 2, np.int64)
+    np.add.at(change, reads.first, bytes_of)
+    np.add.at(change, reads.last + 1, -bytes_of)
+    return int(np.cumsum(change).max())
+
+
+def cache_room(budget: int) -> int:
+    """Returns the bytes of a cache that a rank's shards may take: the ranks of a machine share it, as torchrun counts
+    them."""
+    return int(budget * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def fitting_window(
+    starts: NDArray[np.int64], count: int, batch_size: int, seed: int, sizes: NDArray[np.int64], room: int
+) -> int:
+    """Returns the largest window, halved from :data:`SHARDS_A_WINDOW`, whose shards have room; 1 where none has.
+
+    For a single rank: several would need equal caches to agree on the order.
+
+    Args:
+        starts: The first record of each shard, ascending from 0.
+        count: Number of records.
+        batch_size: Records a batch.
+        seed: Any integer.
+        sizes: Bytes of each shard.
+        room: Bytes of shards that may be there at a time.
+    """
+    window = SHARDS_A_WINDOW
+    while window > 1 and most_at_a_time(Lanes(starts, count, batch_size, window, seed).reads(0, 0, 1), sizes) > room:
+        window //= 2
+    return window
 
 
 def grouped(records: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

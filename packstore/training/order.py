@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.lanes import Lanes, Reads, grouped, reads_in_sequence
+from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, grouped, reads_in_sequence
 from packstore.training.permutation import BLOCKS, MAX_LENGTH, TAIL, permute, permute_within
 from packstore.training.random_draws import Array, Draws
 
 BLOCKS_A_WINDOW = 16
 """Blocks that are shuffled together, if nobody says otherwise."""
-SHARDS_A_WINDOW = 64
-"""Shards that are, over all ranks."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def test_keys_that_are_there(photos: Path, part: Part, tmp_path: Path, source: s
     if source == "store":
         given = tmp_path / "all.h5"
         packstore.convert(photos, given, shard_size=3000)
-    with pytest.raises(SourceError, match=r"has 16 of the keys of .* already \(train/ant/000.jpg, .* --on-duplicate"):
+    with pytest.raises(SourceError, match=r"has 16 of .* already, all .* --on-duplicate"):
         packstore.append(store, given)
     assert content(store) == before
     report = packstore.append(store, given, on_duplicate="skip")
@@ -508,3 +509,97 @@ def test_nothing_is_made_where_there_is_no_store(photos: Path, tmp_path: Path) -
     with pytest.raises(StoreError, match="does not exist"):
         packstore.append(tmp_path / "x.h5", photos)
     assert [*tmp_path.iterdir()] == []
+
+
+def other_photos(photos: Path, part: Part, differ: int) -> Path:
+    """A folder with the keys of ``photos``, of which some have other images."""
+    given = part("again", lambda _: True)
+    images = sorted(given.glob("train/ant/*"))
+    for path, other in pairwise(images[: differ + 1]):
+        path.write_bytes((photos / "train/ant" / other.name).read_bytes())
+    return given
+
+
+@pytest.mark.sampled(2, per="options")
+@pytest.mark.parametrize("options", ENCODINGS[:3])
+@pytest.mark.parametrize("differ", [0, 2])
+def test_known_keys_with_the_same_and_with_other_content(
+    photos: Path, part: Part, tmp_path: Path, options: dict[str, Any], differ: int
+) -> None:
+    store, given = tmp_path / "x.h5", other_photos(photos, part, differ)
+    packstore.convert(photos, store, **options)
+    with pytest.raises(SourceError, match="24 of the keys") as caught:
+        packstore.append(store, given)
+    said = str(caught.value)
+    assert "--key-prefix" in said
+    assert ("--on-duplicate skip" in said) == (not differ)
+    assert ("22 with the same content and 2 with other content" if differ else "all with the same content") in said
+
+
+def test_a_known_key_with_another_label_is_not_the_same(photos: Path, tmp_path: Path) -> None:
+    image = next((photos / "train/ant").iterdir())
+    for label in ("ant", "bee"):
+        (tmp_path / label).mkdir()
+        shutil.copy2(image, tmp_path / label / "a.jpg")
+        (tmp_path / f"{label}.csv").write_text(f"file,label\na.jpg,{label}\n")
+    packstore.convert(tmp_path / "ant", tmp_path / "x.h5", labels=tmp_path / "ant.csv")
+    with pytest.raises(SourceError, match="0 with the same content and 1 with other"):
+        packstore.append(tmp_path / "x.h5", tmp_path / "bee", labels=tmp_path / "bee.csv")
+
+
+@pytest.mark.parametrize("source", ["folder", "store"])
+def test_a_prefix_of_keys(photos: Path, part: Part, tmp_path: Path, source: str) -> None:
+    store, given = tmp_path / "x.h5", other_photos(photos, part, 2)
+    packstore.convert(photos, store)
+    if source == "store":
+        packstore.convert(given, tmp_path / "y.h5")
+        given = tmp_path / "y.h5"
+    before = keys(store)
+    report = packstore.append(store, given, key_prefix="week-2/")
+    assert report.added == {"train": 12, "val": 12}
+    assert sorted(keys(store)) == sorted([*before, *(f"week-2/{key}" for key in before)])
+    assert packstore.verify(store).ok
+    with open_store(store) as reader:
+        images = {reader.key(i): bytes(reader.read(i)) for i in range(len(reader))}
+    with open_store(packstore.convert(part("again", lambda _: False) if source == "folder" else given,
+                                      tmp_path / "z.h5").destination) as reader:  # fmt: skip
+        for i in range(len(reader)):
+            assert images[f"week-2/{reader.key(i)}"] == bytes(reader.read(i))
+    with pytest.raises(SourceError, match="24 of the keys"):
+        packstore.append(store, given, key_prefix="week-2/")
+
+
+def test_new_classes_are_said_or_refused(photos: Path, part: Part, tmp_path: Path) -> None:
+    store = tmp_path / "x.h5"
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store)
+    second = part("second", lambda key: "/cat/" in key)
+    before = content(store)
+    with pytest.raises(StoreError, match=r"has 1 of 'label' that .* lacks \(cat\); .*--no-new-classes"):
+        packstore.append(store, second, no_new_classes=True)
+    assert content(store) == before
+    report = packstore.append(store, second)
+    assert report.new_classes == {"label": ("cat",)}
+    assert "new classes label: 1 (cat)" in describe_report(report)
+    again = packstore.append(store, photos, on_duplicate="skip", no_new_classes=True)
+    assert again.new_classes == {}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_double_keys_are_found(photos: Path, part: Part, tmp_path: Path, suffix: str) -> None:
+    store = tmp_path / f"x{suffix}"
+    packstore.convert(photos, store, encoding="uint8", size=16)
+    packstore.append(store, part("again", lambda key: key.endswith("/000.jpg")), on_duplicate="unchecked")
+    added = [key for key in keys(store) if keys(store).count(key) == 2]
+    assert len(added) == 12
+    for quick in (False, True):
+        report = packstore.verify(store, quick=quick)
+        assert (report.problem_count, report.double_keys) == (6, 6)
+        assert {problem.key for problem in report.problems} == {*added}
+    done = CliRunner().invoke(cli, ["verify", str(store)])
+    assert (done.exit_code, "whole" in done.output) == (1, False)
+    assert "--drop-kinds double_key" in done.output
+    found = CliRunner().invoke(cli, ["audit", str(store), "--json", str(tmp_path / "audit.json")])
+    assert "6" in found.output
+    packstore.select(store, tmp_path / f"y{suffix}", drop=tmp_path / "audit.json", drop_kinds=["double_key"])
+    assert keys(tmp_path / f"y{suffix}") == list(dict.fromkeys(keys(store)))
+    assert packstore.verify(tmp_path / f"y{suffix}").ok

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import packstore
+from packstore.cli.merge import describe_report
 from packstore.core.errors import CorruptRecordError, DestinationError, StoreError, UsageError
 from packstore.packing import composing
 from packstore.packing.select import SelectOptions
@@ -17,6 +18,7 @@ from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.opening import read_manifest
 from packstore.stores.sharded import ShardedReader
+from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content, damage
 
@@ -341,3 +343,48 @@ def test_comparing_with_a_store_of_the_same_shards_opens_none_of_it(
     monkeypatch.undo()
     packstore.select(tmp_path / "same.h5", tmp_path / "less.h5", where="key != 'val/cat/005.png'")
     assert packstore.verify(tmp_path / "less.h5", against=tmp_path / "same.h5").differences == 1
+
+
+@pytest.mark.slow
+def test_the_order_of_classes(tmp_path: Path, photos: Path) -> None:
+    a, b = tmp_path / "a.h5", tmp_path / "b.h5"
+    packstore.convert(photos, tmp_path / "all.h5")
+    packstore.select(tmp_path / "all.h5", a, where="label == cat", relabel={"ant": "", "bee": ""})
+    packstore.select(tmp_path / "all.h5", b, where="label == ant", relabel={"cat": "", "bee": ""})
+    merged = packstore.merge([a, b], tmp_path / "plain.h5").manifest
+    assert merged.classes == ("cat", "ant")
+    done = run("merge", a, b, "-o", tmp_path / "given.h5", "--classes", "ant,bee,cat")
+    assert "classes  label: 3 (ant, bee, cat)" in done.stdout
+    assert packstore.verify(tmp_path / "given.h5").ok
+    with open_store(tmp_path / "given.h5") as reader:
+        assert reader.manifest.classes == ("ant", "bee", "cat")
+        for i in range(len(reader)):
+            assert ("ant", "bee", "cat")[int(reader.value("label", i))] in reader.key(i)
+    (tmp_path / "names.txt").write_text("ant\ncat\n")
+    run("merge", a, b, "-o", tmp_path / "file.h5", "--classes", tmp_path / "names.txt")
+    assert read_manifest(tmp_path / "file.h5").classes == ("ant", "cat")
+    for given, said in ((["ant"], "lacks 1 .cat."), (["ant", "cat", "ant"], "'ant' twice"), ("ant", "a list of names")):
+        with pytest.raises(UsageError, match=said):
+            packstore.merge([a, b], tmp_path / "no.h5", classes=given)
+
+
+@pytest.mark.parametrize("whole_shards", [False, True])
+def test_records_that_change_their_split_are_counted(tmp_path: Path, photos: Path, whole_shards: bool) -> None:
+    store = tmp_path / "x.h5"
+    packstore.convert(photos, store, shard_size=3000)
+    old = dict(zip(*keys_and_splits(store), strict=True))
+    report = packstore.select(
+        store, tmp_path / "y.h5", splits={"train": 0.5, "val": 0.5}, whole_shards=whole_shards, seed=1
+    )
+    new = dict(zip(*keys_and_splits(tmp_path / "y.h5"), strict=True))
+    moves = Counter((old[key], new[key]) for key in new if old[key] != new[key])
+    assert report.moved == moves
+    assert moves["val", "train"]
+    assert f"{moves['val', 'train']} records from val to train" in describe_report(report)
+    assert not packstore.select(store, tmp_path / "z.h5", sample=3).moved
+
+
+def keys_and_splits(path: Path) -> tuple[list[str], list[str]]:
+    with open_store(path) as reader:
+        splits = [name for split in reader.manifest.splits for name in [split.name] * len(split)]
+        return [reader.key(i) for i in range(len(reader))], splits

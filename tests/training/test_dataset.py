@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -445,3 +447,23 @@ def test_closing_while_others_read_harms_nobody(pack: Pack, suffix: str) -> None
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".lmdb", ".pth"])
+def test_a_dropped_dataset_lets_its_store_go_at_once(tmp_path: Path, suffix: str) -> None:
+    packstore.convert(
+        make_folder(tmp_path / "photos"), tmp_path / f"x{suffix}", encoding="uint8", size=8, shard_size=500
+    )
+    packstore.convert(make_folder(tmp_path / "more"), tmp_path / f"y{suffix}", encoding="uint8", size=8)
+    gc.collect()
+    gc.disable()
+    try:
+        for name in ("x", "y"):
+            dataset = PackedDataset(tmp_path / f"{name}{suffix}", "train", checksums="auto")
+            for _ in range(17):  # of arrays one in sixteen reads is checked
+                dataset[0], dataset[1:3], dataset.targets
+            reader = weakref.ref(dataset.reader.unchecked)
+            del dataset
+            assert reader() is None
+    finally:
+        gc.enable()

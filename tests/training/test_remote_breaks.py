@@ -24,12 +24,15 @@ import torch
 
 import packstore
 from packstore import PackedDataset, PackedLoader
+from packstore.augment import RandomResizedCrop
 from packstore.cache import Cache, default_cache, folder
 from packstore.core.errors import CorruptRecordError, DiskFullError, StoreError
 from packstore.core.urls import UrlPath, location
 from packstore.stores import open_store
+from packstore.stores.remote.names import shard_object
 from packstore.stores.remote.publish import upload_store
 from tests.makers.caching import used_bytes
+from tests.makers.datasets import make_folder
 
 RECORDS, SHARDS, SIDE = 96, 12, 16
 _ALLOCATE = folder._allocate
@@ -262,3 +265,38 @@ def test_a_server_of_files_without_ranges(local: Path, url: UrlPath, tmp_path: P
             assert trained(local, f"http://127.0.0.1:{server.server_address[1]}/x.lmdb") == 2 * RECORDS // 4
         finally:
             server.shutdown()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("suffix", [".lmdb", ".h5"])
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_a_damaged_shard_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, suffix: str, batch_size: int
+) -> None:
+    """All other records come, and as many batches as ever, some of them empty."""
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    options: dict[str, Any] = {"encoding": "uint8", "size": 16} if suffix == ".h5" else {"encoding": "original"}
+    packstore.convert(make_folder(tmp_path / "photos", per_class=6), tmp_path / f"x{suffix}", split="train",
+                      shard_size=6000, **options)  # fmt: skip
+    url = UrlPath(f"{(tmp_path / 'bucket').as_uri()}/x{suffix}")
+    manifest = upload_store(tmp_path / f"x{suffix}", url)
+    assert manifest.shards is not None
+    shard = next(iter(manifest.shards))
+    damaged = tmp_path / "bucket" / f"x{suffix}" / shard_object(shard)
+    damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
+    dataset = packstore.PackedDataset(url, columns=["image", "key"])
+    loader = packstore.PackedLoader(
+        dataset, batch_size, shuffle=shuffle, on_error="skip", augment=[RandomResizedCrop(8)], resident=False
+    )
+    batches = list(loader)
+    with open_store(tmp_path / f"x{suffix}") as reader:
+        whole = sorted(reader.key(i) for i in range(shard.records, len(reader)))
+    assert sorted(key for _, keys in batches for key in keys) == whole
+    assert len(batches) == len(loader)
+    assert loader.stats()["skipped"] == shard.records
+    for images, keys in batches:
+        assert images.shape == (len(keys), 3, 8, 8)
+    with pytest.raises(StoreError, match="came damaged 3 times"):
+        list(
+            packstore.PackedLoader(dataset, batch_size, shuffle=shuffle, augment=[RandomResizedCrop(8)], resident=False)
+        )

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore.core.errors import CacheFullError, StoreError
-from packstore.training.lanes import Reads
-from packstore.training.loader.shards_ahead import ShardsAhead, most_at_a_time
+from packstore.training.lanes import Reads, most_at_a_time
+from packstore.training.loader.shards_ahead import ShardsAhead
 
 
 class Reader:

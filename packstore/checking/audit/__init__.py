@@ -77,7 +77,7 @@ def audit(
 ) -> AuditReport:
     """Looks for what spoils training: the same image in two splits or under two labels, odd images, wrong boxes.
 
-    Reads checksums, labels, splits and boxes. Memory: about 40 bytes a record, 8 more for each column of
+    Reads checksums, keys, labels, splits and boxes. Memory: about 80 bytes a record, 8 more for each column of
     class numbers beside ``label``, and 200 with ``pixels``, which also takes a temporary file of 288 bytes a record.
 
     Args:
@@ -129,7 +129,11 @@ class _Audit:
         reader, options, found = self.reader, self.options, self.found
         manifest = reader.manifest
         columns = Columns(reader, found)
-        checks = ["checksums of images, within and across splits", "labels and classes"]
+        checks = [
+            "checksums of images, within and across splits",
+            "labels and classes",
+            "double keys",
+        ]
         sizes = _known_sizes(reader)
         report_classes(found, manifest, columns.rows, options.imbalance)
         if options.pixels:

@@ -14,6 +14,7 @@ from packstore.checking.store_check import OpenFile, open_files
 from packstore.core.columns import NUMPY_DTYPE, Ragged
 from packstore.core.errors import PackstoreError, StoreError, printable
 from packstore.core.manifest import Column, Manifest
+from packstore.packing.keys import double_keys, key_digests
 from packstore.stores.base import Reader
 
 _RECORDS = 1 << 14
@@ -23,13 +24,21 @@ _OUTSIDE = 1.0
 
 
 class Columns:
-    """The checksums and labels of all records, read file by file."""
+    """The checksums, labels and keys of all records, read file by file.
+
+    Attributes:
+        checksums: ``uint64``, of the images.
+        there: Which records could be read.
+        rows: Splits and labels.
+    """
 
     def __init__(self, reader: Reader, found: Collector) -> None:
         manifest, count = reader.manifest, len(reader)
         self.checksums = np.zeros(count, np.uint64)
         self.there = np.zeros(count, np.bool_)
         classes = [Classes(column, np.full(count, -1, np.int64)) for column in _class_columns(manifest)]
+        digests = np.zeros((count, 2), np.uint64)
+        keyed = np.zeros(count, np.bool_)
         known = 0
         for file in files(reader):
             rows = slice(file.start, file.start + len(file.reader))
@@ -37,11 +46,17 @@ class Columns:
             try:
                 self.checksums[rows] = file.reader.fixed("checksum")
                 self.there[rows] = True
+                digests[rows] = key_digests(file.reader.ragged("key"), len(file.reader))
+                keyed[rows] = True
                 for column, values in classes:
                     numbers = _numbers if column.kind == "fixed" else _lists
                     values[rows] = numbers(file.reader, column, file.start, found)
             except StoreError as error:
                 found.add("damaged", f"{file.name or 'the store'}: {error}")
+        known_keys = np.flatnonzero(keyed)
+        again, firsts = double_keys(digests[keyed])
+        for record, first in zip(known_keys[again].tolist(), known_keys[firsts].tolist(), strict=True):
+            found.add("double_key", "one key", [first, record], [record])
         if known < count:
             found.add(
                 "damaged", f"{count - known:,} records are in shards that do not open; packstore verify names them"

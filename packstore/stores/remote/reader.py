@@ -28,6 +28,8 @@ from packstore.stores.sharded import ShardedReader, reserve_open_files
 
 _PATIENCE_SECONDS = 5.0
 """How long a thread that finds the cache full waits for others, which may be about to let a shard go."""
+_MOST_PATIENCE_SECONDS = 60.0
+"""How long a thread waits at most, also if this reader has shards open that it lets go again and again."""
 _PAUSE_SECONDS = 0.01
 _AGAIN_SECONDS = 10.0
 """How long a shard that could not be fetched is not asked for again: whoever reads asks for many of its records."""
@@ -225,7 +227,7 @@ class RemoteReader(ShardedReader):
                 fetched += len(data)
                 yield data
 
-        patience = time.monotonic() + _PATIENCE_SECONDS
+        started = time.monotonic()
         while True:
             try:
                 descriptor = self.cache.open(shard.digest, shard.nbytes, fetch)
@@ -237,9 +239,10 @@ class RemoteReader(ShardedReader):
                     self._bounded = True  # somebody else has taken the room, too
                     opened = bool(self._open)
                     self._let_go()
+                waited = time.monotonic() - started
+                if waited > (_MOST_PATIENCE_SECONDS if opened else _PATIENCE_SECONDS):
+                    raise
                 if not opened:
-                    if time.monotonic() > patience:
-                        raise
                     time.sleep(_PAUSE_SECONDS)
             except MissingObjectError as error:
                 self._refuse_replaced()

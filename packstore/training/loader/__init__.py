@@ -109,7 +109,8 @@ class PackedLoader:
             flip them alike; with other names, such as ``"global"`` and ``"local"``, each in its own way.
         drop_last: Leave out a last batch that is not full.
         block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
-        window: Shards that are mixed at a time with ``"lanes"``, over all ranks (64), or blocks with ``block`` (16).
+        window: Shards that are mixed at a time with ``"lanes"``, over all ranks (64; a single rank takes fewer if the
+            cache has less room), or blocks with ``block`` (16).
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be
             endless. Ranks share out what it gives, so it has to give all of them the same: torch's random ones need a
             ``generator``. One that has ``num_replicas`` and ``rank``, such as ``DistributedSampler``, shares out by
@@ -366,7 +367,7 @@ class PackedLoader:
             "stream": options.stream,
             "shuffle": self._epochs.shuffle,
             "block": options.block,
-            "window": options.window,
+            "window": self._epochs.order.window,
             "shards": self._epochs.shards_digest,
             "augment": [_described(operation) for operation in options.augment],
         }

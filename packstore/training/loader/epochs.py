@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sized
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from operator import index
 from typing import Any
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.dataset import PackedDataset
-from packstore.training.lanes import Reads, grouped, reads_in_sequence
+from packstore.training.lanes import Reads, cache_room, fitting_window, grouped, reads_in_sequence
 from packstore.training.loader.options import LoaderOptions, as_indices, ranks
 from packstore.training.order import Order
 from packstore.training.random_draws import Occurrences, with_occurrences
@@ -57,8 +58,14 @@ class Epochs:
         if lanes and self._subset is not None and self._subset_ids is not None:
             chosen, shards = grouped(self._subset, shards)
             self._subset_ids = self._subset_ids[chosen]
+        count = len(dataset) if self._subset is None else len(self._subset)
+        remote, table = dataset.reader.unchecked, dataset.manifest.shards
+        self._window_facts: tuple[Any, ...] | None = None
+        if lanes and options.window is None and isinstance(remote, RemoteReader) and table is not None:
+            sizes = table.table["nbytes"].astype(np.int64)
+            self._window_facts = (shards, count, batch_size, options.seed, sizes, cache_room(remote.cache.budget))
         self.order = Order(
-            length=len(dataset) if self._subset is None else len(self._subset),
+            length=count,
             batch_size=batch_size,
             seed=options.seed,
             shuffle=bool(options.shuffle),
@@ -102,7 +109,14 @@ class Epochs:
 
     def _order_now(self) -> Order:
         rank, world_size = (0, 1) if self._sampler_shares else ranks(self._options)
-        return replace(self.order, rank=rank, world_size=world_size)
+        # Several ranks, whose caches may differ, have to agree.
+        window = self._fitting_window if world_size == 1 else self._options.window
+        return replace(self.order, rank=rank, world_size=world_size, window=window)
+
+    @cached_property
+    def _fitting_window(self) -> int | None:
+        """The window for a single rank: fewer shards than usual if the cache has less room."""
+        return self._options.window if self._window_facts is None else fitting_window(*self._window_facts)
 
     @property
     def _sampler_shares(self) -> bool:

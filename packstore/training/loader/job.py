@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import StoreError, UnreachableError
 from packstore.training.loader.columns import Columns
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.pipeline import Batch, Pipeline
@@ -48,6 +49,7 @@ class Job:
         self._cancelled = False
         self._error: Exception | None = None
         self._modes: tuple[bool, ...] = ()
+        self._records = len(ids)
         self._sent = len(ids)  # how many records are in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
@@ -60,6 +62,8 @@ class Job:
         return self
 
     def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Columns:
+        if self._errors is not None:
+            self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
         seed = pipeline.options.draws_seed
         assembler = pipeline.assembler
@@ -77,13 +81,29 @@ class Job:
             return columns
         most = _DECODED_SLICE if decoded else _PIXELS_SLICE
         most = max(most, _SMALL_BYTES * count // max(1, prepared.out.nbytes))
-        parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE))
+        parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE)) or 1
         bounds = [count * part // parts for part in range(parts + 1)]
         for first, stop in pairwise(bounds):
             if self._cancelled:
                 break
             self._slices.append(pool.submit(self._fill, prepared, columns, first, stop))
         return columns
+
+    def _leave_out_lost_shards(self) -> None:
+        reader = self._pipeline.dataset.reader
+        parts = np.searchsorted(reader.part_starts, self.ids & MASK, "right") - 1
+        lost = []
+        for part in np.unique(parts).tolist():
+            try:
+                reader.unchecked.part(part)
+            except UnreachableError:  # says nothing of the shard
+                raise
+            except StoreError as error:
+                lost.append(part)
+                _log.warning("skipped: %s records: %s", int((parts == part).sum()), error)
+        if lost:
+            self.ids = self.ids[~np.isin(parts, lost)]
+            self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
 
     def _fill(self, prepared: Prepared, columns: Columns, first: int, stop: int) -> list[int]:
         failed = self._pipeline.assembler.fill(prepared, first, stop, self._errors)
@@ -129,7 +149,7 @@ class Job:
                 images, columns, shared = self._slot.shipment.receive()
                 item = self._pipeline.item(images, columns)
                 ring.release(self._slot, (images, shared))
-            return Batch(item, self._sent, len(self.ids) - self._sent)
+            return Batch(item, self._sent, self._records - self._sent)
         finally:
             self._release()
 

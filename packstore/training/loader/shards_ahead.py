@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from packstore.core.errors import CacheFullError, DiskFullError, StoreError
 from packstore.stores.base import Reader
 from packstore.stores.remote.reader import RemoteReader
-from packstore.training.lanes import Reads
+from packstore.training.lanes import Reads, cache_room, most_at_a_time
 
 _log = logging.getLogger("packstore")
 _THREADS = 4  # that fetch: each waits for the network most of the time
-_SHARE = 0.75  # of the cache's budget: it has other users, too
 
 
 class FetchingReader(Protocol):
@@ -96,8 +95,7 @@ class ShardsAhead:
         if reads is None or table is None or not isinstance(remote, RemoteReader):
             return None
         sizes = table.table["nbytes"].astype(np.int64)
-        # The ranks of a machine share its cache; torchrun says how many there are.
-        room = int(remote.cache.budget * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        room = cache_room(remote.cache.budget)
         needed = most_at_a_time(reads, sizes)
         if needed > room:
             _log.warning(
@@ -182,15 +180,6 @@ class ShardsAhead:
                     return place
                 # It is too late, or the room is for what is needed at the same time: whoever needs it fetches it.
             return None
-
-
-def most_at_a_time(reads: Reads, sizes: NDArray[np.int64]) -> int:
-    """The most bytes of shards that batches need at a time."""
-    bytes_of = sizes[reads.shards]
-    change = np.zeros(int(reads.last.max(initial=0)) + 2, np.int64)
-    np.add.at(change, reads.first, bytes_of)
-    np.add.at(change, reads.last + 1, -bytes_of)
-    return int(np.cumsum(change).max())
 
 
 def _followed(reads: Reads, following: Reads, sizes: NDArray[np.int64]) -> Reads:

@@ -8,13 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import packstore
 from packstore.core.urls import UrlPath
 from packstore.stores import open_store
-from packstore.stores.remote.cost import Cost, costs
 from packstore.stores.remote.publish import upload_store
 from packstore.stores.remote.reader import RemoteReader
 from packstore.testing.records import make_records, write
+from packstore.training.cost import Cost, costs
 from tests.makers.command import run
+from tests.makers.datasets import make_folder
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a bucket, beside an empty cache."""
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "100MB")
+    return tmp_path / "bucket"
 
 
 @pytest.fixture
@@ -60,7 +70,6 @@ def test_an_epoch_in_a_random_order_that_does_not_fit(tmp_path: Path) -> None:
             held = [*(other for other in held if other != shard), shard][-(shards * 3 // 4) :]
     assert cost.requests == pytest.approx(missed / 20, rel=0.15)
     assert cost.nbytes == cost.requests * (total // shards)
-    assert found["epoch in lanes"] == Cost("epoch in lanes", shards, total)
 
 
 def test_many_nodes(url: UrlPath) -> None:
@@ -87,3 +96,29 @@ def test_the_command(url: UrlPath, tmp_path: Path) -> None:
     assert "there" in run("info", url).stdout
     write(tmp_path / "one.lmdb", make_records("uint8", 4))
     assert "verify --quick" in run("info", tmp_path / "one.lmdb", "--cost").stdout
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_an_epoch_in_lanes_fetches_what_is_said(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """A loader with its default window, and a cache of a part of the store: what is fetched, counted."""
+    packstore.convert(make_folder(tmp_path / "photos", per_class=40), tmp_path / "y.lmdb", split="train",
+                      encoding="uint8", size=16, shard_size=2500)  # fmt: skip
+    url = UrlPath(f"{bucket.as_uri()}/y.lmdb")
+    upload_store(tmp_path / "y.lmdb", url)
+    manifest = open_store(url).manifest
+    assert manifest.shards is not None
+    total = int(manifest.shards.table["nbytes"].sum())
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(int(total * share)))
+    said = next(c for c in costs(manifest, 0, int(total * share), batch_size=8) if c.what.startswith("epoch in lanes"))
+    dataset = packstore.PackedDataset(url)
+    loader = packstore.PackedLoader(dataset, 8, shuffle=True, resident=False, workers=1)
+    assert sum(len(labels) for _, labels in loader) == manifest.records
+    assert said.what == f"epoch in lanes, window {loader._epochs.order.window}"
+    reader = dataset.reader.unchecked
+    assert isinstance(reader, RemoteReader)
+    assert reader.counts.fetched_bytes <= said.nbytes + total * share  # beside what the next epoch needs first
+    assert reader.counts.fetched_bytes >= total
+    assert said.nbytes < 1.5 * total

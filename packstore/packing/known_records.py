@@ -1,0 +1,65 @@
+"""Compares samples of a source with the records of a store that have their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from packstore.core.checksums import row_checksum
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.manifest import Column
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.packing.batches import Packed
+from packstore.packing.keys import StoreKeys
+from packstore.packing.plan import Plan
+from packstore.packing.records import packed_batches
+from packstore.stores.base import Reader
+
+
+def count_same(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCallback) -> int:
+    """Counts the samples whose image and other fields, packed by the plan, are those of the store's record of that key.
+
+    Args:
+        reader: The store.
+        plan: How the samples become records like those of the store.
+        keys: Of the samples to look at; the store has each.
+        progress: Called after each batch.
+    """
+    stored, encoder = StoreKeys(reader), plan.encoder()
+    known = (entry for entry in plan.source.entries() if entry.key in keys)
+    same = seen = 0
+    for packed in packed_batches(plan, encoder, known, plan.options.workers or plan.source.workers()):
+        for key, checksum, fields in _rows(packed, plan, reader.manifest.columns):
+            record = stored.find(key)
+            same += (
+                record is not None
+                and checksum == int(reader.value("checksum", record))
+                and row_checksum(reader.manifest.columns, fields) == _row_checksum(reader, record)
+            )
+        seen += len(packed.seen)
+        progress(Progress("compare", seen, len(keys), 0))
+    return same
+
+
+def _rows(packed: Packed, plan: Plan, columns: tuple[Column, ...]) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """Yields key, image checksum and row of each packed record."""
+    dtypes = {column.name: NUMPY_DTYPE[column.dtype] for column in columns if column.kind == "fixed"}
+    for place, entry in enumerate(packed.entries):
+        sampled = packed.values[place] if packed.values else {}
+        labels = zip((column.name for column in plan.survey.labels), entry.labels, strict=True)
+        row: dict[str, Any] = {"shape": packed.shapes[place]} | dict(labels) | dict(sampled)
+        row["key"] = entry.key.encode("utf-8", "surrogateescape")
+        yield (
+            entry.key,
+            packed.checksums[place],
+            {name: np.asarray(value, dtypes[name]) if name in dtypes else value
+             for name, value in row.items() if value is not None},
+        )  # fmt: skip
+
+
+def _row_checksum(reader: Reader, record: int) -> int:
+    """The checksum of a record's row, computed: not every store keeps it."""
+    columns = reader.manifest.columns
+    return row_checksum(columns, {c.name: reader.value(c.name, record) for c in columns[1:]})
