@@ -68,6 +68,15 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(stores: Stores) -> No
         assert client.get("/").status == 200
 
 
+@pytest.mark.parametrize("other", ['x={"b":1}', "x", "=", "a=b,c=d", 'q="1;2"', "x=é", "[1]=2"])
+def test_cookies_of_other_applications_are_no_obstacle(stores: Stores, other: str) -> None:
+    with client_of(stores("files.lmdb"), token=None) as client:
+        own = client.get("/", token=TOKEN).headers["set-cookie"].split(";")[0]
+        for cookies in (f"{other}; {own}", f"{own}; {other}", f"{other};{own}"):
+            assert client.get("/api/store", headers={"cookie": cookies}).status == 200
+        assert client.get("/api/store", headers={"cookie": f"{other}; x{own}"}).status == 403
+
+
 @pytest.mark.parametrize("path", ["/", "/api/store", "/thumbnail/192/0", "/image/0/image", "/file/0", "/page.js"])
 @pytest.mark.parametrize("token", [None, "", "a-toke", "a-token2", "☺"])
 def test_without_the_token_nothing_is_answered(stores: Stores, path: str, token: str | None) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -89,11 +88,9 @@ class Guard:
         return None
 
     def _of_cookie(self, text: str) -> str:
-        try:
-            cookies = SimpleCookie(text)
-        except CookieError:
-            return ""
-        return cookies[self._cookie].value if self._cookie in cookies else ""
+        """The token in the cookies of a request. Those of other applications on this machine may be anything."""
+        pairs = (pair.strip().partition("=") for pair in text.split(";"))
+        return next((value for name, _, value in pairs if name == self._cookie), "")
 
 
 async def _answer(
