@@ -12,7 +12,7 @@ import io
 import tempfile
 import zipfile
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.files import drop, open_file
+from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Export, Record, ShardWriter
 from packstore.exports.names import are_texts, safe_name, shortened
@@ -214,23 +214,76 @@ class _Hdf5Writer(_ArraysWriter):
     def write(self) -> None:
         import h5py
 
-        with h5py.File(self.path, "w") as file:
-            if self.fixed:
-                shape, dtype = self.image_array
-                images = file.create_dataset(IMAGES, shape, dtype)
-                rows = max(1, _COPIED // max(1, int(self.ends[1])))
-                for start in range(0, self.records, rows):
-                    stop = min(start + rows, self.records)
-                    data = b"".join(self.one(number) for number in range(start, stop))
-                    images[start:stop] = np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
-            else:
-                images = file.create_dataset(IMAGES, (self.records,), h5py.vlen_dtype(np.uint8))
-                for number in range(self.records):
-                    images[number] = np.frombuffer(self.one(number), np.uint8)
-            for name, array in self.small_arrays():
-                file.create_dataset(name, data=array)
-            if (names := class_names(self.manifest)) is not None:
-                file.create_dataset(CLASSES, data=[*names], dtype=h5py.string_dtype())
+        with beyond_standard_streams():
+            out = self.path.open("w+b", buffering=0)
+        with out:
+            held = _FailureHolder(out)
+            try:
+                with h5py.File(held, "w") as file:
+                    self._write_arrays(file, held)
+            finally:
+                held.check()
+
+    def _write_arrays(self, file: Any, held: _FailureHolder) -> None:
+        """Writes all arrays; ends early once the disk has refused bytes."""
+        import h5py
+
+        if self.fixed:
+            shape, dtype = self.image_array
+            images = file.create_dataset(IMAGES, shape, dtype)
+            rows = max(1, _COPIED // max(1, int(self.ends[1])))
+            for start in range(0, self.records, rows):
+                held.check()
+                stop = min(start + rows, self.records)
+                data = b"".join(self.one(number) for number in range(start, stop))
+                images[start:stop] = np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
+        else:
+            images = file.create_dataset(IMAGES, (self.records,), h5py.vlen_dtype(np.uint8))
+            for number in range(self.records):
+                held.check()
+                images[number] = np.frombuffer(self.one(number), np.uint8)
+        for name, array in self.small_arrays():
+            file.create_dataset(name, data=array)
+        if (names := class_names(self.manifest)) is not None:
+            file.create_dataset(CLASSES, data=[*names], dtype=h5py.string_dtype())
+
+
+class _FailureHolder:
+    """A file for the HDF5 library, which never learns that a write has failed: it would keep unwritten data, fail to
+    close the file, and crash the process when its objects are freed."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self._failure: OSError | None = None
+        self.seek, self.tell, self.read, self.readinto = file.seek, file.tell, file.read, file.readinto
+
+    def check(self) -> None:
+        """Raises the :class:`OSError` of the write that failed first."""
+        if self._failure is not None:
+            raise self._failure
+
+    def write(self, data: memoryview) -> int:
+        """Writes ``data``, or nothing once a write has failed. Returns the size of ``data`` in any case."""
+        self._attempt(self._write_whole, data)
+        return data.nbytes
+
+    def truncate(self, nbytes: int) -> None:
+        """Makes the file ``nbytes`` long, unless a write has failed."""
+        self._attempt(self._file.truncate, nbytes)
+
+    def flush(self) -> None:
+        """Does nothing: no byte waits here."""
+
+    def _write_whole(self, data: memoryview) -> None:
+        while data.nbytes:
+            data = data[self._file.write(data) :]
+
+    def _attempt(self, call: Callable[[Any], object], argument: Any) -> None:
+        if self._failure is None:
+            try:
+                call(argument)
+            except OSError as error:
+                self._failure = error
 
 
 class Hdf5Export(_FilesExport):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from packstore import convert, export
 from packstore.core.errors import SourceError
@@ -145,3 +149,33 @@ def test_zarrs_library_reads_it(size: int | None, tmp_path: Path) -> None:
         (tmp_path / "out.zarr" / name).unlink()
     manifest = convert(tmp_path / "out.zarr", tmp_path / "again.h5").manifest
     assert (manifest.origin.kind, manifest.classes, manifest.records) == ("zarr", ("a", "b"), 9)
+
+
+@pytest.mark.parametrize("allowed", [0, 3000, 5000, 9000, 12000, 14000])
+def test_hdf5_where_the_disk_fills_is_one_line(allowed: int, tmp_path: Path) -> None:
+    """The library of HDF5 crashed the process when a write failed while it closed a file."""
+    convert(noisy(tmp_path / "in", 60), tmp_path / "in.lmdb")
+    images = sum(file.stat().st_size for file in (tmp_path / "in").rglob("*.png"))
+    command = [sys.executable, "-B", "-m", "packstore", "export", "-q", tmp_path / "in.lmdb", tmp_path / "out.hdf5s"]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (images + allowed, images + allowed))
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"packstore: error: cannot write {tmp_path / 'out.hdf5s'}: File too large: ")
+    assert done.stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "in.lmdb"]
+    export(tmp_path / "in.lmdb", tmp_path / "out.hdf5s")
+    digest = convert(tmp_path / "out.hdf5s", tmp_path / "again.lmdb").manifest.dataset_digest
+    assert digest == convert(tmp_path / "in", tmp_path / "in.lmdb", overwrite=True).manifest.dataset_digest
+
+
+def noisy(path: Path, count: int) -> Path:
+    """A folder of PNG files of some kilobytes each."""
+    random = np.random.default_rng(0)
+    (path / "a").mkdir(parents=True)
+    for number in range(count):
+        pixels = random.integers(0, 256, (40 + number % 7, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(path / "a" / f"{number}.png")
+    return path
