@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,11 @@ if TYPE_CHECKING:
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = struct.Struct(">8xI4sIIBBBBB")
 _GREY, _PALETTE = 0, 3
+_PLAIN_CHUNKS = {
+    **dict.fromkeys((b"tEXt", b"tIME", b"bKGD", b"sBIT", b"hIST", b"eXIf"), range(1 << 16)),
+    **{b"IEND": range(1), b"gAMA": range(4, 5), b"pHYs": range(9, 10), b"sRGB": range(1, 2), b"cHRM": range(32, 33)},
+}
+"""Chunks beside pixels and palette that Pillow takes, whatever they hold, if they have one of these lengths."""
 _CHANNELS = {2: "RGB", 4: "grey levels with alpha", 6: "RGB with alpha"}
 
 
@@ -87,9 +91,10 @@ def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> ND
         DecodeError: The file is damaged.
     """
     needed = header.height if rows is None else max(1, min(rows, header.height))
-    if header.bits >= 8 and not header.interlaced:
+    packed = _packed_rows(data, header) if header.bits >= 8 and not header.interlaced else None
+    if packed is not None:
         step = header.bits // 8
-        found = png_rows(b"".join(_chunks(data)), needed, header.width * step, step)
+        found = png_rows(packed, needed, header.width * step, step, needed == header.height)
         if found is not None:
             return found if step == 1 else found.view(">u2").astype(np.uint16)
     values: NDArray[Any] = np.asarray(open_mask(data, header))
@@ -110,13 +115,31 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
     return image.convert("I;16") if header.bits == 16 and image.mode != "I;16" else image
 
 
-def _chunks(data: Buffer) -> Iterator[memoryview]:
-    """The content of the IDAT chunks, as far as they are whole and match their checksums."""
-    view, place = memoryview(data), len(_SIGNATURE)
-    while place + 12 <= len(view):
+def _packed_rows(data: Buffer, header: MaskHeader) -> bytes | None:
+    """The content of the IDAT chunks; None unless every chunk is whole, in place and one at which Pillow finds no
+    fault, so that the verdict on a file is Pillow's."""
+    view, place, kind = memoryview(data), len(_SIGNATURE), b""
+    found: list[memoryview] = []
+    while kind != b"IEND":
         end = place + 8 + int.from_bytes(view[place : place + 4], "big")
-        if bytes(view[place + 4 : place + 8]) == b"IDAT":
-            if zlib.crc32(view[place + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
-                return
-            yield view[place + 8 : end]
+        before, kind = kind, bytes(view[place + 4 : place + 8])
+        content = view[place + 8 : end]
+        if end + 4 > len(view) or zlib.crc32(view[place + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+            return None
+        if kind == b"IDAT":
+            if found and before != kind:
+                return None
+            found.append(content)
+        elif kind == b"IHDR":
+            if before or len(content) != 13 or content[10] or content[11]:
+                return None
+        elif kind == b"PLTE":
+            if found or len(content) % 3 or not 0 < len(content) <= 768:
+                return None
+        elif kind == b"tRNS":
+            if found or not (1 if header.palette else 2) <= len(content) <= 256:
+                return None
+        elif len(content) not in _PLAIN_CHUNKS.get(kind, ()):
+            return None
         place = end + 4
+    return b"".join(found)

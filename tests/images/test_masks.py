@@ -127,7 +127,7 @@ def test_nothing_behind_the_stream_is_read() -> None:
         packed = deflated(filtered(values, [0]))
         for length in (*range(2, 40), *range(len(packed) - 40, len(packed) + 1)):
             address, memory = guarded(packed[:length])
-            library.packstore_engine_png(address, length, to.ctypes.data, 40, 300, 1)
+            library.packstore_engine_png(address, length, to.ctypes.data, 40, 300, 1, length % 2)
             del memory
 
 
@@ -211,6 +211,105 @@ def test_damaged_files_raise() -> None:
     for damaged in (data[:200], data[:100] + bytes(400) + data[500:]):
         with pytest.raises(DecodeError, match="damaged"):
             decode_mask(damaged, header)
+
+
+def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
+    found, place = [], 8
+    while place < len(data):
+        (length,) = struct.unpack(">I", data[place : place + 4])
+        found.append((data[place + 4 : place + 8], data[place + 8 : place + 8 + length]))
+        place += 12 + length
+    return found
+
+
+def assembled(found: list[tuple[bytes, bytes]]) -> bytes:
+    """A PNG file of chunks, with right checksums."""
+    parts = (struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in found)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    """A PNG file with a change or two: in a chunk whose checksum is right afterwards, of chunks, or anywhere."""
+    found = chunks(data)
+    for _ in range(rng.integers(1, 3)):
+        at = int(rng.integers(len(found)))
+        kind, body = found[at]
+        choice = rng.integers(6)
+        if choice < 2 and body:
+            near = rng.integers(len(body)) if rng.random() < 0.5 else rng.choice([0, -1, -2, -4, -5, -6])
+            place = int(near) % len(body)
+            found[at] = kind, body[:place] + bytes([rng.integers(256)]) + body[place + 1 :]
+        elif choice == 2:
+            found[at] = kind, (body[: rng.integers(len(body) + 1)], body + b"\0")[rng.integers(2)]
+        elif choice == 3 and len(found) > 1:
+            del found[at]
+        elif choice == 4:
+            found.insert(int(rng.integers(len(found) + 1)), found[at])
+        elif choice == 5:
+            name = (b"tRNS", b"PLTE", b"gAMA", b"pHYs", b"tEXt", b"acTL", b"iCCP", b"zTXt", b"IDAT", b"tIME")
+            new = (name[rng.integers(len(name))], bytes(rng.integers(0, 256, rng.choice([0, 1, 2, 4, 9, 300]), np.uint8)))
+            found.insert(int(rng.integers(len(found) + 1)), new)
+    changed = bytearray(assembled(found))
+    if rng.random() < 0.3:
+        changed[rng.integers(8, len(changed))] = rng.integers(256)
+    return bytes(changed[: rng.integers(len(changed))] if rng.random() < 0.1 else changed)
+
+
+def verdict(data: bytes) -> Any:
+    """The values of a mask, or None for one that is refused."""
+    try:
+        return decode_mask(data, read_mask_header(data)).tolist()
+    except DecodeError:
+        return None
+
+
+def judged_by_pillow(data: bytes) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masks, "png_rows", lambda *_: None)
+        return verdict(data)
+
+
+@pytest.mark.usefixtures("native_rows")
+@pytest.mark.parametrize("mode", ["P", "L", "I;16"])
+def test_the_verdict_on_a_file_is_pillows(mode: str, seed: int = 0, count: int = 1000) -> None:
+    rng, refused = np.random.default_rng([seed, *mode.encode()]), 0
+    for number in range(count):
+        values: NDArray[Any] = [*CONTENTS.values()][number % len(CONTENTS)][:9, :21]
+        data = mutated(png(values.astype(np.uint16) * 257 if mode == "I;16" else values, palette=mode == "P"), rng)
+        expected = judged_by_pillow(data)
+        assert verdict(data) == expected, data
+        refused += expected is None
+    assert count // 10 < refused < count * 9 // 10
+
+
+@pytest.mark.usefixtures("native_rows")
+@pytest.mark.parametrize("fault", ["IHDR", "PLTE", "IDAT", "filter", "checksum of pixels", "end of pixels"])
+def test_each_fault_that_pillow_finds(fault: str) -> None:
+    found = chunks(png(CONTENTS["objects"], palette=True))
+    kinds = [kind for kind, _ in found]
+    if fault in ("IHDR", "PLTE"):
+        data = bytearray(assembled(found))
+        data[data.index(fault.encode()) + 4 + len(found[kinds.index(fault.encode())][1])] ^= 1
+    else:
+        at = kinds.index(b"IHDR" if fault == "filter" else b"IDAT")
+        body = bytearray(found[at][1])
+        if fault == "end of pixels":
+            del body[-6:]
+        else:
+            body[{"filter": 11, "IDAT": 40, "checksum of pixels": -1}[fault]] ^= 1
+        found[at] = found[at][0], bytes(body)
+        data = bytearray(assembled(found))
+    assert verdict(bytes(data)) == judged_by_pillow(bytes(data))
+    assert fault == "end of pixels" or verdict(bytes(data)) is None
+
+
+@pytest.mark.usefixtures("native_rows")
+def test_chunks_of_common_programs_do_not_slow_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "open_mask", lambda *_: pytest.fail("Pillow was asked"))
+    header, palette, pixels, end = chunks(png(CONTENTS["objects"], palette=True))
+    common = [(b"pHYs", bytes(9)), (b"tEXt", b"Software\0x"), (b"tIME", bytes(7)), (b"gAMA", bytes(4)), (b"tRNS", b"\0")]
+    data = assembled([header, palette, *common, pixels, (b"tEXt", b"date\0x"), end])
+    np.testing.assert_array_equal(verdict(data), CONTENTS["objects"])
 
 
 @pytest.mark.parametrize(

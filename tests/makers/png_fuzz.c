@@ -42,7 +42,7 @@ int main(int count, char **names)
         int64_t line = 1 + (int64_t)any(300), rows = 1 + (int64_t)any(40);
         uint8_t *packed = malloc(nbytes ? (size_t)nbytes : 1), *to = malloc((size_t)((rows + 1) * (line + 1)));
         memcpy(packed, file, (size_t)nbytes);
-        accepted += png_rows(packed, nbytes, to, rows, line, 1 + (int64_t)any(2)) == DONE;
+        accepted += png_rows(packed, nbytes, to, rows, line, 1 + (int64_t)any(2), any(2)) == DONE;
         free(packed);
         free(to);
     }

@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 12
+#define INTERFACE 13
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -187,9 +187,9 @@ EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, 
 
 /* See png_rows() in png.c: whether the file is refused. */
 EXPORT int packstore_engine_png(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,
-                                int64_t step)
+                                int64_t step, int is_all)
 {
-    return png_rows(packed, packed_bytes, to, rows, nbytes, step) != DONE;
+    return png_rows(packed, packed_bytes, to, rows, nbytes, step, is_all != 0) != DONE;
 }
 
 #if !defined(_WIN32)

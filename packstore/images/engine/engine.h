@@ -413,7 +413,8 @@ void stat_files(int directory, const char *names, int64_t count, int64_t *facts)
 uint64_t highway_hash(const uint8_t *data, uint64_t size);
 
 /* png.c */
-int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step);
+int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step,
+             bool is_all);
 
 /* tokens.c */
 int read_tokens(struct decoder *, const uint8_t *file, int64_t nbytes);

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 12
+_INTERFACE = 13
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 16
 """Numbers of a request in ``batch.c``, 8 bytes each."""
@@ -250,7 +250,7 @@ class Engine:
         return None if self.run(requests, 0, 1, max_pixels)[0] else out[0]
 
 
-def png_rows(packed: bytes, rows: int, nbytes: int, step: int) -> NDArray[np.uint8] | None:
+def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = False) -> NDArray[np.uint8] | None:
     """The first rows of a PNG file of one channel, their filters undone, without the GIL.
 
     Args:
@@ -258,6 +258,7 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int) -> NDArray[np.uin
         rows: How many.
         nbytes: Of a row.
         step: Bytes of a pixel.
+        is_all: Whether there are no other rows: the stream must end behind them, with the right checksum.
 
     Returns:
         uint8 ``(rows, nbytes)``; None where there is no engine, or it refuses the file.
@@ -266,7 +267,7 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int) -> NDArray[np.uin
     if library is None or not hasattr(library, "packstore_engine_png"):
         return None
     lines = np.empty((rows + 1, nbytes + 1), np.uint8)
-    if library.packstore_engine_png(_address(packed), len(packed), lines.ctypes.data, rows, nbytes, step):
+    if library.packstore_engine_png(_address(packed), len(packed), lines.ctypes.data, rows, nbytes, step, is_all):
         return None
     return lines[1:, 1:]
 
@@ -396,7 +397,7 @@ def load_library(path: str) -> ctypes.CDLL:
         library.packstore_engine_stat_files.argtypes = (ctypes.c_int, ctypes.c_char_p, number, pointer)
         library.packstore_engine_stat_files.restype = None
     if hasattr(library, "packstore_engine_png"):
-        library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number)
+        library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number, ctypes.c_int)
         library.packstore_engine_png.restype = ctypes.c_int
     return library
 

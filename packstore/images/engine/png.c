@@ -26,6 +26,7 @@ struct stream {
 
 struct out {
     uint8_t *first, *at, *end;
+    bool is_all; /* the stream must end where `out` is full */
 };
 
 static const uint16_t LENGTH_BASE[29] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
@@ -220,12 +221,18 @@ static int inflate_coded(struct stream *in, struct out *out, const struct prefix
         int64_t distance = DISTANCE_BASE[symbol] + take(in, DISTANCE_EXTRA[symbol]);
         if (UNLIKELY(is_overrun(in) || distance > out->at - out->first))
             return REFUSED;
-        if (length > out->end - out->at)
+        if (length > out->end - out->at) {
+            if (out->is_all)
+                return REFUSED;
             length = out->end - out->at;
+        }
         copy_match(out->at, distance, length);
         out->at += length;
     }
-    return DONE;
+    if (!out->is_all)
+        return DONE;
+    refill(in);
+    return decode_symbol(in, literals) == 256 && !is_overrun(in) ? DONE : REFUSED;
 }
 
 static int inflate_stored(struct stream *in, struct out *out)
@@ -239,8 +246,11 @@ static int inflate_stored(struct stream *in, struct out *out)
     in->bits = 0;
     in->held = 0;
     in->ahead = 0;
-    if (length > out->end - out->at)
+    if (length > out->end - out->at) {
+        if (out->is_all)
+            return REFUSED;
         length = out->end - out->at;
+    }
     if (length > in->end - in->at)
         return REFUSED;
     memcpy(out->at, in->at, (size_t)length);
@@ -249,12 +259,12 @@ static int inflate_stored(struct stream *in, struct out *out)
     return DONE;
 }
 
-/* Fills `out`; what follows in the stream is not looked at. */
+/* Fills `out`; what follows in the stream is looked at only where that is to be all. */
 static int inflate(struct stream *in, struct out *out)
 {
     struct prefix_code literals, distances, fixed_literals, fixed_distances;
     bool has_fixed = false;
-    for (bool last = false; out->at < out->end;) {
+    for (bool last = false; out->at < out->end || (out->is_all && !last);) {
         if (last)
             return REFUSED;
         refill(in);
@@ -274,6 +284,35 @@ static int inflate(struct stream *in, struct out *out)
             return REFUSED;
     }
     return DONE;
+}
+
+/* Whether the checksum that follows the last block is that of what was inflated: RFC 1950, 8.2. */
+static bool has_checksum(struct stream *in, const struct out *out)
+{
+    enum { TOGETHER = 32, MOST = 5536 }; /* bytes whose sums fit 32 bits */
+    uint32_t sum = 1, sums = 0, stored = 0;
+    for (const uint8_t *at = out->first; at < out->end;) {
+        const uint8_t *stop = out->end - at > MOST ? at + MOST : out->end;
+        for (; stop - at >= TOGETHER; at += TOGETHER) {
+            uint32_t plain = 0, weighted = 0;
+            for (uint32_t i = 0; i < TOGETHER; i++) {
+                plain += at[i];
+                weighted += (TOGETHER - i) * at[i];
+            }
+            sums += TOGETHER * sum + weighted;
+            sum += plain;
+        }
+        for (; at < stop; at++)
+            sums += sum += *at;
+        sum %= 65521;
+        sums %= 65521;
+    }
+    take(in, in->held & 7);
+    for (int i = 0; i < 4; i++) {
+        refill(in);
+        stored = stored << 8 | take(in, 8);
+    }
+    return !is_overrun(in) && stored == (sums << 16 | sum);
 }
 
 INLINE uint8_t paeth(int left, int above, int corner)
@@ -318,11 +357,13 @@ static int undo_filter(int filter, uint8_t *row, const uint8_t *above, int64_t n
     }
 }
 
-/* The first rows of a PNG file, from the content of its IDAT chunks.
+/* The first rows of a PNG file, or all of them, from the content of its IDAT chunks.
  *
+ * `is_all`: there are no others, so the stream must end behind them, with the right checksum.
  * `to`: `rows` of 1 + `nbytes` each, of which the first says how a row was filtered, after a row of zeros: a filter may
  * look at the row before. Returns REFUSED where anything is amiss. */
-int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step)
+int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step,
+             bool is_all)
 {
     if (packed_bytes < 2 || rows < 1 || nbytes < 1 || step < 1)
         return REFUSED;
@@ -331,8 +372,8 @@ int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t r
     int64_t line = 1 + nbytes;
     memset(to, 0, (size_t)line);
     struct stream in = {.at = packed + 2, .end = packed + packed_bytes};
-    struct out out = {to + line, to + line, to + line * (rows + 1)};
-    if (inflate(&in, &out) != DONE)
+    struct out out = {to + line, to + line, to + line * (rows + 1), is_all};
+    if (inflate(&in, &out) != DONE || (is_all && !has_checksum(&in, &out)))
         return REFUSED;
     for (uint8_t *row = to + line; row < out.end; row += line)
         if (undo_filter(row[0], row + 1, row + 1 - line, nbytes, step) != DONE)
