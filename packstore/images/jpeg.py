@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 
 _PROGRESSIVE, _EOI, _SOS, _COM = 0xC2, 0xD9, 0xDA, 0xFE
+_MOST_SCANS, _SCANS_OF_LARGE, _SCAN_BYTES = 500, 24, 8
+_SCANNED_PIXELS = 1 << 31
+"""Pixels of all scans together: some seconds of decoding."""
 # APP0 (JFIF) and APP14 (Adobe) tell the colour space; the others (EXIF, MPF, ICC, XMP ...) do not touch pixels.
 _METADATA = frozenset((_COM, *range(0xE1, 0xEE), 0xEF))
 _NO_LENGTH = frozenset((0x00, 0x01, *range(0xD0, 0xDA), 0xFF))
@@ -31,6 +34,16 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
             kept.append(data[at:stop])
         at = stop
     return data
+
+
+def too_many_scans(data: memoryview, pixels: int) -> str | None:
+    """Why an image takes too long to decode: a JPEG of many scans, each of which goes through all pixels though it may
+    have hardly a byte. None for any other."""
+    most = min(_MOST_SCANS, max(_SCANS_OF_LARGE, _SCANNED_PIXELS // max(1, pixels)))
+    if bytes(data[:2]) != b"\xff\xd8" or len(data) < most * _SCAN_BYTES:
+        return None
+    scans = bytes(data).count(b"\xff\xda")  # no data of a scan looks like that
+    return f"a JPEG of {scans:,} scans, of at most {most} that an image of its size may have" if scans > most else None
 
 
 def is_whole(data: memoryview) -> bool:

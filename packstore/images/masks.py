@@ -91,7 +91,8 @@ def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> ND
         DecodeError: The file is damaged.
     """
     needed = header.height if rows is None else max(1, min(rows, header.height))
-    packed = _packed_rows(data, header) if header.bits >= 8 and not header.interlaced else None
+    known = header.bits == 8 or (header.bits == 16 and not header.palette)
+    packed = _packed_rows(data, header) if known and not header.interlaced else None
     if packed is not None:
         step = header.bits // 8
         found = png_rows(packed, needed, header.width * step, step, needed == header.height)

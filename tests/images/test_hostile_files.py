@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import DecodeError, PackstoreError, SampleError, SourceError, UsageError
@@ -71,6 +72,32 @@ def test_a_bomb_is_refused_by_its_header(name: str, folder: Path) -> None:
         if "not available" not in version:
             with pytest.raises(DecodeError):
                 get_decoder(decoder).decode(data)
+
+
+def of_many_scans(side: int, count: int) -> bytes:
+    """A progressive JPEG whose last scan is there ``count`` times more."""
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), (90, 9, 200)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * count + data[-2:]
+
+
+@pytest.mark.parametrize(("side", "count", "most"), [(64, 600, 500), (6000, 80, 59)])
+def test_a_jpeg_of_too_many_scans_is_refused_at_once(side: int, count: int, most: int, folder: Path) -> None:
+    data = of_many_scans(side, count)
+    for decoder, version in available_decoders().items():
+        if "not available" not in version:
+            taking = get_decoder(decoder)
+            for decode in (taking.decode, lambda data, d=taking: d.decode_crop(data, (0, 0, 9, 9))):
+                with pytest.raises(DecodeError, match=f"a JPEG of {count + 10} scans, of at most {most} that an image"):
+                    decode(data)
+    (folder / "a" / "many.jpg").write_bytes(data)
+    is_left_out(folder, "a/many.jpg", "scans", check="decode")
+
+
+def test_a_jpeg_of_many_scans_is_taken(folder: Path) -> None:
+    (folder / "a" / "some.jpg").write_bytes(of_many_scans(64, 60))
+    assert packed(folder, check="decode").records == 2
 
 
 @pytest.mark.slow

@@ -165,6 +165,7 @@ class Decoder:
                     return "a progressive JPEG without all of its scans"
             return None
         try:
+            _pillow.check_cost(view, header.width, header.height, self.max_pixels)
             self._fast(view)
         except MemoryError:
             raise
@@ -262,7 +263,7 @@ class Decoder:
             return None
         if box[2] > _WORTH * header.height and box[3] > _WORTH * header.width:
             return None
-        _pillow.check_size(header.width, header.height, self.max_pixels)
+        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
         wanted = _scaled(box, shrink)
         try:
             image = self._region(data, header.height, header.width, wanted, shrink)  # type: ignore[misc]
@@ -282,7 +283,7 @@ class Decoder:
         bottom = box[0] + box[2] + _ROWS_BELOW
         if bottom > _WORTH * header.height or not _within(box, header.height, header.width):
             return None
-        _pillow.check_size(header.width, header.height, self.max_pixels)
+        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
         short = bytearray(data)
         short[header.height_at : header.height_at + 2] = bottom.to_bytes(2, "big")
         try:
@@ -308,7 +309,7 @@ class Decoder:
         header = _fast_header(data, None) if self._fast is not None else None
         if header is None or not _within(box, header.height, header.width):
             return None
-        _pillow.check_size(header.width, header.height, self.max_pixels)
+        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
         image = self._part(data, header.height, header.width, shrink)
         return None if image is None else _part_of(image, box, header.height, shrink)
 
@@ -322,7 +323,7 @@ class Decoder:
         header = _fast_header(data, info) if self._fast is not None else None
         if self._fast is None or header is None:
             return _pillow.decode(data, self.max_pixels)
-        _pillow.check_size(header.width, header.height, self.max_pixels)
+        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
         try:
             image = self._fast(data)
         except MemoryError:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
 from packstore.images.heif import heif_header, is_heif
-from packstore.images.jpeg import without_metadata
+from packstore.images.jpeg import too_many_scans, without_metadata
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff, too_many_pixels
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
     try:
         with _open(data) as image:
             width, height = image.size
-            check_size(width, height, max_pixels)
+            check_cost(data, width, height, max_pixels)
             if side is not None:
                 image.draft(None, (side, side))
             with _quiet_about_size(width * height):
@@ -117,6 +117,14 @@ def orientation_of_exif(exif: bytes) -> int | None:
 def check_size(width: int, height: int, max_pixels: int) -> None:
     """Raises :class:`DecodeError` for more than ``max_pixels`` pixels."""
     reason = too_many_pixels(width, height, max_pixels)
+    if reason is not None:
+        raise DecodeError(reason)
+
+
+def check_cost(data: memoryview, width: int, height: int, max_pixels: int) -> None:
+    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels, and for a JPEG of too many scans."""
+    check_size(width, height, max_pixels)
+    reason = too_many_scans(data, width * height)
     if reason is not None:
         raise DecodeError(reason)
 

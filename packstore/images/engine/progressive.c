@@ -5,7 +5,8 @@
  */
 #include "reader.h"
 
-enum { MOST_SCANS = 100, MOST_SHIFT = 13 };
+enum { MOST_SCANS = 100, SCANS_OF_LARGE = 24, MOST_SHIFT = 13 };
+static const int64_t SCANNED_PIXELS = (int64_t)1 << 31; /* of all scans together */
 
 /* A scan: its components, its band of coefficients, and the bits of them that were there before and are afterwards. */
 struct scan {
@@ -276,7 +277,8 @@ int read_progressive(struct decoder *decoder, const uint8_t *file, int64_t nbyte
 {
     struct headers *headers = &decoder->headers;
     struct progress progress;
-    int scans = 0;
+    int64_t scans = 0, most = SCANNED_PIXELS / ((int64_t)headers->height * headers->width);
+    most = most > MOST_SCANS ? MOST_SCANS : most < SCANS_OF_LARGE ? SCANS_OF_LARGE : most;
     memset(&progress, 0, sizeof progress);
     memset(progress.lowest, -1, sizeof progress.lowest);
     decoder->file_end = file + nbytes;
@@ -291,7 +293,7 @@ int read_progressive(struct decoder *decoder, const uint8_t *file, int64_t nbyte
         const uint8_t *from = at + 4;
         int marker = at[1];
         at += 2 + length;
-        if (marker == SOS && scans++ < MOST_SCANS) {
+        if (marker == SOS && scans++ < most) {
             if (read_scan(decoder, &progress, from, length - 2) != DONE)
                 return REFUSED;
             at = progress.at;
