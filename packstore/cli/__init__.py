@@ -135,13 +135,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         said = io.StringIO()
         error.show(said)
-        click.echo(re.sub("^Error:", red("Error:", 2), said.getvalue(), flags=re.MULTILINE), err=True, nl=False)
+        text = "\n".join(map(printable, said.getvalue().split("\n")))
+        click.echo(re.sub("^Error:", red("Error:", 2), text, flags=re.MULTILINE), err=True, nl=False)
         code = error.exit_code
     except _StoppedError as stopped:
-        click.echo(f"packstore: {stopped}{_notes(stopped)}", err=True)
+        click.echo(f"packstore: {stopped}{printable(_notes(stopped))}", err=True)
         code = 128 + stopped.signal
     except (click.Abort, KeyboardInterrupt) as stopped:
-        click.echo(f"packstore: interrupted{_notes(stopped)}", err=True)
+        click.echo(f"packstore: interrupted{printable(_notes(stopped))}", err=True)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`packstore info … | head`); the interpreter must not complain again.
@@ -150,7 +151,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"{red('packstore: error:', 2)} {_describe(error, debug)}{_notes(error)}", err=True)
+        click.echo(f"{red('packstore: error:', 2)} {printable(_describe(error, debug) + _notes(error))}", err=True)
         if isinstance(error, AmbiguousSourceError):
             for command in answering_commands(error, arguments):
                 click.echo(f"  {command}", err=True)
@@ -172,7 +173,7 @@ def _describe(error: Exception, debug: bool) -> str:
     if isinstance(error, PackstoreError):
         return " ".join(str(error).split("\n"))
     if isinstance(error, OSError):
-        name = f"{printable(os.fsdecode(error.filename))}: " if error.filename is not None else ""
+        name = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         return f"{name}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return "out of memory; fewer --workers need less"

@@ -98,8 +98,8 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
         click.echo(f"prove it with: packstore verify {pasted(store)}")
     if report.skipped:
         if quiet:
-            click.echo(f"{store}: {quantity(len(report.skipped), 'file')} skipped; see packstore info {pasted(store)}",
-                       err=True)  # fmt: skip
+            skipped = quantity(len(report.skipped), "file")
+            click.echo(f"{printable(str(store))}: {skipped} skipped; see packstore info {pasted(store)}", err=True)
         raise click.exceptions.Exit(EXIT_SKIPPED)
 
 

@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 
 class PackstoreError(Exception):
-    """Base of all packstore errors."""
+    """Base of all packstore errors. Their text is safe for a terminal, whatever names of strangers are in it."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, super().__str__().split("\n")))
 
 
 class UsageError(PackstoreError, ValueError):

@@ -70,6 +70,38 @@ def test_a_name_with_any_bytes_is_quoted_for_the_shell(name: bytes) -> None:
     assert read == name
 
 
+EVIL = "\x1b[31mEVIL\x9b1m\r\x07.lmdb"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info", EVIL],
+        ["verify", EVIL],
+        ["select", "some.lmdb", "--out", EVIL, "--drop", EVIL],
+        ["export", "some.lmdb", f"out{EVIL}", "--to", EVIL],
+        ["convert", "some.lmdb", f"missing{EVIL}/out.lmdb"],
+        ["append", EVIL, "photos"],
+        [EVIL],
+        ["info", "some.lmdb", f"--{EVIL}"],
+    ],
+)
+def test_names_from_outside_do_not_reach_the_terminal_raw(command: list[str], folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / "some.lmdb", split="train")
+    (tmp_path / EVIL).mkdir()
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode in (1, 2), done.stdout
+    assert "EVIL" in done.stderr
+    assert all(line.isprintable() for line in done.stderr.removesuffix("\n").split("\n"))
+
+
+def test_errors_of_the_library_escape_names_once(folder: Path, tmp_path: Path) -> None:
+    packstore.convert(folder, tmp_path / EVIL, split="train")
+    with packstore.open(tmp_path / EVIL) as reader, pytest.raises(packstore.PackstoreError) as caught:
+        reader.ragged("label")
+    assert rf"{tmp_path}/\x1b[31mEVIL\x9b1m\r\x07.lmdb is not ragged" in str(caught.value)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_a_newline_in_the_destination(folder: Path, tmp_path: Path) -> None:

@@ -224,7 +224,9 @@ def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
 
 def assembled(found: list[tuple[bytes, bytes]]) -> bytes:
     """A PNG file of chunks, with right checksums."""
-    parts = (struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in found)
+    parts = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in found
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
@@ -247,7 +249,10 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
             found.insert(int(rng.integers(len(found) + 1)), found[at])
         elif choice == 5:
             name = (b"tRNS", b"PLTE", b"gAMA", b"pHYs", b"tEXt", b"acTL", b"iCCP", b"zTXt", b"IDAT", b"tIME")
-            new = (name[rng.integers(len(name))], bytes(rng.integers(0, 256, rng.choice([0, 1, 2, 4, 9, 300]), np.uint8)))
+            new = (
+                name[rng.integers(len(name))],
+                bytes(rng.integers(0, 256, rng.choice([0, 1, 2, 4, 9, 300]), np.uint8)),
+            )
             found.insert(int(rng.integers(len(found) + 1)), new)
     changed = bytearray(assembled(found))
     if rng.random() < 0.3:
@@ -307,7 +312,13 @@ def test_each_fault_that_pillow_finds(fault: str) -> None:
 def test_chunks_of_common_programs_do_not_slow_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "open_mask", lambda *_: pytest.fail("Pillow was asked"))
     header, palette, pixels, end = chunks(png(CONTENTS["objects"], palette=True))
-    common = [(b"pHYs", bytes(9)), (b"tEXt", b"Software\0x"), (b"tIME", bytes(7)), (b"gAMA", bytes(4)), (b"tRNS", b"\0")]
+    common = [
+        (b"pHYs", bytes(9)),
+        (b"tEXt", b"Software\0x"),
+        (b"tIME", bytes(7)),
+        (b"gAMA", bytes(4)),
+        (b"tRNS", b"\0"),
+    ]
     data = assembled([header, palette, *common, pixels, (b"tEXt", b"date\0x"), end])
     np.testing.assert_array_equal(verdict(data), CONTENTS["objects"])
 
