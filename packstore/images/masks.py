@@ -28,7 +28,11 @@ _HEADER = struct.Struct(">8xI4sIIBBBBB")
 _GREY, _PALETTE = 0, 3
 _PLAIN_CHUNKS = {
     **dict.fromkeys((b"tEXt", b"tIME", b"bKGD", b"sBIT", b"hIST", b"eXIf"), range(1 << 16)),
-    **{b"IEND": range(1), b"gAMA": range(4, 5), b"pHYs": range(9, 10), b"sRGB": range(1, 2), b"cHRM": range(32, 33)},
+    b"IEND": range(1),
+    b"gAMA": range(4, 5),
+    b"pHYs": range(9, 10),
+    b"sRGB": range(1, 2),
+    b"cHRM": range(32, 33),
 }
 """Chunks beside pixels and palette that Pillow takes, whatever they hold, if they have one of these lengths."""
 _CHANNELS = {2: "RGB", 4: "grey levels with alpha", 6: "RGB with alpha"}

@@ -263,7 +263,7 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
 def verdict(data: bytes) -> Any:
     """The values of a mask, or None for one that is refused."""
     try:
-        return decode_mask(data, read_mask_header(data)).tolist()
+        return decode_mask(data, read_mask_header(data, 1 << 16)).tolist()
     except DecodeError:
         return None
 
@@ -276,8 +276,8 @@ def judged_by_pillow(data: bytes) -> Any:
 
 @pytest.mark.usefixtures("native_rows")
 @pytest.mark.parametrize("mode", ["P", "L", "I;16"])
-def test_the_verdict_on_a_file_is_pillows(mode: str, seed: int = 0, count: int = 1000) -> None:
-    rng, refused = np.random.default_rng([seed, *mode.encode()]), 0
+def test_the_verdict_on_a_file_is_pillows(mode: str) -> None:
+    count, refused, rng = 1000, 0, np.random.default_rng([*mode.encode()])
     for number in range(count):
         values: NDArray[Any] = [*CONTENTS.values()][number % len(CONTENTS)][:9, :21]
         data = mutated(png(values.astype(np.uint16) * 257 if mode == "I;16" else values, palette=mode == "P"), rng)
