@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import packstore
 from packstore import CorruptRecordError, DecodeError, PackedDataset, PackedLoader, SizeError, StoreError, UsageError
 from packstore.augment import (
     CenterCrop,
@@ -461,3 +462,30 @@ def test_a_fill_value_that_is_no_uint8_makes_masks_of_int32(stores: dict[str, Ty
         assert found.dtype == torch.int32
         assert (found == fill).any()
         assert torch.equal(torch.where(found == fill, 0, found), usual[name].int())
+
+
+@pytest.mark.parametrize(
+    ("value", "held"),
+    [
+        ({"bbox": [[1, 2, 3, 4]], "category": [1]}, True),
+        ({"bbox": []}, True),
+        ([{"bbox": [1, 2, 3, 4]}], True),
+        ({"annotations": [{"boxes": [1, 2, 3, 4]}]}, True),
+        ({"caption": "a box"}, False),
+        (["boxes"], False),
+        (None, False),
+    ],
+)
+def test_boxes_as_json_are_not_left_behind(value: Any, held: bool, tmp_path: Path) -> None:
+    image = np.zeros((8, 8, 3), np.uint8)
+    with packstore.Writer(tmp_path / "in.lmdb", {"image": "image", "objects": "json"}, encoding="uint8") as writer:
+        for _ in range(4):
+            writer.add(image=image, objects=value)
+    dataset = packstore.PackedDataset(tmp_path / "in.lmdb", columns=("image", "objects"))
+    next(iter(packstore.PackedLoader(dataset, 2)))
+    flipped = [packstore.augment.RandomHorizontalFlip(0.5)]
+    if held:
+        with pytest.raises(UsageError, match="the JSON column 'objects' holds boxes, which would stay"):
+            packstore.PackedLoader(dataset, 2, augment=flipped)
+    else:
+        next(iter(packstore.PackedLoader(dataset, 2, augment=flipped)))

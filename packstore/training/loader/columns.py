@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,8 @@ class Fields:
         self.carried = [c.name for c in columns if c.type in _CARRIED]
         called = options.augment if options.transform is None else (*options.augment, options.transform)
         check_targets(called, [c.type for c in columns])
+        if moving:
+            _refuse_hidden_boxes(dataset, [c.name for c in columns if c.type == "json"])
         self._places = moving and bool(self.carried)
         collate = options.collate or {}
         check_collate(columns[: len(self._asked)], collate)
@@ -173,3 +175,24 @@ def why_not_resident(dataset: PackedDataset, collate: Mapping[str, Any]) -> str 
         if not plain or column.nullable or name in collate:
             return f"the column {name!r} is read as it is needed"
     return None
+
+
+_BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
+
+
+def _refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
+    """Raises :class:`UsageError` if the first record has boxes in a JSON column: no operation would move them."""
+    for name in columns:
+        record = dataset._record(0)
+        if _has_boxes(dataset.reader.item(name, record)):
+            raise UsageError(
+                f"the JSON column {name!r} holds boxes, which would stay where they are while their image is moved; "
+                "leave it out of columns=, or pack the boxes as a column of type boxes"
+            )
+
+
+def _has_boxes(value: Any) -> bool:
+    """Whether a JSON value has a key of boxes, at any depth."""
+    if isinstance(value, dict):
+        return not _BOX_KEYS.isdisjoint(value) or any(map(_has_boxes, value.values()))
+    return isinstance(value, list) and any(map(_has_boxes, value[:1]))
