@@ -438,25 +438,29 @@ def _classes(path: Path) -> tuple[str, ...] | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Tars in which images lie beside other files of the same key. Where these lie in several folders, which may be
-    classes, each has to have its label. Of images alone, tars that are numbered may be shards."""
+    """Tars in which images lie side by side with other files of the same key. If they lie in several folders, which may
+    be classes, each has to have its label. Of images alone, tars that are numbered may be shards."""
     try:
         shards = find_shards(path)
     except SourceError:
         return Certainty.POSSIBLE
     if not shards or not is_tar(first_bytes(shards[0][1], 512)):
         return Certainty.NO
-    if path.is_dir() and any(name.lower().endswith(IMAGE_SUFFIXES) for name in islice(os.listdir(path), 1000)):
+    if path.is_dir() and any(name.lower().endswith(IMAGE_SUFFIXES) for name in os.listdir(path)):
         return Certainty.NO
     try:
         names = first_names(shards[0][1], _LOOKED_AT)
     except (*TAR_FAULTS, SourceError):
         return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opened as one, it says what is wrong with it
     samples: dict[str, set[str]] = {}
+    last = None
     for name in names:
         if not _hidden(name):
             key, extension = _key_of(name)
+            if key != last and key in samples:
+                return Certainty.NO  # the files of a sample lie side by side
             samples.setdefault(key, set()).add(extension)
+            last = key
     pairs = sum(1 for found in samples.values() if _has_pair(found))
     folders = {key.rpartition("/")[0] for key in samples}
     numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)

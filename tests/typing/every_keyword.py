@@ -150,6 +150,8 @@ def grow() -> int:
         labels="labels.csv",
         image_key="x",
         label_key="y",
+        key_prefix="more/",
+        no_new_classes=True,
         layout="NHWC",
         ignore=["*.txt"],
         on_duplicate="skip",
@@ -165,6 +167,7 @@ def grow() -> int:
     merged = packstore.merge(
         stores=["a.lmdb", Path("b.lmdb")],
         destination="both.lmdb",
+        classes=["cat", "dog"],
         format="lmdb",
         on_duplicate="skip",
         overwrite=True,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.dataset import PackedDataset
-from packstore.training.lanes import Reads, cache_room, fitting_window, grouped, reads_in_sequence
+from packstore.training.lanes import SHARDS_A_WINDOW, Reads, cache_room, fitting_window, grouped, reads_in_sequence
 from packstore.training.loader.options import LoaderOptions, as_indices, ranks
 from packstore.training.order import Order
 from packstore.training.random_draws import Occurrences, with_occurrences
@@ -115,8 +115,11 @@ class Epochs:
 
     @cached_property
     def _fitting_window(self) -> int | None:
-        """The window for a single rank: fewer shards than usual if the cache has less room."""
-        return self._options.window if self._window_facts is None else fitting_window(*self._window_facts)
+        """The window for a single rank: fewer shards than usual if the cache has less room; None for the usual one."""
+        if self._window_facts is None:
+            return self._options.window
+        window = fitting_window(*self._window_facts)
+        return None if window == SHARDS_A_WINDOW else window
 
     @property
     def _sampler_shares(self) -> bool:
