@@ -211,6 +211,7 @@ def check() -> bool:
         decoder="auto",
         max_pixels=100_000_000,
         progress=lambda report: None,
+        ignore=["*.txt"],
     )
     repaired = packstore.repair(
         damaged="photos.lmdb",
@@ -226,6 +227,7 @@ def check() -> bool:
         decoder="auto",
         max_pixels=100_000_000,
         progress=True,
+        ignore=["*.txt"],
     )
     saved = packstore.salvage(damaged="photos.lmdb", destination="rest.lmdb", unproven=True, progress=True)
     with packstore.open(path="photos.lmdb", checksums="always") as store:
