@@ -112,7 +112,11 @@ class Comparison:
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if then is None or not now.total or self.reader.manifest.origin.kind != self.source.kind:
             return
-        if then.used != now.used:
+        roles = (Role.PACKED, Role.ANNOTATION, Role.EVIDENCE)
+        same = (then.packed, then.annotation, then.evidence) == tuple(map(now.count, roles))
+        # Of a folder by another name, such as the one within it or an archive of it, paths begin elsewhere.
+        renamed = self.reader.manifest.origin.name != self.source.path.resolve().name
+        if not same or (then.used != now.used and not renamed):
             read = now.count(Role.ANNOTATION) + now.count(Role.EVIDENCE)
             yield Problem(
                 f"the source has other files than when it was packed: {now.count(Role.PACKED):,} to pack and {read:,} "

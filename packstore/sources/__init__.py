@@ -23,7 +23,7 @@ from packstore.sources.annotations import Finding, annotated, find_left
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import contents_of
-from packstore.sources.ignoring import check_patterns, ignore_rules, ignoring
+from packstore.sources.ignoring import check_patterns, ignore_rules, ignoring, pattern_of
 from packstore.sources.ledger import Role
 from packstore.sources.nested import find_within, folders_like_splits, only_folder, unlike_classes
 from packstore.sources.refusals import (
@@ -36,6 +36,7 @@ from packstore.sources.refusals import (
     unrecognised,
 )
 from packstore.sources.remote import OnlyCopiedError, RemotePath, known_buckets, source_path
+from packstore.sources.rows import FileRowSource
 from packstore.sources.tree import Tree
 from packstore.stores import is_store
 
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 _ASKED_IN_A_ROW = 2
+_DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
+"""Suffixes of files that may describe the folder that they lie in, and how many of one may lie there."""
 _PLAIN = ("imagefolder", "flat")
 """Kinds that are partial where something lies beside the images, which :mod:`.annotations` names."""
 
@@ -112,6 +115,8 @@ def open_source(
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
         raise _takes_not(named, options)
+    if named is None and options.labels is None and (described := _described_by(place, options)) is not None:
+        place, options = described
     if isinstance(place, RemotePath) and (is_store(place) if named is None else named.name == "store"):
         store: Kind = SOURCES["store"]
         return store.open(place, options)
@@ -123,6 +128,30 @@ def open_source(
         assert isinstance(place, RemotePath)
         with _asking_about(place, options):
             return CopiedSource(place, lambda copy: _opened(copy, named, options, packed_as), progress)
+
+
+def _described_by(file: Path, options: SourceOptions) -> tuple[Path, SourceOptions] | None:
+    """The folder that a file describes (``data.yaml``, ``captions.csv``, ``instances_train.json``), with options by
+    which it is the only such file there; None for a file that describes none."""
+    if isinstance(file, RemotePath) or file.suffix.lower() not in _DESCRIBING or not file.is_file():
+        return None
+    for folder in (file.parent, file.parent.parent):
+        beside = [each for each in file.parent.iterdir() if each.suffix == file.suffix and each.name != file.name]
+        if len(beside) > _MOST_BESIDE:
+            return None
+        hidden = (f"/{pattern_of(each.relative_to(folder).as_posix())}" for each in sorted(beside))
+        given = replace(options, ignore=(*options.ignore, *hidden))
+        try:
+            with ignoring(folder, ignore_rules(given.ignore)), known_folders(), kept_indexes():
+                kind = _recognise(folder, given)
+                with closing(kind.open(folder, replace(given, named=True))) as source:
+                    tree = getattr(source, "tree", None)
+                    names = source.described_by() if isinstance(source, FileRowSource) else ()
+                    if tree is not None and file.relative_to(folder).as_posix() in set(names):
+                        return folder, given
+        except PackstoreError:
+            continue
+    return None
 
 
 def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:

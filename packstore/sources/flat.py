@@ -132,7 +132,7 @@ class FlatSource(FolderSource):
             key_bytes += key_size(row.file)
             records += 1
             if records % _REPORT_EVERY == 0:
-                progress(Progress("scan", records, len(summary.hashes), size_bytes))
+                progress(Progress("scan", records, summary.rows, size_bytes))
         progress(Progress("scan", records, records, size_bytes))
         return Survey(
             splits=splits,

@@ -1,4 +1,7 @@
-"""The labels file of a flat folder: CSV with the columns ``file,label`` and optionally ``split``, header required."""
+"""The labels file of a flat folder: CSV with a column of files, one of labels and optionally ``split``, by its header.
+
+Columns may have other usual names, such as ``image`` and ``class``; a file may be named again if the lines agree.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.tree import kind_of
 
+_FILES = ("file", "filename", "file_name", "image", "image_name", "img", "path", "filepath", "file_path", "image_path")
+_LABELS = ("label", "class", "category", "target", "class_name", "label_name", "classname", "labels", "y")
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 _MAX_LABEL = (1 << 63) - 1
 _SHOWN = 80
@@ -50,18 +54,12 @@ class LabelsSummary:
     Attributes:
         classes: The sorted names of the classes, or None when all labels are class numbers.
         splits: The names of the splits in packing order; ``("",)`` without that column.
-        hashes: :func:`file_hash` of all files, sorted; shape ``(rows,)``. Eight bytes a row, not a set of strings.
+        rows: Number of files that it names.
     """
 
     classes: tuple[str, ...] | None
     splits: tuple[str, ...]
-    hashes: NDArray[np.uint64]
-
-    def count_named(self, files: list[str]) -> int:
-        """How many of ``files`` the labels file names."""
-        wanted = np.fromiter((file_hash(file) for file in files), np.uint64, len(files))
-        at = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
-        return int(np.count_nonzero(self.hashes[at] == wanted))
+    rows: int
 
 
 class LabelsFile:
@@ -69,6 +67,8 @@ class LabelsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._repeats: set[int] = set()
+        """Lines that name a file again and say the same; known after :meth:`summary`."""
 
     def where(self, line: int) -> str:
         return f"{printable(str(self.path))}, line {line}"
@@ -110,20 +110,23 @@ class LabelsFile:
 
     def _rows(self, reader: Iterator[list[str]]) -> Iterator[Row]:
         header = [name.strip().lower() for name in next(reader, [])]
-        missing = [name for name in ("file", "label") if name not in header]
-        if missing or len(set(header)) < len(header):
+        columns = [next((name for name in names if name in header), None) for names in (_FILES, _LABELS)]
+        if None in columns or len(set(header)) < len(header):
             found = _shown(",".join(header)) or "an empty line"
-            wrong = f"no column {missing[0]}" if missing else "a column twice"
+            missing = "file" if columns[0] is None else "label" if columns[1] is None else None
+            wrong = f"no column {missing}" if missing else "a column twice"
             hint = ", with commas" if ";" in found or "\t" in found else ""
             raise SourceError(
                 f"{self.where(1)}: the header has {wrong}: {found}; expected file,label or file,label,split{hint}"
             )
-        file, label = header.index("file"), header.index("label")
+        file, label = (header.index(name) for name in columns if name is not None)
         split = header.index("split") if "split" in header else None
         for fields in reader:
             if not fields:
                 continue  # a blank line
             line: int = reader.line_num  # type: ignore[attr-defined]
+            if line in self._repeats:
+                continue
             if len(fields) != len(header):
                 raise SourceError(f"{self.where(line)}: {len(fields)} fields, the header has {len(header)}")
             yield Row(
@@ -159,8 +162,8 @@ class LabelsFile:
     def summary(self) -> LabelsSummary:
         """Summary of the whole file, from one pass (two where some labels look like numbers and others do not).
 
-        Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file named twice, too many
-        splits.
+        Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file named twice with other
+        labels or splits, too many splits.
         """
         names: set[str] = set()
         splits: set[str] = set()
@@ -193,24 +196,31 @@ class LabelsFile:
         ordered = np.sort(np.frombuffer(hashes, np.uint64))
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(twice):
-            self._refuse_duplicates({int(value) for value in twice})
+            self._repeats = self._find_repeats({int(value) for value in twice})
         known = {name: number for number, name in enumerate(SPLIT_ORDER)}
         return LabelsSummary(
             tuple(sorted(names)) if names else None,
             tuple(sorted(splits, key=lambda name: (known.get(name, len(known)), name))),
-            ordered,
+            len(ordered) - len(self._repeats),
         )
 
-    def _refuse_duplicates(self, suspects: set[int]) -> None:
-        lines: dict[str, int] = {}
+    def _find_repeats(self, suspects: set[int]) -> set[int]:
+        """Lines that name a file again. Raises :class:`SourceError` if its label or split is another one."""
+        first: dict[str, Row] = {}
+        repeats = set()
         for row in self.rows():
             if file_hash(row.file) not in suspects:
                 continue
-            if row.file in lines:  # otherwise two names that share a hash, which is not the labels file's fault
+            known = first.setdefault(row.file, row)  # the same hash alone is not the labels file's fault
+            if known is row:
+                continue
+            if known[2:] != row[2:]:
                 raise SourceError(
-                    f"{self.where(row.line)}: {printable(row.file)} is named again, first on line {lines[row.file]}"
+                    f"{self.where(row.line)}: {printable(row.file)} is named again as {printable(row.label)!r}, first "
+                    f"on line {known.line} as {printable(known.label)!r}"
                 )
-            lines[row.file] = row.line
+            repeats.add(row.line)
+        return repeats
 
 
 def number_of(label: str) -> int | None:

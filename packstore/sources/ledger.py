@@ -48,8 +48,8 @@ class Ledger:
         left: Files that are left, by reason; at most some forty reasons.
         members: What is left of records, arrays and columns in packed files, by reason.
         suffixes: Number of all files by suffix, see :func:`counted_suffix`.
-        used: Digest of the paths and roles of all files that are not left: 32 hexadecimal digits.
-        others: Digest of the paths of those that are left.
+        used: Digest of the paths and roles of all files that are not left: 32 hexadecimal digits, or empty for none.
+        others: Digest of the paths of those that are left, likewise.
         named: Compressed lines ``role<TAB>path`` of all files that are not packed.
     """
 
@@ -155,7 +155,7 @@ def make_ledger(
             for name in rest:
                 count_reason(above or _reason_above(name) or reason(folder, name) or reason_for(name), left)
     named += packer.flush()
-    used, others = (f"{digests[key] & _MASK:032x}" for key in (True, False))
+    used, others = (f"{digests[key] & _MASK:032x}" if digests[key] else "" for key in (True, False))
     return Ledger(dict(+files), dict(left), dict(members), dict(suffixes), used, others, bytes(named))
 
 

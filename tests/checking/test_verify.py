@@ -226,7 +226,7 @@ def test_progress_and_checks_are_reported(folder: Path, tmp_path: Path) -> None:
     for stage in ("verify", "decode", "compare"):
         last = [p for p in seen if p.stage == stage][-1]
         assert last.done == last.total == 24
-    assert len(report.checks) == 6
+    assert len(report.checks) == 7
     assert report.checked_bytes == report.manifest.image.nbytes
 
 

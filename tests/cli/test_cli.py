@@ -133,7 +133,8 @@ def test_skipped_files_are_listed_and_the_exit_code_is_3(tmp_path: Path) -> None
     assert done.returncode == 3
     assert r"bee/\x1b[31mred\n.jpg: is empty" in done.stdout
     assert "\x1b" not in done.stdout
-    assert "ignored" in done.stdout
+    assert "12 images packed" in done.stdout or "13 images packed" in done.stdout
+    assert "1 left: bee/Thumbs.db" in done.stdout
     assert "skipped" in run("info", tmp_path / "a.lmdb").stdout
     done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos")
     assert done.returncode == 0, done.stdout
@@ -423,7 +424,7 @@ def test_a_whole_store_that_is_not_of_the_source(tmp_path: Path) -> None:
     assert "NOT whole" not in done.stdout
     assert "repair" not in done.stdout
     report = json.loads(run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos", "--json").stdout)
-    assert (report["problem_count"], report["differences"]) == (1, 1)
+    assert (report["problem_count"], report["differences"]) == (2, 2)
 
 
 @pytest.mark.slow
@@ -441,7 +442,7 @@ def test_of_another_dataset_a_few_differences_are_enough(tmp_path: Path) -> None
     for i in range(9, 30):
         write_image(tmp_path / "a" / "x" / f"{i}.png", 9, 9, i)
     done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "a")
-    assert done.stdout.count("problem  the source has") == 21
+    assert done.stdout.count("problem  the source has x/") == 21
     assert "every record differs" not in done.stdout
 
 

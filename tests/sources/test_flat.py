@@ -213,7 +213,7 @@ def test_names_that_are_not_utf8(folder: Path) -> None:
     [
         ("", 1, "no column file"),
         ("a.jpg,cat\n", 1, "no column file: a.jpg,cat; expected file,label"),
-        ("file,class\na.jpg,cat\n", 1, "no column label: file,class"),
+        ("file,colour\na.jpg,cat\n", 1, "no column label: file,colour"),
         ("file,label,file\na.jpg,cat,b.jpg\n", 1, "a column twice"),
         ("file,label\na.jpg,cat\nb.jpg\n", 3, "1 fields, the header has 2"),
         ("file,label\na.jpg,cat,dog\n", 2, "3 fields, the header has 2"),
@@ -233,7 +233,11 @@ def test_names_that_are_not_utf8(folder: Path) -> None:
         ("file,label\n.,0\n", 2, "may lead out of the folder"),
         ("file,label\n./,0\n", 2, "may lead out of the folder"),
         ("file,label\na\0.jpg,0\n", 2, "a NUL byte"),
-        ("file,label\na.jpg,0\nb.jpg,1\nsub/c.png,2\n./a.jpg,3\n", 5, "a.jpg is named again, first on line 2"),
+        (
+            "file,label\na.jpg,0\nb.jpg,1\nsub/c.png,2\n./a.jpg,3\n",
+            5,
+            "a.jpg is named again as '3', first on line 2 as '0'",
+        ),
         ('file,label\n"a.jpg,cat\n', 2, "not CSV"),
         ('file,label\n"a.jpg"x,cat\n', 2, "not CSV"),
         (f"file,label\n{'n' * 200_000},cat\n", 2, "not CSV: field larger"),
@@ -263,7 +267,18 @@ def test_files_that_share_a_hash_are_not_duplicates(folder: Path, monkeypatch: p
     monkeypatch.setattr(labels, "file_hash", lambda file: 1)
     text = "file,label\na.jpg,0\nb.jpg,0\n"
     assert labelled(folder, text).survey().records == 2
-    assert "b.jpg is named again, first on line 3" in failure(folder, text + "b.jpg,0\n")
+    assert "b.jpg is named again as '1', first on line 3 as '0'" in failure(folder, text + "b.jpg,1\n")
+    assert labelled(folder, text + "b.jpg,0\n").survey().records == 2
+
+
+@pytest.mark.parametrize("header", ["filename,class", "image,label", "x,image_path,category", "Y,Img"])
+def test_columns_have_other_names(folder: Path, header: str) -> None:
+    names = header.lower().split(",")
+    values = [{"filename": f, "image": f, "image_path": f, "img": f, "x": "1"} for f in ("b.jpg", "a.jpg")]
+    lines = [",".join(value.get(name, "cat") for name in names) for value in values]
+    source = labelled(folder, "\n".join([header, *lines, lines[0]]) + "\n")
+    assert source.survey().records == 2
+    assert [key for key, _, _ in listed(source)] == ["b.jpg", "a.jpg"]
 
 
 def test_the_labels_file_in_the_folder_is_not_passed_over(folder: Path) -> None:

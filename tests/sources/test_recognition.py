@@ -7,17 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import packstore
+from packstore import convert, verify
 from packstore.core.errors import AmbiguousSourceError, SourceError
 from packstore.core.registry import SOURCES
 from packstore.sources import Certainty, Kind, listing, open_source
 from packstore.sources.flat import FlatSource
+from tests.makers.annotated import coco, fill, jpeg, yolo
 from tests.makers.datasets import make_folder
 from tests.makers.images import tiny
 
@@ -119,3 +122,38 @@ def test_no_kind_asks_for_the_state_of_each_file(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(listing, "stat_files", lambda *_: None)
     assert open_source(tmp_path).kind == "flat"
     assert 8000 <= len(asked) < 12_000
+
+
+def captioned(root: Path) -> Path:
+    lines = "".join(f"{n}.jpg,a cat\n" for n in range(3))
+    files: dict[str, str | bytes] = {f"{n}.jpg": jpeg(n) for n in range(3)}
+    return fill(root, files | {"captions.csv": f"file,caption\n{lines}", "other.csv": "a,b\n"})
+
+
+@pytest.mark.parametrize(
+    ("make", "file", "kind"),
+    [
+        (yolo, "data.yaml", "yolo"),
+        (coco, "annotations/instances_train2017.json", "coco"),
+        (captioned, "captions.csv", "captions"),
+    ],
+)
+def test_a_file_that_describes_a_folder_stands_for_it(
+    make: Callable[[Path], Path], file: str, kind: str, tmp_path: Path
+) -> None:
+    """And it is the one that counts, whatever lies beside it."""
+    root = make(tmp_path / "set")
+    with closing(open_source(root / file)) as source:
+        assert (source.kind, source.path) == (kind, root)
+        survey = source.survey()
+        assert survey.records
+        assert "val" not in survey.splits or kind != "coco"
+    report = convert(root / file, tmp_path / "x.h5")
+    assert verify(tmp_path / "x.h5", against=root / file).ok
+    assert report.manifest.records == survey.records
+
+
+def test_another_text_is_no_source(tmp_path: Path) -> None:
+    fill(tmp_path, {"0.jpg": jpeg(0), "1.jpg": jpeg(1), "numbers.csv": "a,b\n1,2\n"})
+    with pytest.raises(SourceError, match=r"numbers\.csv is a file that begins with"):
+        open_source(tmp_path / "numbers.csv")

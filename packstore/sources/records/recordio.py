@@ -274,7 +274,8 @@ class RecordioSource(RowSource):
             position += 1
             _, last, size = parts[-1]
             at = last + size + -size % 4
-        self._facts.without += _drop_identities(index)
+        if self.sheet is None:
+            self._facts.without += _drop_identities(index)
         whole = (flag for flag, size in zip(index.flags, index.sizes, strict=True) if size >= 0)
         self._facts.counts.update(flag for flag in whole if flag <= _MAX_LABELS)
         return index

@@ -135,7 +135,8 @@ def _with_splits(tree: Tree, layout: Layout, wanted: Mapping[str, list[tuple[Any
             layout.splits[split] = found
     if not layout.splits:  # paths of another machine
         folders = folders_of_images(tree)
-        if all(_is_absolute(value) for places in wanted.values() for value, _ in places):
+        lists = layout.files[0].lower().endswith(".data")
+        if lists or all(_is_absolute(value) for places in wanted.values() for value, _ in places):
             layout.splits = folders
             layout.ignored.clear()
     if not layout.splits:
