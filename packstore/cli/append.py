@@ -74,7 +74,8 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
       packstore append imagenet.lmdb new-photos/               classes by name
       packstore append imagenet.lmdb last-week/ --split train  without splits
       packstore append imagenet.lmdb more.lmdb --on-duplicate skip
-      packstore append imagenet.lmdb week-48/ --split train --key-prefix week-48/ --no-new-classes
+      packstore append imagenet.lmdb w48/ --split train --key-prefix w48/
+      packstore append imagenet.lmdb w48/ --split train --no-new-classes
       packstore append imagenet.lmdb new-photos/ --dry-run
     """
     from packstore.packing.append import append_source

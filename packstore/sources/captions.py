@@ -10,7 +10,6 @@ import re
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +22,8 @@ from packstore.sources.annotations import find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import is_file, join, lines_of, plain_path, read_whole
-from packstore.sources.listing import is_passed_over
+from packstore.sources.beside import join, lines_of, plain_path, read_whole
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
 from packstore.sources.tree import Tree
 
@@ -37,7 +36,10 @@ _NUMBERS = ("comment_number", "caption_number", "caption_id", "index", "")
 """Columns that only count."""
 _TOKEN = re.compile(r"(.+)#\d+\t(.*)")
 _FLICKR30K = re.compile(r"(.+?)\|\s*\d+\s*\|?\s*(.*)")  # one line of the published file lacks the second separator
-_START, _FOLDERS, _LOOKED_AT, _PROBED = 1 << 16, 32, 256, 16
+_SUFFIX = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
+_BARE = re.compile(rf"(.+?(?:{_SUFFIX}))\s*[,\t|;]\s*(.*)", re.I)
+"""A line of a file without a header: an image, and the rest of the line is its caption."""
+_START, _SHOWN = 1 << 16, 60
 
 
 class _Line(NamedTuple):
@@ -60,12 +62,12 @@ class CaptionsSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        files = _find_files(self.tree)
+        files = find_files(self.tree)
         if len(files) > 1:
             both = " and ".join(map(printable, files))
             raise AmbiguousSourceError(f"{self.tree.name()} has {both}: leave only one file of captions in the folder")
         if not files:
-            raise SourceError(f"{printable(str(path))} has no captions.csv (columns file,caption), .tsv or .jsonl")
+            raise _no_captions(self.tree)
         self._file = files[0]
         folder = _image_folder(self.tree, self._file)
         if folder is None:
@@ -202,13 +204,18 @@ def _parsed(file: str, data: bytes) -> Iterator[tuple[int, _Line]]:
     pattern = _pattern(data[:_START])
     if pattern is None:
         rows = csv.reader(text, delimiter="\t" if file.lower().endswith(".tsv") else ",", strict=True)
-        columns = _columns(next(rows, []))
+        header = next(rows, [])
+        columns, width = _columns(header), len(header)
         if columns is None:
             raise ValueError("the header is none of file,caption or file,caption,split")
         at, caption, split = columns
         for row in rows:
             if row and len(row) <= max(at, caption, split):
                 raise ValueError(f"{len(row)} values, fewer than the header has")
+            if len(row) > width and caption == width - 1:  # commas of a caption that is not quoted
+                row[caption:] = [rows.dialect.delimiter.join(row[caption:])]
+            if len(row) > width:
+                raise ValueError(f"{len(row)} values, more than the header has: quote captions that have commas")
             if row:
                 name = row[split].strip() if split >= 0 else ""
                 yield rows.line_num, _Line(row[at].strip(), row[caption].strip(), name)
@@ -216,8 +223,8 @@ def _parsed(file: str, data: bytes) -> Iterator[tuple[int, _Line]]:
     for number, each in enumerate(text, 1):
         match = pattern.fullmatch(each.strip())
         if match is not None and not (number == 1 and each.startswith("image_name|")):
-            yield number, _Line(match[1].strip(), match[2].strip())
-        elif each.strip() and number > 1:
+            yield number, _Line(match[1].strip(), _unquoted(match[2].strip()) if pattern is _BARE else match[2].strip())
+        elif each.strip() and (number > 1 or pattern is _BARE):
             raise ValueError(f"{each.strip()[:60]!r} has no image and caption")
 
 
@@ -249,40 +256,69 @@ def _columns(header: Sequence[str]) -> tuple[int, int, int] | None:
 
 
 def _pattern(start: bytes) -> re.Pattern[str] | None:
-    """How Flickr's files write a line; None for CSV and TSV."""
-    line = start.split(b"\n")[0].decode("utf-8", "replace").strip().removeprefix("\ufeff")
+    """How Flickr's files, and those without a header, write a line; None for CSV and TSV."""
+    line = _first_line(start)
     if line.replace(" ", "") == "image_name|comment_number|comment":
         return _FLICKR30K
-    return _TOKEN if _TOKEN.fullmatch(line) else None
+    if _TOKEN.fullmatch(line):
+        return _TOKEN
+    return _BARE if _BARE.fullmatch(line) else None
 
 
-def _find_files(tree: Tree) -> list[str]:
+def find_files(tree: Tree) -> list[str]:
     """Files of captions, by their names and first bytes: at the top, and in folders there."""
-    names = sorted(tree.names(""))
-    folders = ["", *(name for name, is_directory in names if is_directory and not is_passed_over(name))][:_FOLDERS]
-    found = []
-    for folder in folders:
-        inside = sorted(name for name, is_directory in tree.names(folder) if not is_directory)
-        for path in (join(folder, name) for name in inside if _NAME.fullmatch(name)):
-            start = tree.start(path, _START)
-            line = start.split(b"\n")[0].removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
-            if path.lower().endswith(".jsonl"):
-                fits = b'"' in start and any(f'"{name}"'.encode() in start for name in _CAPTIONS)
-            else:
-                separator = "\t" if path.lower().endswith(".tsv") else ","
-                fits = _pattern(start) is not None or _columns(line.strip().split(separator)) is not None
-            if fits:
-                found.append(path)
-    return found
+    return [path for path in _named_like_captions(tree) if _fits(path, tree.start(path, _START))]
+
+
+def _named_like_captions(tree: Tree) -> Iterator[str]:
+    for folder in ("", *(name for name, is_directory in tree.names("") if is_directory and not is_passed_over(name))):
+        for name, is_directory in tree.names(folder):
+            if not is_directory and _NAME.fullmatch(name):
+                yield join(folder, name)
+
+
+def _fits(path: str, start: bytes) -> bool:
+    """Whether a file that is named like captions begins like them."""
+    if path.lower().endswith(".jsonl"):
+        return b'"' in start and any(f'"{name}"'.encode() in start for name in _CAPTIONS)
+    separator = "\t" if path.lower().endswith(".tsv") else ","
+    return _pattern(start) is not None or _columns(_first_line(start).split(separator)) is not None
+
+
+def _first_line(start: bytes) -> str:
+    return start.split(b"\n")[0].decode("utf-8", "replace").removeprefix("\ufeff").strip()
+
+
+def _no_captions(tree: Tree) -> SourceError:
+    """The error of a source without captions: names the file that could be them, with its first line."""
+    expected = "a header such as file,caption, or an image and its caption on each line"
+    for path in _named_like_captions(tree):
+        line = printable(_first_line(tree.start(path, _START))[:_SHOWN])
+        return SourceError(f"{tree.name(path)} begins with {line!r}; expected {expected}")
+    return SourceError(f"{tree.name()} has no captions.csv, .tsv, .txt or .jsonl with {expected}")
+
+
+def _unquoted(caption: str) -> str:
+    """A caption without the quotes around all of it. Raises :class:`csv.Error`."""
+    quoted = len(caption) > 1 and caption[0] == caption[-1] == '"'
+    row = next(csv.reader([caption], strict=True)) if quoted else []
+    return row[0] if len(row) == 1 else caption
 
 
 def _image_folder(tree: Tree, file: str) -> str | None:
-    """The folder to which names in the file are relative: that with most of the first; None where none is there."""
-    some = list(dict.fromkeys(line.file for line in islice(_lines(tree, file), 8 * _PROBED)))[:_PROBED]
-    names = sorted(name for name, is_directory in tree.names("") if is_directory)
+    """The folder to which names in the file are relative: that with most of them; None where none is there."""
+    wanted: dict[str, set[str]] = {}
+    for line in _lines(tree, file):
+        within, _, name = line.file.rpartition("/")
+        wanted.setdefault(within, set()).add(name)
+    names = [name for name, is_directory in tree.names("") if is_directory]
     nested = [join(name, inner) for name in names for inner in ("images", name)]  # as Flickr8k's zip has it
-    folders = dict.fromkeys(["", file.rpartition("/")[0], *names, *nested])
-    hits = {folder: sum(is_file(tree, join(folder, name)) for name in some) for folder in folders}
+    hits: dict[str, int] = {}
+    for folder in dict.fromkeys(["", file.rpartition("/")[0], *names, *nested]):
+        listed = ((tree.names(join(folder, within) if within else folder), sought) for within, sought in wanted.items())
+        hits[folder] = sum(
+            name in sought and not is_directory for found, sought in listed for name, is_directory in found
+        )
     best = max(hits, key=hits.__getitem__)
     return best if hits[best] else None
 
@@ -298,7 +334,7 @@ def _find_sets(tree: Tree, file: str) -> dict[str, str]:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A file of captions whose images are there; it is partial where further files name images."""
     tree = open_tree(path)
-    files = [] if tree is None else _find_files(tree)
+    files = [] if tree is None else find_files(tree)
     if tree is None or not files:
         return Certainty.NO
     try:

@@ -87,6 +87,10 @@ LINES = "".join(
         ("captions.tsv", TABLE.replace(",", "\t").replace(" \t", " ,"), "images/"),
         ("captions.jsonl", LINES, "images/"),
         ("images/captions.csv", TABLE, "images/"),
+        ("captions.txt", TABLE.partition("\n")[2], "images/"),
+        ("captions.txt", TABLE.partition("\n")[2].replace("jpg,", "jpg, ").replace('"', ""), "images/"),
+        ("captions.tsv", TABLE.partition("\n")[2].replace("jpg,", "jpg\t"), ""),
+        ("captions.csv", TABLE.replace('"', ""), ""),
     ],
 )
 def test_the_forms_of_captions(file: str, text: str, folder: str, tmp_path: Path) -> None:
@@ -151,6 +155,9 @@ def test_an_image_that_is_missing_is_a_bad_sample(tmp_path: Path) -> None:
         ("captions.jsonl", '{"file": "0.jpg", "caption": "a"}\n' + "[" * 100_000, "nested too deeply"),
         ("a.token", "0.jpg#0\ta\nnothing\n", "'nothing' has no image and caption"),
         ("captions.csv", "file,caption\nnone.jpg,a\n", "no image is there that it names"),
+        ("captions.csv", "file,caption,split\n0.jpg,a, b,train\n", "4 values, more than the header has: quote"),
+        ("captions.txt", "0.jpg,a\nnothing\n", "after line 1: 'nothing' has no image and caption"),
+        ("captions.txt", "nothing\n", "captions.txt begins with 'nothing'; expected a header such as file,caption"),
     ],
 )
 def test_files_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -> None:
@@ -172,3 +179,12 @@ def test_files_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -
 def test_what_would_be_lost_is_a_question(files: dict[str, str | bytes], tmp_path: Path) -> None:
     with pytest.raises(AmbiguousSourceError):
         open_source(fill(tmp_path, {"0.jpg": jpeg(0), "1.jpg": jpeg(1), **files}))
+
+
+def test_the_folder_of_images_is_that_of_most_names(tmp_path: Path) -> None:
+    """However many folders there are, and whichever names come first."""
+    files: dict[str, str | bytes] = {f"{n:03}/other.jpg": jpeg(n) for n in range(40)}
+    files |= {f"old/{n:03}.jpg": jpeg(n) for n in range(20)} | {f"photos/{n:03}.jpg": jpeg(n) for n in range(100)}
+    lines = "".join(f"{n:03}.jpg,caption {n}\n" for n in range(100))
+    with closing(open_source(fill(tmp_path, {**files, "zzz/captions.txt": lines}), kind="captions")) as source:
+        assert [entry.key for entry in source.entries()] == [f"photos/{n:03}.jpg" for n in range(100)]
