@@ -21,6 +21,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.contents import Contents, FolderContents, NameSet, contents_of, folder_contents, stem_of
+from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import pattern_of
 from packstore.sources.labels import LabelsFile
 from packstore.sources.listing import SYSTEM_NAMES
@@ -196,13 +197,15 @@ def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     """Finds what seems to annotate images among the files of ``tree`` that a source leaves: other files, and folders of
     masks of which it takes none."""
     whole = contents_of(tree)
-    by_folder: dict[str, list[tuple[str, bool]]] = {}
+    by_folder: dict[str, list[str]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
         hidden = name[0] == "." and not _ANNOTATORS.fullmatch(name.lower())
         if not hidden and name.lower() not in SYSTEM_NAMES and folder in whole.folders:
-            by_folder.setdefault(folder, []).append((name, False))
-    left = Contents({folder: folder_contents(folder, sorted(names)) for folder, names in by_folder.items()})
+            by_folder.setdefault(folder, []).append(name)
+    left = Contents(
+        {folder: folder_contents(folder, Names(sorted(names)), hidden=True) for folder, names in by_folder.items()}
+    )
     counts = {folder: each.images.count for folder, each in left.folders.items()}
     masks = [
         Finding(phrase, (_pattern(place),))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -364,6 +365,18 @@ def stamp_of(paths: Iterable[Path]) -> str:
 
 SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")
 """Directory names that are splits rather than classes, in the order in which splits are packed."""
+
+
+def readable_sizes(sizes: Sequence[int], max_bytes: int) -> Sequence[int]:
+    """Leaves out the sizes of files that are not read: no files, empty ones, and those of more than ``max_bytes``."""
+    if sizes and min(sizes) > 0 and max(sizes) <= max_bytes:
+        return sizes
+    return [size for size in sizes if 0 < size <= max_bytes]
+
+
+def count_sizes(sizes: Iterable[int]) -> Counter[int]:
+    """Counts sizes, rounded as :func:`rounded_size` does."""
+    return Counter([-(-size // 64) * 64 for size in sizes])
 
 
 def rounded_size(size: int) -> int:

@@ -141,25 +141,40 @@ def class_names(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]
     )
 
 
+def folder_of(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -> str | None:
+    """Finds the folder to which most of the ``paths`` of files are relative, the first of several; None if no file is
+    there under any of them."""
+    wanted: dict[str, set[str]] = {}
+    for path in paths:
+        within, _, name = path.rpartition("/")
+        wanted.setdefault(within, set()).add(name)
+    hits = {
+        folder: sum(
+            len(names.intersection(tree.names(join(folder, within) if within else folder).files))
+            for within, names in wanted.items()
+        )
+        for folder in dict.fromkeys(each.rstrip("/") for each in folders)
+    }
+    best = max(hits, key=hits.__getitem__)
+    return best if hits[best] else None
+
+
 def yolo_labels(tree: Tree, folder: str) -> bool:
     """Whether a folder, or one within it, holds YOLO's labels: ``.txt`` files with a class and numbers on each line."""
     waiting = [folder]
     for place in waiting:  # grows meanwhile
-        for name, is_directory in tree.names(place):
-            path = join(place, name)
-            if is_directory and len(waiting) < _LOOKED_AT:
-                waiting.append(path)
-            elif (
-                name.endswith(".txt") and name != "classes.txt" and (line := tree.start(path, _HEADER).split(b"\n")[0])
-            ):
+        names = tree.names(place)
+        waiting += [join(place, name) for name in names.folders[: _LOOKED_AT - len(waiting)]]
+        for name in names.files:
+            named = name.endswith(".txt") and name != "classes.txt"
+            if named and (line := tree.start(join(place, name), _HEADER).split(b"\n")[0]):
                 return _YOLO_LINE.fullmatch(line) is not None
     return False
 
 
 def yolo_beside(tree: Tree, folder: str) -> bool:
     """Whether the first image of a folder with a file of its name that says something has YOLO's labels there."""
-    names = sorted(name for name, is_directory in tree.names(folder) if not is_directory)
-    images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)][:_LOOKED_AT]
+    images = tree.names(folder).ending(*IMAGE_SUFFIXES)[:_LOOKED_AT]
     starts = (tree.start(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
     first = next((start.split(b"\n")[0] for start in starts if start.strip()), b"")
     return _YOLO_LINE.fullmatch(first) is not None

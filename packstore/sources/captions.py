@@ -22,7 +22,7 @@ from packstore.sources.annotations import find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import join, lines_of, plain_path, read_whole
+from packstore.sources.beside import folder_of, join, lines_of, plain_path, read_whole
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
 from packstore.sources.tree import Tree
@@ -34,6 +34,7 @@ _FILES = ("file", "file_name", "filename", "image", "image_name", "image_path", 
 _CAPTIONS = ("caption", "captions", "text", "comment", "description", "sentence")
 _NUMBERS = ("comment_number", "caption_number", "caption_id", "index", "")
 """Columns that only count."""
+_SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".token")
 _TOKEN = re.compile(r"(.+)#\d+\t(.*)")
 _FLICKR30K = re.compile(r"(.+?)\|\s*\d+\s*\|?\s*(.*)")  # one line of the published file lacks the second separator
 _SUFFIX = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
@@ -271,9 +272,9 @@ def find_files(tree: Tree) -> list[str]:
 
 
 def _named_like_captions(tree: Tree) -> Iterator[str]:
-    for folder in ("", *(name for name, is_directory in tree.names("") if is_directory and not is_passed_over(name))):
-        for name, is_directory in tree.names(folder):
-            if not is_directory and _NAME.fullmatch(name):
+    for folder in ("", *(name for name in tree.names("").folders if not is_passed_over(name))):
+        for name in tree.names(folder).ending(*_SUFFIXES):
+            if _NAME.fullmatch(name):
                 yield join(folder, name)
 
 
@@ -307,26 +308,16 @@ def _unquoted(caption: str) -> str:
 
 def _image_folder(tree: Tree, file: str) -> str | None:
     """The folder to which names in the file are relative: that with most of them; None where none is there."""
-    wanted: dict[str, set[str]] = {}
-    for line in _lines(tree, file):
-        within, _, name = line.file.rpartition("/")
-        wanted.setdefault(within, set()).add(name)
-    names = [name for name, is_directory in tree.names("") if is_directory]
+    names = tree.names("").folders
     nested = [join(name, inner) for name in names for inner in ("images", name)]  # as Flickr8k's zip has it
-    hits: dict[str, int] = {}
-    for folder in dict.fromkeys(["", file.rpartition("/")[0], *names, *nested]):
-        listed = ((tree.names(join(folder, within) if within else folder), sought) for within, sought in wanted.items())
-        hits[folder] = sum(
-            name in sought and not is_directory for found, sought in listed for name, is_directory in found
-        )
-    best = max(hits, key=hits.__getitem__)
-    return best if hits[best] else None
+    paths = (line.file for line in _lines(tree, file))
+    return folder_of(tree, paths, ["", file.rpartition("/")[0], *names, *nested])
 
 
 def _find_sets(tree: Tree, file: str) -> dict[str, str]:
     """Flickr8k's lists of images by split, beside its captions."""
     folder = file.rpartition("/")[0]
-    names = [name for name, _ in tree.names(folder)]
+    names = tree.names(folder).files
     found = {match[1].lower(): join(folder, name) for name in names if (match := _SETS.fullmatch(name))}
     return {split: found[split] for split in in_packing_order(found)}
 

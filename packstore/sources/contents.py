@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES, is_passed_over
+from packstore.sources.folder_names import Names
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.tree import Tree
 
 _FIRST = 64
@@ -49,6 +50,12 @@ class NameSet:
     def of(cls, names: Sequence[str]) -> NameSet:
         """Hashes sorted names."""
         return cls(len(names), hash_stems(names), tuple(names[:_FIRST]))
+
+    @classmethod
+    def of_suffix(cls, text: str, suffix: str, names: Sequence[str]) -> NameSet:
+        """Hashes names of one suffix by their text, as :class:`Names` has it."""
+        stems = text.replace(f"{suffix}\0", "\0")[1:-1].split("\0")
+        return cls(len(names), _unique(np.array([*map(hash, stems)], np.int64)), tuple(names[:_FIRST]))
 
     def shared(self, other: NameSet | NDArray[np.int64]) -> int:
         """Counts the stems that both have."""
@@ -96,7 +103,7 @@ class Contents:
     @classmethod
     def of(cls, tree: Tree) -> Contents:
         """Lists the whole tree."""
-        return cls({path: folder_contents(path, _visible(names)) for path, names in tree.folders(is_passed_over)})
+        return cls({path: folder_contents(path, names) for path, names in tree.folders(is_passed_over)})
 
     @property
     def images(self) -> int:
@@ -163,29 +170,29 @@ def tail_of(stem: str) -> tuple[str, str] | None:
     return (match[1], match[2].lower()) if match and not _NO_WORD.fullmatch(match[2]) else None
 
 
-def _visible(names: Sequence[tuple[str, bool]]) -> Sequence[tuple[str, bool]]:
-    return [each for each in names if each[0][0] != "." and each[0].lower() not in SYSTEM_NAMES]
-
-
-def folder_contents(path: str, names: Sequence[tuple[str, bool]]) -> FolderContents:
-    """Counts and hashes sorted names, each with whether it is a directory."""
-    folders = [name for name, is_directory in names if is_directory]
-    images = [name for name, is_directory in names if not is_directory]
+def folder_contents(path: str, names: Names, hidden: bool = False) -> FolderContents:
+    """Counts and hashes names. Leaves out hidden ones and those of systems, unless ``hidden``."""
+    folders = tuple(name for name in names.folders if hidden or not is_passed_over(name))
+    suffix = names.common_suffix
+    plain = len(names.files) == names.text.count("\0") - 1 and "\0." not in names.text
+    if plain and suffix.lower() in _IMAGE_ENDINGS:  # most folders; a system's files have other suffixes
+        images = NameSet.of_suffix(names.text, suffix, names.files)
+        return FolderContents(path, images, {}, folders, _tails(names.files))
+    visible = names.files if hidden else [name for name in names.files if not is_passed_over(name)]
+    found: list[str] = []
     others: dict[str, list[str]] = {}
-    if not {name[name.rfind(".") :].lower() for name in images} <= _IMAGE_ENDINGS:
-        images, rest = [], images
-        for name in rest:
-            if name.lower().endswith(IMAGE_SUFFIXES):
-                images.append(name)
-            else:
-                suffix = suffix_of(name)
-                others.setdefault(suffix if suffix in others or len(others) < _SUFFIXES else "", []).append(name)
-    by_suffix = {suffix: NameSet.of(found) for suffix, found in others.items()}
-    return FolderContents(path, NameSet.of(images), by_suffix, tuple(folders), _tails(images))
+    for name in visible:
+        if name.lower().endswith(IMAGE_SUFFIXES):
+            found.append(name)
+        else:
+            suffix = suffix_of(name)
+            others.setdefault(suffix if suffix in others or len(others) < _SUFFIXES else "", []).append(name)
+    by_suffix = {suffix: NameSet.of(each) for suffix, each in others.items()}
+    return FolderContents(path, NameSet.of(found), by_suffix, folders, _tails(found))
 
 
 def _tails(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    shapes = set("\n".join(images).translate(_DIGITS).split("\n"))
+    shapes = set("\0".join(images).translate(_DIGITS).split("\0"))
     if not any(tail_of(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
         return {}
     found: dict[str, list[int]] = {}

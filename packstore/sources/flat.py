@@ -11,7 +11,17 @@ from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import find_annotations
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, rounded_size, stamp_of
+from packstore.sources.base import (
+    Certainty,
+    Entry,
+    Kind,
+    SourceOptions,
+    Survey,
+    count_sizes,
+    readable_sizes,
+    rounded_size,
+    stamp_of,
+)
 from packstore.sources.folder import FolderSource
 from packstore.sources.labels import LabelsFile, LabelsSummary, Row, number_of, split_name
 from packstore.sources.ledger import Claims, Role
@@ -49,6 +59,10 @@ class FlatSource(FolderSource):
         if self._labels is not None:
             return self._survey_labelled(self._labels, split, progress)
         self._choose(("",), split)
+        with self.tree.once():
+            return self._survey_unlabelled(progress)
+
+    def _survey_unlabelled(self, progress: ProgressCallback) -> Survey:
         ignored: Counter[str] = Counter()
         listing = self.tree.list("", ignored)
         if not listing.images:
@@ -56,7 +70,7 @@ class FlatSource(FolderSource):
             if any(self.tree.holds_images(name, above) for name in sorted(listing.directories)):
                 raise SourceError(f"{self.name()}: its images lie in subfolders: use --source imagefolder")
             raise SourceError(no_images(self.name(), ignored, NO_SOURCE))
-        sizes = [size for size in listing.sizes if 0 < size <= self.max_bytes]  # others are not read
+        sizes = readable_sizes(listing.sizes, self.max_bytes)
         progress(Progress("scan", len(listing.images), len(listing.images), sum(sizes)))
         claims = Claims()
         claims.claim_all("", listing.images)
@@ -66,7 +80,7 @@ class FlatSource(FolderSource):
             encoding="original",
             shape=None,
             size_bytes=sum(sizes),
-            size_counts=Counter(map(rounded_size, sizes)),
+            size_counts=count_sizes(sizes),
             key_bytes=sum(map(key_size, listing.images)),
             ledger=self.ledger(claims),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from packstore.core.errors import UsageError, printable
+from packstore.sources.folder_names import Names
 
 IGNORED = "left out by --ignore"
 """Why a file is left that a pattern matches."""
@@ -41,10 +42,13 @@ class IgnoreRules:
             return False
         return self.expression.match(f"{self.prefix}{path}/" if is_directory else self.prefix + path) is not None
 
-    def visible(self, directory: str, names: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
-        """The names in a directory that do not match, each with whether it is a directory."""
+    def visible(self, directory: str, names: Names) -> Names:
+        """The names in a directory that do not match."""
         prefix = f"{directory}/" if directory else ""
-        return [(name, is_folder) for name, is_folder in names if not self.hides(prefix + name, is_folder)]
+        return Names(
+            [name for name in names.files if not self.hides(prefix + name)],
+            [name for name in names.folders if not self.hides(prefix + name, True)],
+        )
 
     def reason(self, directory: str, name: str) -> str | None:
         """Why a file is left if a pattern matches it, else None."""

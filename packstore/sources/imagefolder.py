@@ -19,7 +19,16 @@ from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.annotations import find_annotations
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Entry, Kind, SourceOptions, Survey, rounded_size
+from packstore.sources.base import (
+    SPLIT_ORDER,
+    Certainty,
+    Entry,
+    Kind,
+    SourceOptions,
+    Survey,
+    count_sizes,
+    readable_sizes,
+)
 from packstore.sources.folder import FolderSource
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import (
@@ -91,6 +100,10 @@ class ImageFolderSource(FolderSource):
         unlabelled splits together, splits and other folders with images together, a cycle of links, and a directory
         that cannot be listed.
         """
+        with self.tree.once():
+            return self._survey(split, progress)
+
+    def _survey(self, split: str | None, progress: ProgressCallback) -> Survey:
         ignored: Counter[str] = Counter()
         self._listed = {}
         folders = self._split_folders(ignored, split)
@@ -105,9 +118,9 @@ class ImageFolderSource(FolderSource):
             before = sum(splits.values())
             count = 0
             for label, directory, listing in self._list_anew(folder, ignored):
-                sizes = [size for size in listing.sizes if 0 < size <= self.max_bytes]  # others are not read
+                sizes = readable_sizes(listing.sizes, self.max_bytes)
                 size_bytes += sum(sizes)
-                size_counts.update(map(rounded_size, sizes))
+                size_counts.update(count_sizes(sizes))
                 key_bytes += key_size("".join(listing.images))
                 key_bytes += len(listing.images) * (key_size(directory) + 1 if directory else 0)
                 per_class[label] += len(listing.images)
@@ -204,9 +217,7 @@ class ImageFolderSource(FolderSource):
         return (
             not self.options.named
             and _NO_IMAGES.fullmatch(name.lower()) is not None
-            and any(
-                not is_directory for _, names in self.tree.folders(is_passed_over, name) for _, is_directory in names
-            )
+            and any(names.text for _, names in self.tree.folders(is_passed_over, name))
             and not self.tree.holds_images(name, above)
         )
 

@@ -18,11 +18,13 @@ from operator import not_
 import xxhash
 
 from packstore.core.manifest import FileCounts
+from packstore.sources.folder_names import common_suffix
 from packstore.sources.listing import count_reason, reason_for
 from packstore.sources.tree import Tree
 
 _MAX_SUFFIXES = 256
 _LONGEST_SUFFIX = 12
+_NO_HASHES = array("q")
 _MASK = (1 << 128) - 1
 
 
@@ -102,9 +104,9 @@ class Claims:
         """Claims files of one folder."""
         self._of(role, folder).extend(map(hash, names))
 
-    def take(self, folder: str, role: Role) -> frozenset[int]:
-        """Hashes of the claimed names in a folder."""
-        return frozenset(self._hashes[role].get(folder, ()))
+    def take(self, folder: str, role: Role) -> array[int]:
+        """Hashes of the claimed names in a folder, in the order in which they were claimed."""
+        return self._hashes[role].get(folder, _NO_HASHES)
 
     def _of(self, role: Role, folder: str) -> array[int]:
         found = self._hashes[role].get(folder)
@@ -141,8 +143,8 @@ def make_ledger(
             claimed = claims.take(folder, role)
             if not claimed:
                 continue
-            mine = [*map(claimed.__contains__, map(hash, rest))]
-            found, rest = (rest, []) if all(mine) else _divide(rest, mine)
+            hashes = array("q", map(hash, rest))
+            found, rest = (rest, []) if hashes == claimed else _divide(rest, hashes, frozenset(claimed))
             files[role] += len(found)
             digests[True] += _digest(role, folder, found)
             if role is not Role.PACKED:
@@ -162,7 +164,7 @@ def make_ledger(
 def list_files(tree: Tree) -> Iterator[tuple[str, Sequence[str]]]:
     """Lists all files of a tree, folder by folder, hidden ones among them."""
     for folder, names in tree.every():
-        yield folder, [name for name, is_directory in names if not is_directory]
+        yield folder, names.files
 
 
 def replaced_members(tree: Tree) -> dict[str, int]:
@@ -172,8 +174,13 @@ def replaced_members(tree: Tree) -> dict[str, int]:
 
 def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
     """Counts names by suffix. Beyond 256 suffixes, further ones count as ``""``."""
-    endings = [name[dot:] if (dot := name.rfind(".")) > 0 else "" for name in names]
-    for ending, count in Counter(endings).items():
+    names = list(names)
+    common = common_suffix("\0".join(("", *names, ""))) if names else ""
+    if common:
+        endings = {common: len(names)}
+    else:
+        endings = Counter(name[dot:] if (dot := name.rfind(".")) > 0 else "" for name in names)
+    for ending, count in endings.items():
         suffix = counted_suffix(f"x{ending}")
         counts[suffix if suffix in counts or len(counts) < _MAX_SUFFIXES else ""] += count
 
@@ -198,7 +205,10 @@ def _reason_above(folder: str) -> str | None:
     return None
 
 
-def _divide(names: Sequence[str], mine: Sequence[bool]) -> tuple[Sequence[str], Sequence[str]]:
+def _divide(
+    names: Sequence[str], hashes: Iterable[int], claimed: frozenset[int]
+) -> tuple[Sequence[str], Sequence[str]]:
+    mine = [*map(claimed.__contains__, hashes)]
     return list(compress(names, mine)), list(compress(names, map(not_, mine)))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.images.engine import stat_files
 from packstore.images.sniff import begins_like_image
 from packstore.images.unread import UNREAD_SUFFIXES
+from packstore.sources.folder_names import Names, is_directory, names_in
 from packstore.sources.ignoring import IGNORED, IgnoreRules
 
 IMAGE_SUFFIXES = (
@@ -84,8 +84,8 @@ class Listing:
         return self.sizes == [CYCLE]
 
 
-def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
-    """Lists one directory. Counts what is passed over in ``ignored``, by reason.
+def list_directory(path: str, ignored: Counter[str] | None = None, names: Names | None = None) -> Listing:
+    """Lists one directory, whose ``names`` may be known. Counts what is passed over in ``ignored``, by reason.
 
     Follows links; a broken link is a file, as it is for ``os.walk``. Raises :class:`SourceError` when the directory
     cannot be listed.
@@ -98,23 +98,15 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
         descriptor = os.open(path, _DIRECTORY_FLAGS)
         try:
             found = os.fstat(descriptor)
-            with os.scandir(descriptor) as entries:
-                inside = list(entries)
-            for entry in inside:
-                name = entry.name
-                try:
-                    folder = entry.is_dir()
-                except OSError:  # a link to itself: a file, which reading reports with its key
-                    folder = False
-                if folder:
-                    (passed if is_passed_over(name) else directories).append(name)
-                elif (name[0] != "." and name.lower().endswith(_SAMPLES)) or (
-                    is_image_name(name) is None and _is_image(name, descriptor)
-                ):
-                    images.append(name)
-                else:
-                    passed.append(name)
-            images.sort()
+            names = names_in(descriptor) if names is None else names
+            for name in names.folders:
+                (passed if is_passed_over(name) else directories).append(name)
+            if names.common_suffix.lower() in _SAMPLES and "\0." not in names.text:
+                images = list(names.files)
+            else:
+                for name in names.files:
+                    named = is_image_name(name)
+                    (images if named or (named is None and _is_image(name, descriptor)) else passed).append(name)
             sizes, modified, changed = _sizes(images, descriptor)
         finally:
             os.close(descriptor)
@@ -122,14 +114,6 @@ def list_directory(path: str, ignored: Counter[str] | None = None) -> Listing:
         raise _unlistable(path, error) from None
     count_passed_over(passed, ignored)
     return Listing((found.st_dev, found.st_ino), images, sizes, modified, changed, directories)
-
-
-def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a directory, or a link to one."""
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself: a file, which reading reports with its key
-        return False
 
 
 def folders_in(path: Path) -> list[Path]:
@@ -214,7 +198,7 @@ def visible_part(
     listing: Listing,
     rules: IgnoreRules,
     directory: str,
-    names: Iterable[tuple[str, bool]],
+    names: Names,
     ignored: Counter[str] | None,
 ) -> Listing:
     """A listing without what the rules hide. Counts what is passed over of ``names``, all that lie there."""
@@ -223,11 +207,12 @@ def visible_part(
     folders = [name for name in listing.directories if not rules.hides(prefix + name, True)]
     if ignored is not None:
         used = {*listing.images, *listing.directories}
-        for name, is_folder in names:
-            if rules.hides(prefix + name, is_folder):
-                count_reason(IGNORED, ignored)
-            elif name not in used:
-                count_reason(reason_for(name), ignored)
+        for is_folder, found in enumerate((names.files, names.folders)):
+            for name in found:
+                if rules.hides(prefix + name, bool(is_folder)):
+                    count_reason(IGNORED, ignored)
+                elif name not in used:
+                    count_reason(reason_for(name), ignored)
     images, sizes, modified, changed = (
         [column[n] for n in kept] for column in (listing.images, listing.sizes, listing.modified, listing.changed)
     )

@@ -68,8 +68,8 @@ def folders_like_splits(path: Path) -> list[str]:
     """The names of the folders in a folder or an archive, where all begin like those of splits (``train2017``,
     ``test_images``, ``trainA``) or are folds, and one at least is not that of a split; else none."""
     tree = open_tree(path)
-    found = [] if tree is None else tree.names("")
-    names = sorted(name for name, is_directory in found if is_directory and not is_passed_over(name))
+    found = [] if tree is None else tree.names("").folders
+    names = [name for name in found if not is_passed_over(name)]
     lower = [name.lower() for name in names]
     if all(map(_LIKE_SPLIT.fullmatch, lower)) and not all(name in SPLIT_ORDER for name in lower):
         return names

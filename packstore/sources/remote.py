@@ -15,9 +15,10 @@ import stat
 import tempfile
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,18 +26,19 @@ from packstore.core.errors import SampleError, SourceError, UsageError, printabl
 from packstore.core.urls import UrlPath, location
 from packstore.images.sniff import begins_like_image
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
+from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.tree import Found, Tree, changed_since
 
 _KNOWN_NAMES = 200_000
-"""Names in directories that are known at a time; those of one directory are, however many."""
+"""Children in directories that are known at a time; those of one directory are, however many."""
 _START = 16
 _ATTEMPTS = 4
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 _NOTHING = ObjectInfo("", 0, None, 0.0)
-Names = Mapping[str, "ObjectInfo | None"]
+Children = Mapping[str, "ObjectInfo | None"]
 """What lies in a directory: by its name, an object; or None for a directory."""
 
 
@@ -53,10 +55,10 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         self.objects: ObjectStore = open_objects(url)
-        self._known: OrderedDict[str, Names] = OrderedDict()
+        self._known: OrderedDict[str, Children] = OrderedDict()
         self._lock = threading.Lock()
 
-    def directory(self, name: str) -> Names:
+    def directory(self, name: str) -> Children:
         """What lies in a directory; nothing where there is none. Raises :class:`RemoteError`."""
         with self._lock:
             if name in self._known:
@@ -242,8 +244,9 @@ class ObjectTree(Tree):
             directories,
         )
 
-    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
-        return sorted([(name, info is None) for name, info in self._names(directory).items()])
+    def list_names(self, directory: str) -> Names:
+        names = sorted(self._names(directory).items(), key=itemgetter(0))
+        return Names([name for name, info in names if info is not None], [name for name, info in names if info is None])
 
     def stat_any(self, file: str) -> Found:
         info = self._find(file)
@@ -316,7 +319,7 @@ class ObjectTree(Tree):
         with _explained():
             return self._bucket.find(self._inside(file))
 
-    def _names(self, directory: str) -> Names:
+    def _names(self, directory: str) -> Children:
         with _explained():
             return self._bucket.directory(self._inside(directory))
 

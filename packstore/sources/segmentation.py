@@ -315,11 +315,9 @@ def _all_images(tree: Tree, top: str) -> list[str]:
 def _some_images(tree: Tree, top: str) -> Iterator[str]:
     waiting = [top]
     for folder in waiting:  # grows meanwhile
-        for name, is_directory in tree.names(folder):
-            if is_directory and not is_passed_over(name):
-                waiting.append(join(folder, name))
-            elif name.lower().endswith(IMAGE_SUFFIXES) and name[0] != ".":
-                yield join(folder, name)
+        names = tree.names(folder)
+        waiting += [join(folder, name) for name in names.folders if not is_passed_over(name)]
+        yield from (join(folder, name) for name in names.ending(*IMAGE_SUFFIXES) if name[0] != ".")
 
 
 def _same_size(tree: Tree, image: str, mask: str) -> bool:
@@ -332,8 +330,7 @@ def _same_size(tree: Tree, image: str, mask: str) -> bool:
 
 
 def _folders(tree: Tree, base: str) -> list[str]:
-    found = (name for name, is_directory in tree.names(base) if is_directory)
-    return sorted(name for name in found if not is_passed_over(name))
+    return [name for name in tree.names(base).folders if not is_passed_over(name)]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -7,37 +7,35 @@ import errno
 import heapq
 import os
 import stat
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import open_regular
 from packstore.images.engine import read_files
+from packstore.sources.folder_names import KnownNames, Names, is_directory, names_in
 from packstore.sources.ignoring import IgnoreRules, active_rules
 from packstore.sources.listing import (
     NO_FILE,
     Identity,
     Listing,
     cycle,
-    is_directory,
     is_image_name,
     list_directory,
     visible_part,
 )
 
-_NAME = attrgetter("name")
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
 _SMALL = 16 << 10  # bytes of a file, on average, up to which one call for many is faster
-_KEPT_BYTES = 32 << 20  # of names, in memory
 _RELATIVE = os.open in os.supports_dir_fd
+_LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 _SEARCH_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # with O_PATH it need not be readable
 
 
@@ -81,9 +79,8 @@ class Tree(ABC):
             return self.list_all(directory, ignored)
         return visible_part(self.list_all(directory, None), self.rules, directory, self.list_names(directory), ignored)
 
-    def names(self, directory: str) -> Sequence[tuple[str, bool]]:
-        """All names in a directory, sorted, each with whether it is a directory or a link to one. Nothing if it cannot
-        be listed."""
+    def names(self, directory: str) -> Names:
+        """All names in a directory. None if it cannot be listed."""
         names = self.list_names(directory)
         return self.rules.visible(directory, names) if self.rules else names
 
@@ -103,7 +100,7 @@ class Tree(ABC):
         """:meth:`list` without rules."""
 
     @abstractmethod
-    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
+    def list_names(self, directory: str) -> Names:
         """:meth:`names` without rules."""
 
     @abstractmethod
@@ -167,7 +164,7 @@ class Tree(ABC):
 
     def folders(
         self, left_out: Callable[[str], bool], top: str = "", every: bool = False
-    ) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
+    ) -> Iterator[tuple[str, Names]]:
         """Yields each directory at and below ``top`` and its :meth:`names`, near ones first, without those of names
         that are ``left_out``; with ``every``, those too that ``rules`` hide. Follows links, but none to a directory
         above itself."""
@@ -181,11 +178,15 @@ class Tree(ABC):
             names = list_names(directory)
             yield directory, names
             prefix, above = f"{directory}/" if directory else "", (*above, identity)
-            waiting.extend((prefix + name, above) for name, is_folder in names if is_folder and not left_out(name))
+            waiting.extend((prefix + name, above) for name in names.folders if not left_out(name))
 
-    def every(self) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
+    def every(self) -> Iterator[tuple[str, Names]]:
         """Yields each directory and its :meth:`names`, hidden ones too, and those that ``rules`` hide."""
         return self.folders(lambda _: False, every=True)
+
+    def once(self) -> AbstractContextManager[None]:
+        """Until its end, each directory may be listed once for all who ask."""
+        return nullcontext()
 
     def identity(self, directory: str) -> Identity | None:
         """What tells a directory from all others, whatever links lead there; None if it is gone."""
@@ -219,21 +220,39 @@ class FolderTree(Tree):
         self.rules = active_rules(path)
         self.above = tuple(_identity(parent) for parent in Path(self.root).resolve().parents)
         self._threads = threading.local()
+        self._known: KnownNames | None = None
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        return list_directory(f"{self.root}/{directory}" if directory else self.root, ignored)
+        names = None if self._known is None else self.list_names(directory)
+        return list_directory(f"{self.root}/{directory}" if directory else self.root, ignored, names)
 
-    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
+    def list_names(self, directory: str) -> Names:
+        names = None if self._known is None else self._known.get(directory)
+        if names is not None:
+            return names
         try:
-            with os.scandir(f"{self.root}/{directory}") as entries:
-                found = list(entries)
-            found.sort(key=_NAME)
+            descriptor = os.open(f"{self.root}/{directory}", _LIST_FLAGS)
             try:
-                return [(entry.name, entry.is_dir()) for entry in found]
-            except OSError:  # a link to itself
-                return [(entry.name, is_directory(entry)) for entry in found]
-        except OSError:
-            return []  # a listing says why
+                names = names_in(descriptor)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError):
+            return Names()  # a listing says why
+        if self._known is not None:
+            self._known.put(directory, names)
+        return names
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """Until its end, each directory is listed once, whatever happens to it meanwhile."""
+        if self._known is not None:
+            yield
+            return
+        with KnownNames() as self._known:
+            try:
+                yield
+            finally:
+                self._known = None
 
     def identity(self, directory: str) -> Identity | None:
         try:
@@ -329,38 +348,6 @@ class FolderTree(Tree):
         if directory is None or directory.path != path:
             directory = self._threads.directory = _Directory(self.root, path)
         return directory.descriptor
-
-
-class KnownFolder(FolderTree):
-    """A folder while one kind of source after the other is asked about it: each of its folders is listed once. The
-    names lie in a temporary file if they are many."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._kept: IO[bytes] | None = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - see forget()
-        self._places: dict[str, tuple[int, int]] = {}
-
-    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
-        if self._kept is None:
-            return super().list_names(directory)
-        place = self._places.get(directory)
-        if place is None:
-            names = super().list_names(directory)
-            text = "/".join([f"\0{name}" if is_folder else name for name, is_folder in names])
-            raw = text.encode("utf-8", "surrogateescape")
-            start = self._kept.seek(0, os.SEEK_END)
-            self._kept.write(raw)
-            self._places[directory] = (start, len(raw))
-            return names
-        self._kept.seek(place[0])
-        text = self._kept.read(place[1]).decode("utf-8", "surrogateescape")
-        return [(name[1:], True) if name[0] == "\0" else (name, False) for name in text.split("/")] if text else []
-
-    def forget(self) -> None:
-        """Closes the temporary file; from now on, folders are listed anew."""
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
 
 
 class _Directory:

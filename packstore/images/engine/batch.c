@@ -205,6 +205,11 @@ EXPORT void packstore_engine_stat_files(int directory, const char *names, int64_
 {
     stat_files(directory, names, count, facts);
 }
+
+EXPORT int packstore_engine_list_names(int directory, int64_t room, char *files, char *folders, int64_t *sizes)
+{
+    return list_names(directory, room, files, folders, sizes);
+}
 #endif
 
 /* See highway.c. */

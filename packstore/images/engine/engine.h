@@ -408,6 +408,7 @@ void from_floats_avx2(void *to, int kind, const float *from, int64_t count);
 void read_files(int directory, const char *names, int64_t count, const int64_t *sizes, const int64_t *modified,
                 uint8_t *to, uint8_t *refused);
 void stat_files(int directory, const char *names, int64_t count, int64_t *facts);
+int list_names(int directory, int64_t room, char *files, char *folders, int64_t *sizes);
 
 /* highway.c */
 uint64_t highway_hash(const uint8_t *data, uint64_t size);

@@ -3,6 +3,8 @@
 
 #if !defined(_WIN32)
 
+#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -81,6 +83,42 @@ void stat_files(int directory, const char *names, int64_t count, int64_t *facts)
         names += strlen(names) + 1;
         facts += 3;
     }
+}
+
+/*
+ * Writes the names in an open directory: those of directories, and of links to them, to `folders`, all others to
+ * `files`, each with a zero byte behind it. `sizes` receives how many bytes the two take; what exceeds `room` is not
+ * written. Returns 0, or the error.
+ */
+int list_names(int directory, int64_t room, char *files, char *folders, int64_t *sizes)
+{
+    char *places[] = {files, folders};
+    int own = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *entries = own < 0 ? NULL : fdopendir(own);
+    sizes[0] = sizes[1] = 0;
+    if (!entries) {
+        int error = errno;
+        if (own >= 0)
+            close(own);
+        return error;
+    }
+    for (const struct dirent *entry; errno = 0, (entry = readdir(entries));) {
+        const char *name = entry->d_name;
+        if (!strcmp(name, ".") || !strcmp(name, ".."))
+            continue;
+        bool folder = entry->d_type == DT_DIR;
+        if (entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN) {
+            struct stat found;
+            folder = !fstatat(directory, name, &found, 0) && S_ISDIR(found.st_mode);
+        }
+        int64_t size = (int64_t)strlen(name) + 1;
+        if (sizes[folder] + size <= room)
+            memcpy(places[folder] + sizes[folder], name, (size_t)size);
+        sizes[folder] += size;
+    }
+    int error = errno;
+    closedir(entries);
+    return error;
 }
 
 #endif

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 import threading
 from collections import deque
@@ -28,6 +29,7 @@ _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uin
 """In the order of ``engine.h``; uint16 for bfloat16."""
 _PADDING = ("constant", "edge", "reflect", "symmetric")
 
+_NAMES_ROOM = 1 << 15  # bytes of names of a directory that are read without asking how many there are
 _TOGETHER, _PIXELS_TOGETHER = 16, 1 << 24
 """How many whole images a call makes, at most, and of how many pixels where it makes more than one."""
 
@@ -332,6 +334,32 @@ def stat_files(directory: int, names: Sequence[str]) -> list[list[int]] | None:
     return facts.T.tolist()
 
 
+def list_names(directory: int) -> tuple[str, str] | None:
+    """Names in an open directory, in no order, without the GIL: of files, and of folders and links to them.
+
+    Each name ends with a null character. None if there is no engine. Raises :class:`OSError`.
+    """
+    library = _library()[0]
+    if library is None or not hasattr(library, "packstore_engine_list_names"):
+        return None
+    sizes, room = np.empty(2, np.int64), _NAMES_ROOM
+    while True:
+        names = np.empty((2, room), np.uint8)
+        places = (names[0].ctypes.data, names[1].ctypes.data, sizes.ctypes.data)
+        error = library.packstore_engine_list_names(directory, room, *places)
+        if error:
+            raise OSError(error, os.strerror(error))
+        files, folders = sizes.tolist()
+        if max(files, folders) <= room:
+            break
+        room = 2 * max(files, folders)
+    encoding = sys.getfilesystemencoding()
+    return (
+        names[0, :files].tobytes().decode(encoding, "surrogateescape"),
+        names[1, :folders].tobytes().decode(encoding, "surrogateescape"),
+    )
+
+
 def get_engine() -> Engine | None:
     """The calling thread's engine; None where :func:`engine_problem` says why."""
     engine: Engine | None = getattr(_thread, "engine", None)
@@ -396,6 +424,9 @@ def load_library(path: str) -> ctypes.CDLL:
     if hasattr(library, "packstore_engine_stat_files"):
         library.packstore_engine_stat_files.argtypes = (ctypes.c_int, ctypes.c_char_p, number, pointer)
         library.packstore_engine_stat_files.restype = None
+    if hasattr(library, "packstore_engine_list_names"):
+        library.packstore_engine_list_names.argtypes = (ctypes.c_int, number, pointer, pointer, pointer)
+        library.packstore_engine_list_names.restype = ctypes.c_int
     if hasattr(library, "packstore_engine_png"):
         library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number, ctypes.c_int)
         library.packstore_engine_png.restype = ctypes.c_int

@@ -7,7 +7,7 @@ once, into a temporary file without a name: it has no index, and its files lie i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from packstore.sources.archives.zip import is_zip, read_zip
 from packstore.sources.contents import known_contents
 from packstore.sources.refusals import not_a_folder
 from packstore.sources.remote import RemotePath
-from packstore.sources.tree import FolderTree, KnownFolder, Tree
+from packstore.sources.tree import FolderTree, Tree
 
 _START = 512
 _Key = tuple[str, int, int, int]
@@ -46,9 +46,10 @@ def open_tree(path: Path) -> Tree | None:
         known = _folders.get()
         if known is None:
             return FolderTree(path)
-        if path not in known:
-            known[path] = KnownFolder(path)
-        return known[path]
+        if path not in known.trees:
+            known.trees[path] = FolderTree(path)
+            known.stack.enter_context(known.trees[path].once())
+        return known.trees[path]
     if not path.is_file():
         return None
     try:
@@ -84,6 +85,14 @@ class _Kept:
     damaged: dict[_Key, SourceError] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Folders:
+    """Trees of folders that list each directory once, until ``stack`` is left."""
+
+    trees: dict[Path, FolderTree]
+    stack: ExitStack
+
+
 @contextmanager
 def kept_indexes() -> Iterator[None]:
     """Keeps what is indexed meanwhile: each kind of source asks for the tree of a path, one after the other. What is
@@ -99,18 +108,16 @@ def kept_indexes() -> Iterator[None]:
 def known_folders() -> Iterator[None]:
     """Until its end, :func:`open_tree` returns the same tree for the same folder, which lists each folder once: for
     questions in a row, while nothing is packed yet."""
-    known: dict[Path, KnownFolder] = {}
-    token = _folders.set(known)
-    try:
-        with known_contents():
-            yield
-    finally:
-        _folders.reset(token)
-        for tree in known.values():
-            tree.forget()
+    with ExitStack() as stack:
+        token = _folders.set(_Folders({}, stack))
+        try:
+            with known_contents():
+                yield
+        finally:
+            _folders.reset(token)
 
 
 _INDEXES: WeakValueDictionary[_Key, Index] = WeakValueDictionary()
 """Those of trees that are in use."""
 _kept: ContextVar[_Kept | None] = ContextVar("kept indexes", default=None)
-_folders: ContextVar[dict[Path, KnownFolder] | None] = ContextVar("known folders", default=None)
+_folders: ContextVar[_Folders | None] = ContextVar("known folders", default=None)

@@ -7,7 +7,7 @@ import os
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from packstore.images.sniff import begins_like_image
 from packstore.sources.archives.index import NOWHERE, Index, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
 from packstore.sources.base import SPLIT_ORDER, stamp_of
+from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
@@ -72,11 +73,10 @@ class ArchiveTree(Tree):
         first = hash(place)  # a directory of an archive has no identity but its path
         return Listing((-1, first), [images[i] for i in order], sizes, modified, [0] * len(order), directories)
 
-    def list_names(self, directory: str) -> Sequence[tuple[str, bool]]:
-        children = self._index.children(self._inside(directory))
-        return sorted([(raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children])
+    def list_names(self, directory: str) -> Names:
+        return _names(self._index.children(self._inside(directory)))
 
-    def every(self) -> Iterator[tuple[str, Sequence[tuple[str, bool]]]]:
+    def every(self) -> Iterator[tuple[str, Names]]:
         """See :meth:`Tree.every`. Directories outside the root have paths that begin with ``/``."""
         waiting = [b""]
         while waiting:
@@ -85,10 +85,7 @@ class ArchiveTree(Tree):
             waiting += [place + b"/" + name if place else name for name, number in children if number is None]
             inside = place == self._top or (not self._top or place.startswith(self._top + b"/"))
             shown = place[len(self._top) :].removeprefix(b"/") if inside else b"/" + place
-            yield (
-                shown.decode("utf-8", "surrogateescape"),
-                [(raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children],
-            )
+            yield shown.decode("utf-8", "surrogateescape"), _names(children)
 
     def stat_any(self, file: str) -> Found:
         place = self._inside(file)
@@ -211,6 +208,11 @@ class ArchiveTree(Tree):
             with self._lock, beyond_standard_streams():
                 file = self._file = self._file or OpenFile(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
         return file
+
+
+def _names(children: Iterable[tuple[bytes, int | None]]) -> Names:
+    found = sorted((raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children)
+    return Names([name for name, is_folder in found if not is_folder], [name for name, is_folder in found if is_folder])
 
 
 def _hidden(raw: bytes) -> bool:

@@ -155,7 +155,7 @@ class CocoSource(FileRowSource):
         if not name:
             return f"{said}: it names none"
         last = name.rpartition("/")[2]
-        found = (folder for folder, names in self.tree.folders(is_passed_over) if (last, False) in names)
+        found = (folder for folder, names in self.tree.folders(is_passed_over) if last in names.files)
         place = next(found, None)
         lies = "lies nowhere in this source" if place is None else f"lies in {printable(place) or 'the top folder'}"
         looked = f"beside the file, in images, data and JPEGImages, and in folders named {file.split or 'like a split'}"

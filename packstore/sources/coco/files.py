@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.beside import is_file, join
+from packstore.sources.beside import folder_of, join
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
@@ -51,8 +51,7 @@ class AnnotationFile:
 def find_files(tree: Tree) -> list[AnnotationFile]:
     """The files of annotations, by their names and first bytes: at the top, and in the folders there."""
     folders = ["", *_BESIDE]
-    names = [name for name, is_directory in tree.names("") if is_directory]
-    folders += [name for name in names if name not in folders and not is_passed_over(name)]
+    folders += [name for name in tree.names("").folders if name not in folders and not is_passed_over(name)]
     return [file for folder in folders for file in _in_folder(tree, folder)]
 
 
@@ -107,18 +106,11 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
     above = beside.rpartition("/")[0]
     wanted = dict.fromkeys(filter(None, (file.token, file.split)))
     bases = dict.fromkeys((beside, above, join(beside, "images"), join(above, "images")))
-    dated = [
-        name for base in bases for name, is_directory in tree.names(base) if is_directory and _is_of(name, file.split)
-    ]
+    dated = [name for base in bases for name in tree.names(base).folders if _is_of(name, file.split)]
     wanted |= dict.fromkeys(dated)
     places = [place for name in wanted for place in (name, f"images/{name}", f"{name}/images")]
     places += ["images", "data", "JPEGImages", ""]
-    folders = dict.fromkeys(join(base, place) for base in (beside, above) for place in places)
-    step = max(1, len(names) // _PROBED)
-    some = names[::step][:_PROBED]
-    hits = {folder: sum(is_file(tree, join(folder, name)) for name in some) for folder in folders}
-    best = max(hits, key=hits.__getitem__)  # the first of those with most
-    return best.rstrip("/") if hits[best] else None
+    return folder_of(tree, names, [join(base, place) for base in (beside, above) for place in places])
 
 
 def _is_of(folder: str, split: str) -> bool:
@@ -127,8 +119,7 @@ def _is_of(folder: str, split: str) -> bool:
 
 
 def _in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
-    names = [name for name, is_directory in tree.names(folder) if name[-5:].lower() == ".json" and not is_directory]
-    found = [name for name in names if name[0] != "." or _is_named(name)]
+    found = [name for name in tree.names(folder).ending(".json") if name[0] != "." or _is_named(name)]
     if len(found) > _PROBED:  # a file for each image
         found = [name for name in found if _is_named(name)]
     for name in found:

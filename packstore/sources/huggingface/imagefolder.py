@@ -257,8 +257,8 @@ def _card_of(tree: Tree, path: Path) -> Card:
 
 def _find_metadata(tree: Tree, skip_cycles: bool) -> Iterator[str]:
     for directory, _ in tree.walk("", tree.above, skip_cycles=skip_cycles):
-        for name, is_folder in tree.names(directory):
-            if name in FILES and not is_folder:
+        for name in tree.names(directory).ending(".csv", ".jsonl", ".parquet"):
+            if name in FILES:
                 yield join(directory, name)
 
 
@@ -269,11 +269,9 @@ def _look(tree: Tree) -> tuple[list[str], list[str]]:
         below = []
         for folder in folders[:_FOLDERS]:
             metadata += [join(folder, name) for name in FILES if is_file(tree, join(folder, name))]
-            for name, is_folder in tree.names(folder):
-                if is_folder and name[0] != ".":
-                    below.append(join(folder, name))
-                elif name.lower().endswith(IMAGE_SUFFIXES):
-                    images.append(join(folder, name))
+            names = tree.names(folder)
+            below += [join(folder, name) for name in names.folders if name[0] != "."]
+            images += [join(folder, name) for name in names.ending(*IMAGE_SUFFIXES)]
         folders = sorted(below)
     return metadata, images
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
+from packstore.sources.folder_names import is_directory
 from packstore.sources.ignoring import is_ignored
-from packstore.sources.listing import IMAGE_SUFFIXES, is_directory
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import RowSource, in_packing_order
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages, Value

@@ -176,13 +176,10 @@ def read_whole(tree: Tree, file: str, limit: int = _MAX_LIST) -> bytes:
 
 
 def _alone(tree: Tree, base: str) -> str | None:
-    folders = []
-    for name, is_directory in tree.names(base):
-        if is_directory and not is_passed_over(name):
-            folders.append(name)
-        elif not is_passed_over(name) and not name.lower().endswith(_BESIDE):
-            return None
-    if len(folders) != 1:
+    names = tree.names(base)
+    folders = [name for name in names.folders if not is_passed_over(name)]
+    files = [name for name in names.files if not is_passed_over(name) and not name.lower().endswith(_BESIDE)]
+    if files or len(folders) != 1:
         return None
     return f"{base}/{folders[0]}" if base else folders[0]
 

@@ -297,20 +297,19 @@ def _tree(path: Path) -> Tree | None:
         return None  # the general kinds say what is wrong with it
 
 
-def _is_part(named: tuple[str, bool]) -> bool:
-    return named[0].startswith(("ILSVRC2012_img_", "ILSVRC2012_devkit_"))
+def _is_part(name: str) -> bool:
+    return name.startswith(("ILSVRC2012_img_", "ILSVRC2012_devkit_"))
 
 
 def _holds_val(tree: Tree, folder: str) -> bool:
-    return any(_VAL.fullmatch(name) for name, is_directory in tree.names(folder))
+    return any(map(_VAL.fullmatch, tree.names(folder).files))
 
 
 def _stray_val(tree: Tree) -> str | None:
     """The folder of validation images that would be the only class, or a split without classes; None without one."""
     folder = ""
     for _ in range(_DEPTH):
-        names = [name for name, is_directory in tree.names(folder) if is_directory]
-        inside = [name for name in names if not is_passed_over(name)]
+        inside = [name for name in tree.names(folder).folders if not is_passed_over(name)]
         for name in inside:
             alone = len(inside) == 1 and not _WNID.fullmatch(name)
             if (alone or name.lower() in SPLIT_ORDER) and _holds_val(tree, join(folder, name)):
@@ -360,7 +359,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     except OSError:
         return Certainty.NO  # the general kinds say why it cannot be listed
     tree = None if "val" in found.parts else _tree(path)
-    if tree is not None and path.is_file() and any(map(_is_part, tree.names(""))):
+    if tree is not None and path.is_file() and any(map(_is_part, tree.names("").files)):
         raise SourceError(f"{printable(str(path))} holds archives of ILSVRC: unpack it, and give the folder")
     if tree is not None and (folder := _stray_val(tree)) is not None:
         raise _strayed(path, folder)

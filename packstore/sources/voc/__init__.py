@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,8 @@ class VocSource(FileRowSource):
         """See :meth:`RowSource.fields`. Reads all annotations for the classes in them."""
         found: dict[str, Field] = {"image": Image()}
         for name, folder in self._masks.items():
-            names = self.tree.names(self._at(folder))
-            files = (self._at(folder, name) for name, _ in islice(names, _LOOKED_AT))
+            names = self.tree.names(self._at(folder)).files
+            files = (self._at(folder, name) for name in names[:_LOOKED_AT])
             found[name] = mask_field(self.tree, files)
         if self._annotated:
             rows = chain.from_iterable(map(self.file_rows, self.splits()))
@@ -108,7 +108,7 @@ class VocSource(FileRowSource):
         super().claim_files(claims)
         for folder, names in self.tree.folders(is_passed_over, self._at("ImageSets")):
             used = set(self.described_by())
-            lists = (name for name, is_directory in names if not is_directory and join(folder, name) not in used)
+            lists = (name for name in names.files if join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
     def _at(self, *parts: str) -> str:
@@ -155,8 +155,9 @@ def _find_base(tree: Tree) -> str | None:
     if is_folder(tree, "JPEGImages"):
         return ""
     above = "VOCdevkit" if is_folder(tree, "VOCdevkit") else ""
-    names = sorted(name for name, is_directory in tree.names(above) if is_directory)
-    found = [join(above, name) for name in names if is_folder(tree, join(above, f"{name}/JPEGImages"))]
+    found = [
+        join(above, name) for name in tree.names(above).folders if is_folder(tree, join(above, f"{name}/JPEGImages"))
+    ]
     if len(found) > 1:
         each = " or ".join(tree.name(base) for base in found)
         answers = [Answer(source=Path(tree.root, base)) for base in found] if Path(tree.root).is_dir() else []
@@ -168,7 +169,7 @@ def _find_sets(tree: Tree, base: str) -> dict[str, str]:
     """The file of each split."""
     for task in ("Main", "Segmentation"):
         folder = join(base, f"ImageSets/{task}")
-        names = (name for name, is_directory in tree.names(folder) if name.endswith(".txt") and not is_directory)
+        names = (name for name in tree.names(folder).files if name.endswith(".txt"))
         found = {name[:-4]: join(folder, name) for name in names if name[:-4] in (*SPLIT_ORDER, _UNION)}
         if {"train", "val"} <= found.keys():
             found.pop(_UNION, None)
@@ -185,8 +186,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     base = _find_base(tree)
     if base is None:
         return recognise_beside(tree)
-    beside = tree.names(join(base, "Annotations"))
-    annotated = any(name.endswith(".xml") for name, _ in beside)
+    annotated = any(name.endswith(".xml") for name in tree.names(join(base, "Annotations")).files)
     masks = any(is_folder(tree, join(base, folder)) for folder in _MASKS.values())
     return Certainty.CERTAIN if annotated or masks else Certainty.NO
 

@@ -71,7 +71,7 @@ class VocBesideSource(FileRowSource):
 
 def find_pairs(tree: Tree) -> dict[str, tuple[str, str]]:
     """The folders of images and of XML files by split, in packing order; ``""`` without splits."""
-    folders = [name for name, is_directory in tree.names("") if is_directory]
+    folders = tree.names("").folders
     splits = {name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _pair(tree, name))}
     if splits:
         return {split: splits[split] for split in in_packing_order(splits)}
@@ -91,8 +91,8 @@ def recognise_beside(tree: Tree) -> Certainty:
 def _pair(tree: Tree, base: str) -> tuple[str, str] | None:
     below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
     for images, xml in [(base, base), *((join(base, images), join(base, xml)) for images, xml in below)]:
-        stems = {_stem(name) for name, _ in tree.names(images) if _is_image(name)}
-        hits = sorted(name for name, _ in tree.names(xml) if name.endswith(".xml") and _stem(name) in stems)
+        stems = {_stem(name) for name in tree.names(images).files if _is_image(name)}
+        hits = [name for name in tree.names(xml).files if name.endswith(".xml") and _stem(name) in stems]
         if hits and 2 * len(hits) >= len(stems) and b"<annotation" in tree.start(join(xml, hits[0]), _START):
             return images, xml
     return None

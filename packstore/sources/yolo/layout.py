@@ -61,8 +61,7 @@ def descriptions(tree: Tree) -> list[str]:
     bytes."""
     found = []
     for folder in _DATA_FOLDERS:
-        names = (name for name, is_directory in tree.names(folder) if not is_directory)
-        for name in sorted(names):
+        for name in tree.names(folder).ending(".data", ".yaml", ".yml"):
             path, lower = join(folder, name), name.lower()
             signs = _DATA if lower.endswith(".data") else ()
             signs = _DESCRIBES if not folder and lower.endswith((".yaml", ".yml")) else signs
@@ -74,11 +73,11 @@ def descriptions(tree: Tree) -> list[str]:
 def folders_of_images(tree: Tree) -> dict[str, list[str]]:
     """The folders of images by split that have one of labels beside them: ``images/train``, ``train/images`` or
     ``images``; or that hold the labels themselves, and a file of their classes."""
-    names = [name for name, is_directory in tree.names("") if is_directory]
+    names = tree.names("").folders
     found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
              and is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
     if not found and is_folder(tree, "images") and is_folder(tree, "labels"):
-        inside = [name for name, is_directory in tree.names("images") if is_directory]
+        inside = tree.names("images").folders
         known = {re.sub(r"[_-]?(19|20)\d\d$", "", name.lower()): [f"images/{name}"] for name in inside}
         found = known if known and all(split in SPLIT_ORDER for split in known) else {"": ["images"]}
     if not found and is_file(tree, _CLASS_FILES[0]) and yolo_beside(tree, ""):

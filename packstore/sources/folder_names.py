@@ -1,0 +1,120 @@
+"""The names in a directory, as text that is divided only if somebody looks at each."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+
+from packstore.images.engine import list_names
+
+_KEPT_BYTES = 32 << 20  # of names, in memory
+
+
+class Names:
+    """The names in one directory: ``files`` and ``folders``, both sorted.
+
+    Attributes:
+        folders: Names of directories and of links to them.
+        text: The names of all other files, each between null characters: ``"\\0a.jpg\\0b.jpg\\0"``; empty for none.
+    """
+
+    __slots__ = ("_common", "_files", "folders", "text")
+
+    def __init__(self, files: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
+        self._files: Sequence[str] | None = files
+        self.folders = folders
+        self.text = "\0".join(("", *files, "")) if files else ""
+        self._common: str | None = None
+
+    @classmethod
+    def of_text(cls, text: str, folders: Sequence[str], common_suffix: str) -> Names:
+        """Takes the names of files as ``text`` has them."""
+        names = cls((), folders)
+        names.text, names._files, names._common = text, None if text else (), common_suffix
+        return names
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Names of the files, sorted."""
+        if self._files is None:
+            self._files = self.text[1:-1].split("\0")
+        return self._files
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.folders)
+
+    def ending(self, *suffixes: str) -> Sequence[str]:
+        """Files that end with one of the suffixes (lower case) in any case: ``names.ending(".json")``."""
+        common = self.common_suffix.lower()
+        if common and not any(suffix.endswith(common) for suffix in suffixes):
+            return ()
+        text = self.text.lower()
+        if not any(f"{suffix}\0" in text for suffix in suffixes):
+            return ()
+        return [name for name in self.files if name.lower().endswith(suffixes)]
+
+    @property
+    def common_suffix(self) -> str:
+        """The last suffix with its dot, as it is written, if all files have the same; else empty."""
+        if self._common is None:
+            self._common = common_suffix(self.text)
+        return self._common
+
+
+def common_suffix(text: str) -> str:
+    """:attr:`Names.common_suffix` of :attr:`Names.text`; a name that begins with its only dot has no suffix."""
+    first = text[1 : text.find("\0", 1)]
+    dot = first.rfind(".")
+    end = f"{first[dot:]}\0"
+    if dot <= 0 or text.count(end) != text.count("\0") - 1 or f"\0{end}" in text:
+        return ""
+    return first[dot:]
+
+
+class KnownNames:
+    """Names by directory. They lie in a temporary file if they are many; closing it forgets them."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - closed by __exit__()
+        self._places: dict[str, tuple[int, int, str]] = {}
+
+    def __enter__(self) -> KnownNames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def get(self, directory: str) -> Names | None:
+        """The names that were put for a directory; None without any."""
+        place = self._places.get(directory)
+        if place is None:
+            return None
+        self._file.seek(place[0])
+        files, *folders = self._file.read(place[1]).decode("utf-8", "surrogateescape").split("/")
+        return Names.of_text(files, folders, place[2])
+
+    def put(self, directory: str, names: Names) -> None:
+        """Keeps the names of a directory."""
+        raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
+        self._places[directory] = (self._file.seek(0, os.SEEK_END), len(raw), names.common_suffix)
+        self._file.write(raw)
+
+
+def names_in(directory: int) -> Names:
+    """Lists an open directory. A link to itself is a file. Raises :class:`OSError`."""
+    listed = list_names(directory)
+    if listed is not None:
+        files, folders = (sorted(text[:-1].split("\0")) if text else [] for text in listed)
+        return Names(files, folders)
+    with os.scandir(directory) as entries:
+        found = sorted((entry.name, is_directory(entry)) for entry in entries)
+    return Names([name for name, is_folder in found if not is_folder], [name for name, is_folder in found if is_folder])
+
+
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a directory, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: a file, which reading reports with its key
+        return False

@@ -1,0 +1,73 @@
+"""Names in directories: what lists them, and what is asked of their text."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packstore.sources import folder_names
+from packstore.sources.folder_names import KnownNames, Names, names_in
+
+NAMES = st.lists(
+    st.one_of(
+        st.sampled_from(
+            ["a.jpg", "b.jpg", "B.JPG", ".jpg", "jpg", "a.tar.gz", "x.", "..y", "ä.png", "\udcff.png", "n\nl.jpg"]
+        ),
+        st.text(st.characters(blacklist_characters="\0/", blacklist_categories=("Cs",)), min_size=1, max_size=8),
+    ),
+    unique=True,
+).map(sorted)
+
+
+def listed(path: Path) -> Names:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return names_in(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_files_and_folders(compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(folder_names, "list_names", lambda _: None)
+    inside = tmp_path / "inside"
+    assert not listed(tmp_path)
+    for folder in ("inside", "b", ".hidden"):
+        (tmp_path / folder).mkdir()
+    for file in (b"b.jpg", b".x", b"\xff.jpg", "ä".encode(), b"two\nlines"):
+        Path(os.fsdecode(os.fsencode(inside) + b"/" + file)).write_bytes(b"")
+    (inside / "here").symlink_to("../b")
+    (inside / "self").symlink_to("self")
+    (inside / "nowhere").symlink_to("nothing")
+    os.mkfifo(inside / "pipe")
+    assert (listed(tmp_path).files, listed(tmp_path).folders) == ([], [".hidden", "b", "inside"])
+    found = listed(inside)
+    assert found.files == sorted([".x", "b.jpg", "nowhere", "pipe", "self", "two\nlines", "ä", "\udcff.jpg"])
+    assert found.folders == ["here"]
+
+
+def test_more_names_than_one_call_has_room_for(tmp_path: Path) -> None:
+    names = sorted(f"{n:04}-{'x' * (n % 200)}.jpg" for n in range(1_000))
+    for name in names:
+        (tmp_path / name).touch()
+    assert listed(tmp_path).files == names
+
+
+@given(NAMES, NAMES)
+def test_names_are_kept_and_their_suffixes_found(files: list[str], folders: list[str]) -> None:
+    names = Names(files, folders)
+    with KnownNames() as known:
+        known.put("", Names(["other.png"]))
+        known.put("a/b", names)
+        again = known.get("a/b")
+        assert known.get("a") is None
+    assert again is not None
+    assert (list(again.files), list(again.folders), bool(again)) == (files, folders, bool(files or folders))
+    suffixes = {name[name.rfind(".") :] if name.rfind(".") > 0 else "" for name in files}
+    common = suffixes.pop() if len(suffixes) == 1 else ""
+    for each in (names, again):
+        assert each.common_suffix == common
+        assert list(each.ending(".jpg", ".gz")) == [name for name in files if name.lower().endswith((".jpg", ".gz"))]
