@@ -12,7 +12,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from packstore.checking.verification import verify
 from packstore.core.errors import CorruptRecordError, NotInSourceError, PackstoreError, SampleError, UsageError
@@ -35,6 +37,7 @@ from packstore.testing.records import open_files
 
 _FEW = 12
 _LONG = 2000
+_STRANGE = ("notes.odd", ".hidden", "Thumbs.db", "copy of it.odd", "LICENSE")
 
 
 class SourceSuite:
@@ -171,27 +174,45 @@ class SourceSuite:
         with closing(self.open(path)) as another:
             assert another.survey().ledger == ledger
 
+    @pytest.mark.hypothesis
     def test_the_ledger_shows_what_comes_and_goes(self, path: Path, source: Source) -> None:
-        """A strange file beside the others is left and named; a file that goes is missing in the ledger, or an error
-        says so."""
+        """Whatever files are taken away, and whatever strange ones are put beside the others: the ledger lists just
+        what lies there, strange files are left, and a file that goes is missing; or an error says so."""
         if not self.has_files or not path.is_dir():
             pytest.skip("no files can be put beside it")
         before = source.survey().ledger
-        (path / "notes.odd").write_text("strange")
-        with closing(self.open(path)) as another:
-            after = another.survey().ledger
-        assert (after.total, after.count(Role.LEFT)) == (before.total + 1, before.count(Role.LEFT) + 1)
-        assert "notes.odd" in after.names(Role.LEFT)
-        assert (after.used, after.others != before.others) == (before.used, True)
-        (path / "notes.odd").unlink()
-        for file in Random(self.kind).sample(files_at(path), min(8, len(files_at(path)))):
-            moved = path.parent / "moved away"
-            file.rename(moved)
-            with suppress(PackstoreError), closing(self.open(path)) as another:
-                found = another.survey().ledger
-                assert found.total == before.total - 1
-                assert (found.used, found.others) != (before.used, before.others)
-            moved.rename(file)
+        left = {*before.names(Role.LEFT)}
+        files = [file.relative_to(path) for file in files_at(path)]
+        folders = sorted({file.parent for file in files})
+        strange = st.tuples(st.sampled_from(folders), st.sampled_from(_STRANGE))
+
+        @settings(max_examples=max(2, settings().max_examples // 4), suppress_health_check=list(HealthCheck))
+        @given(st.sets(st.sampled_from(files), max_size=3), st.sets(strange, max_size=3))
+        def check(gone: set[Path], put: set[tuple[Path, str]]) -> None:
+            added = {folder / name for folder, name in put} - set(files)
+            with ExitStack() as undone:
+                for number, file in enumerate(gone):
+                    (path / file).rename(path.parent / f"away {number}")
+                    undone.callback((path.parent / f"away {number}").rename, path / file)
+                for file in added:
+                    (path / file).write_text("strange")
+                    undone.callback((path / file).unlink)
+                try:
+                    with closing(self.open(path)) as another:
+                        ledger = another.survey().ledger
+                except PackstoreError:
+                    assert gone
+                    return
+            lies = {str(file) for file in (*files, *added) if file not in gone}
+            named = [name for role in (Role.ANNOTATION, Role.EVIDENCE, Role.LEFT) for name in ledger.names(role)]
+            assert len(set(named)) == len(named)
+            assert {*named} <= lies
+            assert ledger.total == len(lies) == ledger.count(Role.PACKED) + len(named)
+            assert {*map(str, added)} <= {*ledger.names(Role.LEFT)}
+            assert (ledger.used == before.used) == ({*map(str, gone)} <= left)
+            assert (ledger.others == before.others) == (not added and left == {*ledger.names(Role.LEFT)})
+
+        check()
 
     def test_a_survey_reports_its_progress(self, source: Source) -> None:
         seen: list[Progress] = []

@@ -23,6 +23,8 @@ from packstore.sources.ledger import Claims, Role
 
 _MAX_JSON, _MAX_FOLDERS, _MAX_DEPTH = 1 << 24, 1000, 8
 _GROUP_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata", "attributes.json")
+_METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
+_CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
 _NUMBER = re.compile("0|[1-9][0-9]{0,15}")
 _MAX_RATIO = 1100
 _UNWRITTEN = 1 << 28
@@ -45,9 +47,9 @@ class ChunkFolderSource(ArraySource):
         return self.find(self.path)
 
     def files(self) -> Iterator[Path]:  # type: ignore[override]
-        """See :meth:`RowSource.files`: of the arrays that are read."""
+        """See :meth:`RowSource.files`: metadata and chunks of the arrays that are read."""
         names = {chosen.info.name for part in self._choice.parts for chosen in part.columns.values()}
-        return (file for name in sorted(names) for file in _files_in(self.path / name))
+        return (file for name in sorted(names) for file in _array_files(self.path / name))
 
     def claim_files(self, claims: Claims) -> None:
         """See :meth:`Source.claim_files`."""
@@ -143,6 +145,12 @@ def sizes(value: Any, least: int) -> tuple[int, ...] | None:
     """A list of whole numbers from ``least`` on as a shape; None for anything else."""
     fits = isinstance(value, list) and len(value) <= 16 and all(type(n) is int and least <= n < 1 << 48 for n in value)
     return tuple(value) if fits else None
+
+
+def _array_files(folder: Path) -> Iterator[Path]:
+    for file in _files_in(folder):
+        if file.name in _METADATA or _CHUNK.fullmatch(file.relative_to(folder).as_posix()):
+            yield file
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

@@ -108,7 +108,7 @@ class VocSource(FileRowSource):
         super().claim_files(claims)
         for folder, names in self.tree.folders(is_passed_over, self._at("ImageSets")):
             used = set(self.described_by())
-            lists = (name for name in names.files if join(folder, name) not in used)
+            lists = (name for name in names.files if name.endswith(".txt") and join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
     def _at(self, *parts: str) -> str:
