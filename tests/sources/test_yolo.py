@@ -87,6 +87,21 @@ def test_where_images_may_lie(yaml: str, image: str, tmp_path: Path) -> None:
         assert found[image.format("b.jpg")] == [1]
 
 
+@pytest.mark.parametrize("train", ["/path/", "C:\\\\data\\\\a", "/content/x/training"])
+@pytest.mark.parametrize(
+    "layout", ["{split}/{name}.jpg {split}/{name}.txt", "{split}/images/{name}.jpg {split}/labels/{name}.txt"]
+)
+def test_paths_of_another_machine(train: str, layout: str, tmp_path: Path) -> None:
+    """The folders that lie there count if no path of the description is there."""
+    files: dict[str, str | bytes] = {"data.yaml": f"train : {train}\nval : {train}\nnc : 2\nnames : [cat, dog]\n"}
+    for number, split in enumerate(("train", "valid")):
+        image, labels = layout.format(split=split, name=f"{number}").split(" ")
+        files |= {image: jpeg(number), labels: f"{number} .5 .5 .5 .5"}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 1, "valid": 1})
+        assert [source.read(entry).values["labels"] for entry in source.entries()] == [[0], [1]]
+
+
 def test_polygons_are_kept_and_boxes_are_those_around_them(tmp_path: Path) -> None:
     yolo(tmp_path)
     (tmp_path / "labels/train/00001.txt").write_text("1 .5 .5 .25 .5\n0 0.25 0.5 0.5 0.125 1 0.75\n")

@@ -70,9 +70,10 @@ def descriptions(tree: Tree) -> list[str]:
     return found
 
 
-def folders_of_images(tree: Tree) -> dict[str, list[str]]:
+def folders_of_images(tree: Tree, named: bool = False) -> dict[str, list[str]]:
     """The folders of images by split that have one of labels beside them: ``images/train``, ``train/images`` or
-    ``images``; or that hold the labels themselves, and a file of their classes."""
+    ``images``; or that hold the labels themselves, and a file of class names unless the classes are ``named``
+    elsewhere."""
     names = tree.names("").folders
     found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
              and is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
@@ -84,7 +85,7 @@ def folders_of_images(tree: Tree) -> dict[str, list[str]]:
         found = {"": [""]}  # as LabelImg leaves them
     if not found:  # as Roboflow exports them for Darknet
         found = {name.lower(): [name] for name in names if name.lower() in SPLIT_ORDER
-                 and is_file(tree, f"{name}/{_DARKNET}") and yolo_beside(tree, name)}  # fmt: skip
+                 and (named or is_file(tree, f"{name}/{_DARKNET}")) and yolo_beside(tree, name)}  # fmt: skip
     return {split: found[split] for split in in_packing_order(found)}
 
 
@@ -133,7 +134,7 @@ def _with_splits(tree: Tree, layout: Layout, wanted: Mapping[str, list[tuple[Any
         else:
             layout.splits[split] = found
     if not layout.splits:  # paths of another machine
-        folders = folders_of_images(tree)
+        folders = folders_of_images(tree, named=True)
         lists = layout.files[0].lower().endswith(".data")
         if lists or all(_is_absolute(value) for places in wanted.values() for value, _ in places):
             layout.splits = folders
