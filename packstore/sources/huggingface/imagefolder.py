@@ -15,7 +15,7 @@ from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Label, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import is_file, join, mask_field
+from packstore.sources.beside import join, mask_field
 from packstore.sources.huggingface.card import CARD, Card, parse_card
 from packstore.sources.huggingface.metadata import FILES, Line, has_file_names, read_metadata
 from packstore.sources.huggingface.splits import IN_FOLDER, IN_NAME, matches
@@ -27,7 +27,7 @@ from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
 _CARD_BYTES = 8 << 20
-_LEVELS, _FOLDERS, _NAMES = 4, 64, 256
+_LEVELS, _NAMES = 4, 256
 _LOOKED_AT = 64
 _MAX_SPLITS = 100
 
@@ -262,18 +262,16 @@ def _find_metadata(tree: Tree, skip_cycles: bool) -> Iterator[str]:
                 yield join(directory, name)
 
 
-def _look(tree: Tree) -> tuple[list[str], list[str]]:
-    """The metadata files and some of the images in the first folders of a tree, those near the top first."""
-    metadata, images, folders = [], [], [""]
+def _upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
+    """Yields the files of some suffixes in the upper folders of a tree, those near the top first."""
+    folders = [""]
     for _ in range(_LEVELS):
         below = []
-        for folder in folders[:_FOLDERS]:
-            metadata += [join(folder, name) for name in FILES if is_file(tree, join(folder, name))]
+        for folder in folders:
             names = tree.names(folder)
             below += [join(folder, name) for name in names.folders if name[0] != "."]
-            images += [join(folder, name) for name in names.ending(*IMAGE_SUFFIXES)]
-        folders = sorted(below)
-    return metadata, images
+            yield from (join(folder, name) for name in names.ending(*suffixes))
+        folders = below
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -281,13 +279,17 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    metadata, images = _look(tree)
+    tables = _upper_files(tree, ".csv", ".jsonl", ".parquet")
+    metadata = [file for file in tables if file.rpartition("/")[2] in FILES]
+    images = _upper_files(tree, *IMAGE_SUFFIXES)
     if metadata:
         named = all(has_file_names(tree, file) for file in metadata)
-        return Certainty.CERTAIN if images and named else Certainty.NO
-    card = _card_of(tree, path) if images else Card()
+        return Certainty.CERTAIN if named and any(images) else Certainty.NO
+    card = _card_of(tree, path) if any(images) else Card()
     patterns = [pattern for its in (card.data_files or {}).values() for pattern in its]
-    found = any(matches(pattern, file) for pattern in patterns for file in images)
+    found = patterns and any(
+        matches(pattern, file) for file in _upper_files(tree, *IMAGE_SUFFIXES) for pattern in patterns
+    )
     return Certainty.CERTAIN if found else Certainty.NO
 
 

@@ -10,7 +10,7 @@ from packstore.core.errors import SourceError
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.huggingface.card import Card, read_card
 from packstore.sources.huggingface.features import features_of, is_image_column, load_pyarrow
-from packstore.sources.huggingface.splits import check_whole, files_by_split, first_names, folder_files
+from packstore.sources.huggingface.splits import check_whole, files_by_split, files_ending, folder_files
 from packstore.sources.huggingface.tables import STEP_BYTES, Group, Overview, Table, TableSource, faults
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
@@ -114,11 +114,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO if first_bytes(path, 4) != _MAGIC else _certainty(path, alone=True)
     if not path.is_dir():
         return Certainty.NO
-    names = first_names(path)
-    found = [name for name in names if name.lower().endswith(".parquet") and (path / name).is_file()]
-    if not found or any(name.endswith((".tar", ".tar.gz", ".tgz")) for name in names):
+    found = [name for name in files_ending(path, ".parquet") if (path / name).is_file()]
+    if not found or files_ending(path, ".tar", ".tar.gz", ".tgz"):
         return Certainty.NO
-    alone = not any(name.lower().endswith(IMAGE_SUFFIXES) for name in names)
+    alone = not files_ending(path, *IMAGE_SUFFIXES)
     return max(_certainty(path / name, alone=alone) for name in found[:1])
 
 

@@ -11,10 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from itertools import islice
 from pathlib import Path
 
 from packstore.core.errors import SourceError, printable
+from packstore.sources.archives import open_tree
 from packstore.sources.huggingface.card import Card
 from packstore.sources.ignoring import is_ignored
 
@@ -37,7 +37,6 @@ IN_NAME = {
     for split, words in _WORDS.items()
 }
 """Likewise, by words in the names of files."""
-_FOLDERS, _NAMES = 64, 1000
 
 
 def folder_files(path: Path) -> Iterator[str]:
@@ -46,23 +45,26 @@ def folder_files(path: Path) -> Iterator[str]:
     waiting = [""]
     while waiting:
         folder = waiting.pop()
-        names = sorted(_names(path / folder, None))
+        names = sorted(_names(path / folder))
         prefix = f"{folder}/" if folder else ""
         yield from (prefix + name for name, is_folder in names if not is_folder)
         waiting += [prefix + name for name, is_folder in reversed(names) if is_folder]
 
 
-def first_names(path: Path) -> list[str]:
-    """Some of the files in a folder and in folders up to three levels below it."""
+def files_ending(path: Path, *suffixes: str) -> list[str]:
+    """The files of some suffixes that :func:`folder_files` lists, up to three levels below the folder."""
+    tree = open_tree(path)
+    if tree is None:
+        return []
     found: list[str] = []
     folders = [""]
-    for depth in range(4):
+    for _ in range(4):
         below: list[str] = []
-        for folder in folders[:_FOLDERS]:
-            prefix = f"{folder}/" if folder else ""
-            for name, is_folder in _names(path / folder, _NAMES if not depth else _FOLDERS):
-                (below if is_folder else found).append(prefix + name)
-        folders = sorted(below)
+        for folder in folders:
+            names, prefix = tree.names(folder), f"{folder}/" if folder else ""
+            found += [prefix + name for name in names.ending(*suffixes) if name[0] != "."]
+            below += [prefix + name for name in names.folders if not name.startswith((".", "__"))]
+        folders = below
     return sorted(found)
 
 
@@ -122,10 +124,10 @@ def matches(pattern: str, name: str) -> bool:
     return len(inside) - 1 in places and fnmatchcase(inside[-1], parts[-1])
 
 
-def _names(folder: Path, most: int | None) -> Iterator[tuple[str, bool]]:
+def _names(folder: Path) -> Iterator[tuple[str, bool]]:
     try:
         with os.scandir(folder) as entries:
-            for entry in islice(entries, most):
+            for entry in entries:
                 is_folder = entry.is_dir(follow_symlinks=False)
                 hidden = entry.name[0] == "." or (is_folder and entry.name.startswith("__"))
                 if not hidden and not is_ignored(folder / entry.name):

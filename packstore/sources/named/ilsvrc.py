@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
 from packstore.sources.beside import is_folder, join
+from packstore.sources.folder_names import Names
 from packstore.sources.listing import Listing, is_passed_over
 from packstore.sources.named import read_whole
 from packstore.sources.named.kaggle import KaggleSource
@@ -38,7 +38,7 @@ _DEVKITS = ("ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012
 _META, _TRUTH = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
 _VAL = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG")
 _WNID = re.compile(r"n\d{8}")
-_LOOKED_AT, _BESIDE, _DEPTH = 8, 64, 3
+_DEPTH = 3
 
 
 @dataclass(frozen=True)
@@ -261,15 +261,14 @@ def _look(path: Path) -> _Found:
     for split, tars in _TARS.items():
         tar = next((path / name for name in tars if (path / name).is_file()), None)
         if split != "test" and (path / split).is_dir():
-            inside = [entry.name for entry in islice((path / split).iterdir(), _LOOKED_AT)]
-            in_classes = any(_WNID.fullmatch(name) for name in inside)
+            in_classes = any(map(_WNID.fullmatch, _names(path / split).folders))
             if in_classes or _is_val_folder(path / split):
                 found.parts[split] = _Part(path, split, in_classes)
         elif tar is not None:
             found.parts[split] = _Part(tar, "", in_classes=split == "train")
     found.devkit = _devkit_in(path)
     if found.devkit is not None and "val" not in found.parts:
-        files = (entry for entry in sorted(islice(path.iterdir(), _BESIDE)) if "val" in entry.name.lower())
+        files = (path / name for name in _names(path).files if "val" in name.lower())
         archive = next((file for file in files if file.is_file() and _is_val_archive(file)), None)
         if archive is not None:
             found.parts["val"] = _Part(archive, "", in_classes=False)
@@ -281,7 +280,12 @@ def _devkit_in(folder: Path) -> Path | None:
 
 
 def _is_val_folder(path: Path) -> bool:
-    return any(_VAL.fullmatch(entry.name) for entry in islice(path.iterdir(), _LOOKED_AT))
+    return any(map(_VAL.fullmatch, _names(path).files))
+
+
+def _names(folder: Path) -> Names:
+    tree = open_tree(folder)
+    return Names() if tree is None else tree.names("")
 
 
 def _is_val_archive(path: Path) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.files import beyond_standard_streams
+from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, decompressed
 from packstore.sources.base import SPLIT_ORDER
@@ -21,7 +22,7 @@ from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over, reason_for
 
 _OPEN = 8
-_LOOKED_AT = 1000
+_NAMED_MISSING = 1000
 _TRIED = 4
 _OF = re.compile(r"(.*?)[-_.]?(\d{3,6})-of-(\d{3,6})(\..*)?")
 """A shard as TensorFlow's ``ShardedFile`` calls it: its number of how many."""
@@ -115,7 +116,7 @@ def find_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path]
         raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
     for (_, stem, total, suffix), numbers in counted.items():
         gone = (n for n in range(total) if n not in numbers)
-        found.missing.extend(f"{stem}-{n:05}-of-{total:05}{suffix}" for n in islice(gone, _LOOKED_AT))
+        found.missing.extend(f"{stem}-{n:05}-of-{total:05}{suffix}" for n in islice(gone, _NAMED_MISSING))
     without = [file for split, file in found.files if not split]
     if without and len(without) < len(found.files):
         raise SourceError(f"{printable(str(without[0]))}: its name says no split, as those of other shards do")
@@ -123,14 +124,13 @@ def find_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path]
 
 
 def first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Some files of a folder, or of its splits, that may be shards by their names; without listing all of it."""
-    try:
-        names = sorted(islice(visible_paths(path), _LOOKED_AT))
-        splits = [p for p in names if p.name.lower() in SPLIT_ORDER and p.is_dir()]
-        inside = [names, *(sorted(islice(visible_paths(folder), _LOOKED_AT)) for folder in splits)]
-    except OSError:
+    """Some files of a folder, or of its splits, that may be shards by their names."""
+    tree = open_tree(path)
+    if tree is None:
         return []
-    files = [file for names in inside for file in names if not is_passed_over(file.name)]
+    splits = [name for name in tree.names("").folders if name.lower() in SPLIT_ORDER]
+    files = [path / folder / name for folder in ("", *splits) for name in tree.names(folder).files]
+    files = [file for file in files if not is_passed_over(file.name)]
     named = [file for file in files if file.name.lower().endswith(suffixes) or _OF.fullmatch(file.name)]
     return [file for file in [*named[:_TRIED], *[file for file in files if not file.suffix][:_TRIED]] if file.is_file()]
 
@@ -153,11 +153,9 @@ def split_of(name: str) -> str:
 
 
 def holds_images(path: Path) -> bool:
-    """Whether images are among the first files of a folder."""
-    try:
-        return any(file.name.lower().endswith(IMAGE_SUFFIXES) for file in islice(visible_paths(path), _LOOKED_AT))
-    except OSError:
-        return False
+    """Whether images are among the files of a folder."""
+    tree = open_tree(path)
+    return tree is not None and len(tree.names("").ending(*IMAGE_SUFFIXES)) > 0
 
 
 @contextmanager

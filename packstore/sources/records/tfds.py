@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +24,8 @@ from packstore.core.errors import AmbiguousSourceError, Answer, ManifestError, S
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
 from packstore.core.sheet import read_sheet
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
+from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
-from packstore.sources.listing import folders_in
 from packstore.sources.records.arrayrecord_files import ArrayRecordFiles
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.exported import ExportedTfds
@@ -36,8 +35,6 @@ from packstore.sources.records.tfds_features import FEATURES, Leaf, describe, is
 
 INFO = "dataset_info.json"
 _MAX_JSON = 1 << 26
-_LOOKED_AT = 32
-_ENTRIES = 256
 _MAX_SHARDS = 1 << 20
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
@@ -314,13 +311,12 @@ def _folders(path: Path) -> list[Path]:
     """The versions at or below a folder: it itself, ``1.0.0``, or ``config/1.0.0``."""
     if (path / INFO).is_file():
         return [path]
-    below = folders_in(path)[:_LOOKED_AT]
-    found = [p for p in below if _VERSION.fullmatch(p.name)]
+    tree = open_tree(path)
+    below = () if tree is None else tree.names("").folders
+    found = [path / name for name in below if _VERSION.fullmatch(name)]
     for folder in below:
-        if folder not in found:
-            with os.scandir(folder) as entries:  # a configuration has few; a class has thousands of images
-                names = [entry.name for entry in islice(entries, _ENTRIES)]
-            found += [folder / name for name in sorted(names) if _VERSION.fullmatch(name)][:_LOOKED_AT]
+        if tree is not None and path / folder not in found:
+            found += [path / folder / name for name in tree.names(folder).folders if _VERSION.fullmatch(name)]
     return [p for p in found if (p / INFO).is_file()]
 
 
