@@ -75,6 +75,10 @@ class Labels:
     optional: bool = False
 
 
+BOXES_ARE = b"packstore.boxes"
+"""Under this name our Parquet files say the convention of a column of boxes, in its field's metadata."""
+
+
 @dataclass(frozen=True, slots=True)
 class Boxes:
     """Boxes: float32 ``(n, 4)`` in pixels of the image.

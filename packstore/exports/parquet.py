@@ -21,6 +21,7 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
+from packstore.core.fields import BOXES_ARE
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.core.sheet import Sheet
@@ -170,8 +171,10 @@ def _is_text(raw: Any) -> bool:
 
 def _schema(columns: Sequence[Column]) -> Any:
     features = json.dumps({"info": {"features": _features(columns[1:])}})
-    fields = [(column.name, _type(column)) for column in columns]
-    return _pyarrow("pyarrow").schema(fields, {b"huggingface": features.encode("ascii")})
+    pa = _pyarrow("pyarrow")
+    said = {"boxes": {BOXES_ARE: b"xyxy"}}
+    fields = [pa.field(column.name, _type(column), metadata=said.get(column.type)) for column in columns]
+    return pa.schema(fields, {b"huggingface": features.encode("ascii")})
 
 
 def _type(column: Column) -> Any:

@@ -92,7 +92,9 @@ def convert(
         labels: CSV with the columns ``file,label`` and optionally ``split``.
         image_key: Of a source of named arrays (HDF5, npz …): the array that holds the images, where that is not clear.
         label_key: Of such a source: the array that holds the class numbers.
-        layout: Of such a source: the order of the images' axes, such as ``NHWC``, ``NCHW`` or ``NHW``.
+        layout: Of such a source: the order of the images' axes, such as ``NHWC``, ``NCHW`` or ``NHW``. Of boxes in
+            Parquet and Arrow: what their numbers are, one of :data:`packstore.sources.boxes.CONVENTIONS` (``xyxy``,
+            ``xywh`` …), or ``json`` to keep them as they are.
         ignore: Patterns of files and folders to leave out, as ``.gitignore`` has them: ``*.txt``, ``masks/``.
         fields: Of a dataset: declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``;
             values of other names are left out. None infers them from the first samples. A later sample that does not

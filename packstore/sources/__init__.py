@@ -173,7 +173,8 @@ def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: 
                 if packed_as is None or packed_as.origin.kind not in SOURCES:
                     raise
                 named, options = SOURCES[packed_as.origin.kind], replace(options, named=True)
-        if packed_as is not None and packed_as.origin.kind == named.name and named.takes_arrays:
+        takes = named.takes_arrays or named.takes_boxes
+        if packed_as is not None and packed_as.origin.kind == named.name and takes:
             options = replace(options, **_recorded_names(packed_as, options))
         return named.open(place, options)
 
@@ -264,6 +265,9 @@ def _takes_not(kind: Kind, options: SourceOptions) -> UsageError:
         return UsageError(
             f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"
         )
+    if options.says_boxes:
+        having = ", ".join(each.name for each in SOURCES.values() if each.takes_boxes)
+        return UsageError(f"a source of kind {kind.name} has no boxes of layout {options.layout}; such are {having}")
     return UsageError(
         f"a source of kind {kind.name} has no arrays to choose from; leave image_key, label_key and layout out, or "
         f"use another kind ({_kinds_of_arrays()})"

@@ -24,6 +24,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
+from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED
 from packstore.sources.ignoring import check_patterns, ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -59,7 +60,8 @@ class SourceOptions:
         skip_bad: Bad samples are skipped, so that a cycle of links is a bad sample and does not end the listing.
         image_key: Name of the array that holds the images; for kinds whose samples lie in named arrays.
         label_key: Name of the array that holds the class numbers; likewise.
-        layout: Order of the axes of that array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …; likewise.
+        layout: Order of the axes of that array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …; likewise. Of tables with
+            boxes, their convention, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps them as JSON.
         ignore: Patterns of files and folders that are treated as not there, see
             :class:`packstore.sources.ignoring.IgnoreRules`.
     """
@@ -76,13 +78,22 @@ class SourceOptions:
     def __post_init__(self) -> None:
         text_or_none(**self.array_names)
         check_patterns(self.ignore)
-        if self.layout is not None and sorted(self.layout) not in (sorted("NHW"), sorted("NHWC")):
+        if (
+            self.layout is not None
+            and not self.says_boxes
+            and sorted(self.layout) not in (sorted("NHW"), sorted("NHWC"))
+        ):
             raise UsageError(
-                f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW, "
-                f"got {self.layout!r}"
+                f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW; "
+                f"or, of boxes in tables, be {', '.join(CONVENTIONS)} or {NOT_CONVERTED}; got {self.layout!r}"
             )
         if type(self.max_pixels) is not int or self.max_pixels < 1:
             raise UsageError(f"max_pixels should be a whole number of at least 1, got {self.max_pixels!r}")
+
+    @property
+    def says_boxes(self) -> bool:
+        """``layout`` is one of boxes in tables."""
+        return self.layout in (*CONVENTIONS, NOT_CONVERTED)
 
     @property
     def array_names(self) -> dict[str, str | None]:
@@ -101,7 +112,8 @@ class Kind:
             where it is sure that the path is meant for it, and is broken or ambiguous.
         open: Opens a path. Raises :class:`SourceError` where it is not of this kind.
         takes_labels: It uses :attr:`SourceOptions.labels`; other kinds are never given any.
-        takes_arrays: Likewise :attr:`SourceOptions.array_names`.
+        takes_arrays: Likewise :attr:`SourceOptions.array_names`, those of boxes aside.
+        takes_boxes: Likewise a ``layout`` of boxes.
         in_objects: It also reads folders in object stores: all that it reads, it reads through its tree.
     """
 
@@ -111,6 +123,7 @@ class Kind:
     open: Callable[[Path, SourceOptions], Source]
     takes_labels: bool = False
     takes_arrays: bool = False
+    takes_boxes: bool = False
     in_objects: bool = False
 
     def reads(self, path: Path) -> bool:
@@ -120,6 +133,8 @@ class Kind:
     def takes(self, options: SourceOptions) -> bool:
         """Whether it uses all that is given of what only some kinds use."""
         given = any(value is not None for value in options.array_names.values())
+        if options.says_boxes:
+            return self.takes_boxes and options.labels is None and options.image_key is options.label_key is None
         return (options.labels is None or self.takes_labels) and (not given or self.takes_arrays)
 
 

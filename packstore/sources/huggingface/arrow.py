@@ -192,4 +192,4 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.CERTAIN if arrow or first_bytes(path, 6) == _MAGIC else Certainty.NO
 
 
-KIND = Kind("arrow", "Arrow files of datasets.save_to_disk", _recognise, ArrowSource)
+KIND = Kind("arrow", "Arrow files of datasets.save_to_disk", _recognise, ArrowSource, takes_boxes=True)

@@ -19,8 +19,10 @@ import numpy as np
 
 from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Labels, Mask, Text
+from packstore.core.fields import BOXES_ARE, Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import begins_like_image
+from packstore.sources.boxes import CONVENTIONS
+from packstore.sources.huggingface.objects import ObjectColumn, find_objects
 from packstore.sources.names import column_names
 from packstore.sources.text_labels import is_label_name, words_of
 from packstore.sources.values import infer, names_an_image
@@ -77,12 +79,14 @@ class Facts(NamedTuple):
         negative: Columns of integers some of which may be below 0: as a class, unknown.
         pathless: Columns of files none of which has a path.
         classes: The column of texts that names the class of each row, with the names of all.
+        objects: The column that holds boxes.
     """
 
     optional: Collection[str] = ()
     negative: Collection[str] = ()
     pathless: Collection[str] = ()
     classes: tuple[str, tuple[str, ...]] | None = None
+    objects: ObjectColumn | None = None
 
 
 def load_pyarrow(module: str = "pyarrow") -> Any:
@@ -156,10 +160,21 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
     main = "image" if "image" in images else images[0]
     usual = {main: "image"} | ({labels[0]: "label"} if len(labels) == 1 and "label" not in declared else {})
     names = usual | column_names((name for name in declared if name not in usual), usual.values())
-    columns = []
+    columns: list[TableColumn] = []
     used = set(names.values())
+    objects = facts.objects
+    boxes = ""
+    if objects is not None:
+        columns += _object_columns(objects, objects.column in facts.optional, names[objects.column], used)
+        boxes = columns[0].name
     for name, (field, cells) in declared.items():
         path = None
+        if objects is not None and name == objects.column:
+            if not objects.has_rest:
+                continue
+            cells = _mapped(objects.rest_of)
+        elif objects is not None and not objects.boxes and name == objects.labels:
+            field, cells = Labels(objects.classes, of=boxes), _mapped(objects.labels_of)
         if _is_file_struct(schema.field(name).type) and name not in facts.pathless:
             wanted = "path" if name == main else f"{names[name]}_path"
             path = next(iter(column_names([wanted], used).values()))
@@ -169,6 +184,62 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
         optional = missing and name != main and not isinstance(field, Json)
         columns.append(TableColumn(names[name], name, replace(field, optional=optional), cells, path))
     return columns
+
+
+def _object_columns(objects: ObjectColumn, optional: bool, name: str, used: set[str]) -> list[TableColumn]:
+    """The columns of boxes and, unless they are one of their own, of labels. Adds their names to ``used``."""
+    if not objects.boxes:
+        return [TableColumn(name, objects.column, Boxes(optional=optional), _mapped(objects.boxes_of))]
+    wanted = ["boxes", "labels"] if objects.labels else ["boxes"]
+    called = column_names(wanted, used)
+    used |= set(called.values())
+    found = [TableColumn(called["boxes"], objects.column, Boxes(optional=optional), _mapped(objects.boxes_of))]
+    if objects.labels:
+        labels = Labels(objects.classes, of=called["boxes"], optional=optional)
+        found.append(TableColumn(called["labels"], objects.column, labels, _mapped(objects.labels_of)))
+    return found
+
+
+def objects_in(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | None:
+    """Finds the column of a schema that holds boxes; its convention is known if packstore has written it."""
+    found = find_objects({name: _kind_of_objects(schema.field(name).type) for name in schema.names})
+    if found is None:
+        return None
+    feature = features.get(found.column)
+    inner = _inner_feature(feature) or feature
+    beside = inner if found.boxes and isinstance(inner, dict) else features
+    label = beside.get(found.labels)
+    classes = class_names(label) or class_names(_inner_feature(label))
+    said = (schema.field(found.column).metadata or {}).get(BOXES_ARE, b"").decode("ascii", "replace")
+    return replace(found, classes=classes, convention=said if said in CONVENTIONS else "")
+
+
+def _kind_of_objects(type: Any) -> str | dict[str, str]:
+    """The kind of a column, or of the members of its objects, as :func:`find_objects` takes them."""
+    types = load_pyarrow("pyarrow.types")
+    if types.is_struct(type):
+        return {(each := type.field(n)).name: _kind_of_list(each.type) for n in range(type.num_fields)}
+    if _is_list(type) and types.is_struct(type.value_type):
+        item = type.value_type
+        return {(each := item.field(n)).name: _kind_of_item(each.type) for n in range(item.num_fields)}
+    return _kind_of_list(type)
+
+
+def _kind_of_list(type: Any) -> str:
+    return _kind_of_item(type.value_type) if _is_list(type) else ""
+
+
+def _kind_of_item(type: Any) -> str:
+    types = load_pyarrow("pyarrow.types")
+    if _is_list(type):
+        item = type.value_type
+        return "boxes" if types.is_integer(item) or types.is_floating(item) else ""
+    return "numbers" if types.is_integer(type) else "names" if _is_text(type) else ""
+
+
+def _is_list(type: Any) -> bool:
+    types = load_pyarrow("pyarrow.types")
+    return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))
 
 
 def plain_column(name: str, array: Any, feature: Any = None) -> tuple[Field, Cells]:
@@ -366,6 +437,11 @@ def _named_labels(names: Sequence[str]) -> Callable[[Any], Cells]:
         return numbers[name]
 
     return lambda array: ArrayCells(array, number)
+
+
+def _mapped(value: Callable[[Any], Any]) -> Callable[[Any], Cells]:
+    """What a function makes of each value."""
+    return lambda array: ArrayCells(array, lambda scalar: _plain(value(scalar.as_py())))
 
 
 def _texts(array: Any) -> Cells:

@@ -135,4 +135,6 @@ def _certainty(path: Path, *, alone: bool) -> Certainty:
     return Certainty.POSSIBLE if alone else Certainty.NO
 
 
-KIND = Kind("parquet", "Parquet files with images in them, as Hugging Face's", _recognise, ParquetSource)
+KIND = Kind(
+    "parquet", "Parquet files with images in them, as Hugging Face's", _recognise, ParquetSource, takes_boxes=True
+)

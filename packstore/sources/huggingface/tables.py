@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Bytes, Field, Image, Mask, Text
+from packstore.core.fields import Boxes, Bytes, Field, Image, Mask, Text
 from packstore.core.parallel import ordered_pieces
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
+from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.dataset import key_of
 from packstore.sources.huggingface.card import CARD
 from packstore.sources.huggingface.exported import exported_columns
@@ -37,7 +38,9 @@ from packstore.sources.huggingface.features import (
     is_label,
     is_text_label,
     load_pyarrow,
+    objects_in,
 )
+from packstore.sources.huggingface.objects import ObjectColumn, Objects
 from packstore.sources.huggingface.splits import folder_files
 from packstore.sources.labels import split_name
 from packstore.sources.ledger import Claims, Role
@@ -327,7 +330,24 @@ class TableSource(RowSource):
                     "max_pixels can have"
                 )
             found[column.name] = value
+        objects = self._facts.objects
+        if objects is not None:
+            self._convert_boxes(found, objects.convention)
         return found
+
+    def _convert_boxes(self, values: dict[str, Any], convention: str) -> None:
+        """Makes boxes of a row corners in pixels. Raises :class:`ValueError`."""
+        image = values["image"]
+        for column in self._columns:
+            boxes = values[column.name] if isinstance(column.field, Boxes) else None
+            if boxes is None:
+                continue
+            if convention.endswith("n") and isinstance(image, Path):
+                image = image.read_bytes()
+            try:
+                values[column.name] = to_corners(boxes, convention, image)
+            except ValueError as error:
+                raise ValueError(f"{column.name}: {error}") from error
 
     def _beside(self, number: int, path: str | None) -> Path | None:
         """The file that a table names and does not hold. Raises :class:`ValueError` unless it is named from the
@@ -433,7 +453,8 @@ class TableSource(RowSource):
             optional |= overview.optional
             negative |= overview.negative
             with_paths |= overview.with_paths
-        self._facts = Facts(optional, negative, set(schema.names) - with_paths, self._text_classes())
+        pathless = set(schema.names) - with_paths
+        self._facts = Facts(optional, negative, pathless, self._text_classes(), self._objects())
         return found
 
     def _text_classes(self) -> tuple[str, tuple[str, ...]] | None:
@@ -456,6 +477,26 @@ class TableSource(RowSource):
         coded = load_pyarrow("pyarrow.types").is_dictionary(schema.field(named[0]).type)
         classes = texts.classes(coded=coded)
         return None if classes is None else (named[0], classes)
+
+    def _objects(self) -> ObjectColumn | None:
+        """The column that holds boxes, with their convention. Reads all of it, unless that is said. Raises
+        :class:`SourceError`."""
+        schema, said = self._first.schema, self.options.layout
+        found = None if self.sheet is not None or said == NOT_CONVERTED else objects_in(schema, self._features)
+        if found is None or (found.convention and said is None):
+            return found
+        sides = [name for name in ("width", "height") if name in schema.names]
+        names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]
+        objects = Objects(found)
+        for number, (_, path) in enumerate(self._found):
+            try:
+                with closing(self._opened(number)) as table:
+                    columns = [chain.from_iterable(some.to_pylist() for some in table.column(name)) for name in names]
+                    for values, labels, *size in zip(*columns, strict=True):
+                        objects.add(values, labels, (size[0], size[1]) if len(size) == 2 else None)
+            except faults() as error:
+                raise SourceError(_named(path, error)) from error
+        return objects.settle(said, printable(str(self.path)), self.path)
 
     def _check_like_first(self, schema: Any) -> None:
         first = self._first.schema

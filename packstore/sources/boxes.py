@@ -1,0 +1,100 @@
+"""Boxes of others in any convention: which one all of them fit, and as corners in pixels.
+
+Conventions are named as torchvision names them (``torchvision.tv_tensors.BoundingBoxFormat``), with ``n`` behind those
+whose numbers are fractions of the image's sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.sniff import sniff
+
+CONVENTIONS = ("xyxy", "xywh", "cxcywh", "xyxyn", "xywhn", "cxcywhn")
+"""Left, top, right, bottom; left, top, width, height; centre, width, height; and the same as fractions."""
+NOT_CONVERTED = "json"
+"""Stands for a convention: the boxes stay in a JSON column."""
+BOX_NAMES = ("bbox", "bboxes", "boxes", "bounding_boxes")
+LABEL_NAMES = (
+    *("category", "categories", "category_id", "category_ids", "category_name", "category_names"),
+    *("class", "classes", "class_id", "class_ids", "class_name", "class_names"),
+    *("label", "labels", "label_id", "label_ids", "label_name", "label_names"),
+)
+_LEAST, _MOST, _PIXEL = -0.01, 1.01, 1.0
+"""How far boxes may lie outside of their image: as fractions, and in pixels."""
+
+
+@dataclass(slots=True)
+class BoxRanges:
+    """What all boxes of a dataset say of their convention.
+
+    Attributes:
+        count: Number of boxes.
+        fractions: All numbers are about 0 to 1.
+        whole: All numbers are whole.
+        misfits: By convention, how many boxes would have a side below 0, or lie outside of their image as far as its
+            size is known.
+    """
+
+    count: int = 0
+    fractions: bool = True
+    whole: bool = True
+    misfits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONVENTIONS, 0))
+
+    def add(self, boxes: NDArray[np.float64], sides: NDArray[np.float64] | None = None) -> None:
+        """Adds boxes ``(n, 4)``, and where they are known width and height of the image of each: ``(n, 2)``."""
+        if not len(boxes):
+            return
+        self.count += len(boxes)
+        self.fractions &= bool((boxes >= _LEAST).all() and (boxes <= _MOST).all())
+        self.whole &= bool((boxes == np.floor(boxes)).all())
+        for name in CONVENTIONS:
+            fraction = name.endswith("n")
+            slack = _MOST - 1 if fraction else _PIXEL
+            corners = _corners(boxes, name.removesuffix("n"))
+            fits = (corners[:, 2:] >= corners[:, :2]) & (corners[:, :2] >= -slack)
+            if fraction:
+                fits &= corners[:, 2:] <= _MOST
+            elif sides is not None:
+                fits &= corners[:, 2:] <= sides + slack
+            self.misfits[name] += int(len(boxes) - fits.all(1).sum())
+
+    def possible(self) -> list[str]:
+        """The conventions that at least 99% of the boxes fit. Fractions are none of pixels, unless all are whole."""
+        fitting = [name for name in CONVENTIONS if self.misfits[name] * 100 <= self.count]
+        pixels, fractions = ([name for name in fitting if name.endswith("n") is of] for of in (False, True))
+        if not self.fractions:
+            return pixels
+        return [*pixels, *fractions] if self.whole else fractions
+
+
+def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArray[np.float32]:
+    """Boxes as left, top, right, bottom in pixels: float32 ``(n, 4)``.
+
+    Fractions are of the sides of the upright image. Raises :class:`ValueError` for boxes of other than four numbers,
+    and for fractions of an ``image`` that is no image file."""
+    found = np.array(boxes, np.float64) if len(boxes) else np.zeros((0, 4))
+    if found.ndim != 2 or found.shape[1] != 4:
+        raise ValueError("a box has other than four numbers")
+    corners = _corners(found, convention.removesuffix("n"))
+    if convention.endswith("n"):
+        if not isinstance(image, bytes):
+            raise ValueError("boxes are fractions of an image, which is no file")
+        info = sniff(image)
+        sides = (info.width, info.height)
+        corners *= np.tile(sides[::-1] if swaps_sides(read_orientation(image, info)) else sides, 2)
+    return corners.astype(np.float32)
+
+
+def _corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:
+    first, second = boxes[:, :2], boxes[:, 2:]
+    if convention == "xyxy":
+        return boxes.copy()
+    if convention == "cxcywh":
+        first = first - second / 2
+    return np.concatenate([first, first + second], 1)
