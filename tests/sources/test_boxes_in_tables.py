@@ -143,6 +143,38 @@ def test_columns_of_their_own_with_names_of_classes(tmp_path: Path) -> None:
     assert verify(tmp_path / "x.lmdb", against=root).problems == ()
 
 
+@pytest.mark.parametrize("form", ["lists", "structs"])
+@pytest.mark.parametrize("convention", ["xywh", "cxcywhn"])
+def test_metadata_of_an_image_folder(form: str, convention: str, tmp_path: Path) -> None:
+    """As the guide of Hugging Face has it for detection."""
+    rows = [row(form, as_convention(convention)), row(form, []), row(form, as_convention(convention, CORNERS[:1]), 7)]
+    lines = [json.dumps({"file_name": f"{n}.png", **each}) for n, each in enumerate(rows)]
+    root = tmp_path / "set"
+    (root / "train").mkdir(parents=True)
+    (root / "train/metadata.jsonl").write_text("\n".join(lines))
+    for number in range(3):
+        (root / f"train/{number}.png").write_bytes(encode(picture("RGB", WIDTH, HEIGHT, seed=number), "PNG"))
+    convert(root, tmp_path / "x.lmdb", layout=convention)
+    assert verify(tmp_path / "x.lmdb", against=root).problems == ()
+    ds = PackedDataset(tmp_path / "x.lmdb", columns=("boxes", "labels", "objects"))
+    np.testing.assert_allclose(ds[0][0], CORNERS, atol=1e-4)
+    assert (ds[0][1].tolist(), ds[1][0].shape, ds[2][1].tolist()) == ([0, 1, 0], (0, 4), [0])
+    ids = ds[2][2]["id"] if form == "lists" else [each["id"] for each in ds[2][2]]
+    assert ids == [7]
+
+
+def test_metadata_with_boxes_of_their_own_and_rows_without(tmp_path: Path) -> None:
+    lines = [{"file_name": "0.png", "bbox": as_convention("xywh"), "label": [0, 1, 1]}, {"file_name": "1.png"}]
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for number in range(2):
+        (tmp_path / f"set/{number}.png").write_bytes(encode(picture("RGB", WIDTH, HEIGHT, seed=number), "PNG"))
+    convert(tmp_path / "set", tmp_path / "x.lmdb")  # two of three are no corners
+    ds = PackedDataset(tmp_path / "x.lmdb", columns=("bbox", "label"))
+    np.testing.assert_allclose(ds[0][0], CORNERS)
+    assert (ds[0][1].tolist(), ds[1][0]) == ([0, 1, 1], None)
+
+
 def test_our_own_parquet_without_its_description(tmp_path: Path) -> None:
     """The convention lies in the file; nothing is asked."""
     root = write(tmp_path / "set", [row("lists", as_convention("xywh")), row("lists", [])], LISTS, FEATURES["lists"])
@@ -170,7 +202,7 @@ def test_a_layout_of_boxes_is_for_tables(tmp_path: Path) -> None:
     root = write(tmp_path / "set", [row("lists", CORNERS)], LISTS)
     with pytest.raises(UsageError, match="be xyxy, xywh, cxcywh, xyxyn, xywhn, cxcywhn or json; got 'xyhw'"):
         open_source(root, layout="xyhw")
-    with pytest.raises(UsageError, match="has no boxes of layout xywh; such are arrow, parquet"):
+    with pytest.raises(UsageError, match="has no boxes of layout xywh; such are arrow, parquet, hf_imagefolder"):
         open_source(root, kind="imagefolder", layout="xywh")
 
 

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.core.fields import Field, Image, Label, Mask
+from packstore.core.fields import Boxes, Field, Image, Label, Labels, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, mask_field
+from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.huggingface.card import CARD, Card, parse_card
 from packstore.sources.huggingface.metadata import FILES, Line, has_file_names, read_metadata
+from packstore.sources.huggingface.objects import ObjectColumn, Objects, find_objects, kind_of_value, merged_kind
 from packstore.sources.huggingface.splits import IN_FOLDER, IN_NAME, matches
 from packstore.sources.labels import file_hash, split_name
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -66,7 +68,66 @@ class HfImageFolderSource(FileRowSource):
         for name in self._metadata.images:
             if name != self._main:
                 found[self._names[name]] = self._further(name)
-        return found | {self._names[name]: field for name, field in self._metadata.fields.items()}
+        found |= {self._names[name]: field for name, field in self._metadata.fields.items()}
+        objects = self._objects
+        if objects is None:
+            return found
+        boxes, labels = self._object_names
+        optional = self._metadata.fields[objects.column].optional or any(
+            line.values.get(objects.column) is None for line in self._metadata.lines()
+        )
+        if objects.boxes and not objects.has_rest:
+            del found[self._names[objects.column]]
+        return (
+            found
+            | {boxes: Boxes(optional=optional)}
+            | ({labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {})
+        )
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        objects = self._objects
+        if objects is None:
+            return found
+        boxes, labels = self._object_names
+        value = found[self._names[objects.column]]
+        if objects.labels:
+            found[labels] = objects.labels_of(value if objects.boxes else found[labels])
+        found[self._names[objects.column]] = objects.rest_of(value) if objects.boxes else value
+        if objects.boxes and not objects.has_rest:
+            del found[self._names[objects.column]]
+        raw = objects.boxes_of(value)
+        found[boxes] = None if raw is None else to_corners(raw, objects.convention, found["image"])
+        return found
+
+    @cached_property
+    def _objects(self) -> ObjectColumn | None:
+        """The column of the metadata that holds boxes, with their convention. Raises :class:`SourceError`."""
+        metadata, said = self._metadata, self.options.layout
+        if metadata is None or self.sheet is not None or said == NOT_CONVERTED:
+            return None
+        kinds: dict[str, str | dict[str, str] | None] = {}
+        for line in metadata.lines():
+            for name in metadata.fields:
+                kinds[name] = merged_kind(kinds.get(name), kind_of_value(line.values.get(name)))
+        found = find_objects({name: kind for name, kind in kinds.items() if kind is not None})
+        if found is None:
+            return None
+        objects = Objects(found)
+        for line in metadata.lines():
+            sides = (line.values.get("width"), line.values.get("height"))
+            objects.add(line.values.get(found.column), line.values.get(found.labels), sides)
+        return objects.settle(said, printable(str(self.path)), self.path)
+
+    @cached_property
+    def _object_names(self) -> tuple[str, str]:
+        """The names of the columns of boxes and of their labels."""
+        assert self._objects is not None
+        if self._objects.boxes:
+            boxes, labels = column_names(["boxes", "labels"], ["image", *self._names.values()]).values()
+            return boxes, labels
+        return self._names[self._objects.column], self._names.get(self._objects.labels, "")
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """See :meth:`FileRowSource.file_rows`."""
@@ -298,5 +359,6 @@ KIND = Kind(
     "images with metadata.csv, .jsonl or .parquet, as Hugging Face's",
     _recognise,
     HfImageFolderSource,
+    takes_boxes=True,
     in_objects=True,
 )

@@ -142,6 +142,40 @@ def find_objects(columns: Mapping[str, str | Mapping[str, str]]) -> ObjectColumn
     return replace(found[0], labels=label, named=bool(label) and beside[label] == "names", has_rest=has_rest)
 
 
+def kind_of_value(value: Any) -> str | dict[str, str] | None:
+    """The kind of a value of JSON as :func:`find_objects` takes it; None where it says nothing."""
+    if isinstance(value, dict):
+        return {name: kind for name, each in value.items() if isinstance(kind := _kind_of_list(each), str)}
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        found: str | dict[str, str] | None = None
+        for item in value:
+            found = merged_kind(found, {name: _kind_of_item(each) for name, each in item.items()})
+        return found
+    return _kind_of_list(value)
+
+
+def merged_kind(one: str | dict[str, str] | None, other: str | dict[str, str] | None) -> str | dict[str, str] | None:
+    """The kind of values of two kinds."""
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {**other, **{name: kind if other.get(name, kind) == kind else "" for name, kind in one.items()}}
+    return one if one == other else ""
+
+
+def _kind_of_list(value: Any) -> str | None:
+    if value is None or value == []:
+        return None
+    kinds = {_kind_of_item(each) for each in value} if isinstance(value, list) else {""}
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _kind_of_item(value: Any) -> str:
+    if isinstance(value, list):
+        return "boxes" if all(type(each) in (int, float) for each in value) else ""
+    return "numbers" if type(value) is int else "names" if isinstance(value, str) else ""
+
+
 def _member(value: Any, name: str) -> Any:
     """A member of a row's objects, a struct of lists or a list of structs."""
     if isinstance(value, list):
