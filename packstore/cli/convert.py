@@ -30,6 +30,7 @@ from packstore.cli.common import (
     quantity,
     source_options,
 )
+from packstore.cli.source_info import describe_column, describe_targets, visible_columns
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.images.sniff import MAX_PIXELS
@@ -175,9 +176,7 @@ def describe_plan(plan: Plan) -> str:
         lines.append(f"normalise    {describe_normalization(encode.normalization)}")
     lines.append(f"records      {survey.records:,}")
     lines += [f"  {name:<10} {count:,}" for name, count in survey.splits.items() if name]
-    for column in survey.columns:
-        classes = column.classes
-        lines.append(f"{column.name:<12} {'numbers' if classes is None else list_classes(classes)}")
+    lines += [f"{column.name:<12} {describe_column(column)}" for column in visible_columns(survey.columns)]
     lines += [f"files        {text}" for text in describe_ledger(survey.ledger)]
     if plan.shards is not None:
         limit, by_samples = plan.shards.limit, plan.shards.by == "samples"
@@ -203,9 +202,8 @@ def describe_report(report: ConvertReport) -> str:
         lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))
     if manifest.classes is not None:
         lines.append(f"  classes  {list_classes(manifest.classes)}")
-    if not any(column.name == "label" for column in manifest.columns):
-        lines.append("  labels   none")
-    elif manifest.classes is None:
+    lines += [f"  {name:<8} {text}" for name, text in describe_targets(manifest.columns)]
+    if manifest.has_column("label") and manifest.classes is None:
         kind = manifest.column("label").type
         lines.append(f"  labels   {'numbers, without names of classes' if kind == 'label' else f'none, but {kind}'}")
     if manifest.shards:
