@@ -106,11 +106,19 @@ _LISTED = 10
 def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Pack SOURCE into a new store at DEST.
 
-    SOURCE is a folder of class folders (root/class/…, or root/{train,val,test}/class/…), a folder of
-    images with or without --labels, an archive of either (.zip, .tar, .tar.gz …), CIFAR-10 or CIFAR-100 as
-    downloaded, a store, or the URL of a folder or a store. The suffix of DEST chooses the format: .lmdb,
-    .h5, .hdf5, .pth or .pt. DEST appears when it is complete. To go on after an interrupted run, give the
-    same command again.
+    SOURCE is a file, a folder, an archive (.zip, .tar, .tar.gz …), a store, or the URL of a folder
+    or a store:
+
+    \b
+      classes     root/class/…, root/{train,val,test}/class/…, or --labels CSV
+      detection   COCO, Pascal VOC, YOLO …
+      as loaded   ILSVRC, CIFAR-10, CIFAR-100, CelebA, ADE20K …
+      of others   WebDataset, Parquet, TFRecord, RecordIO, MDS, HDF5, Zarr …
+
+    "packstore guide sources" lists all. "packstore info SOURCE" says what one is taken for.
+
+    The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is complete.
+    To go on after an interrupted run, give the same command again.
 
     \b
     Examples:
