@@ -10,7 +10,7 @@ from packstore.core.errors import UnknownArgumentError
 _THREADS = "workers= says how many threads read and decode"
 _DEVICE_MEMORY = "its memory is page-locked wherever the device is a GPU"
 _OF_LOADER = "PackedLoader has it, for whole batches"
-_OF_DATASET = "the dataset has it: PackedDataset(..., {}=…)"
+_OF_DATASET = "the dataset has it: PackedDataset(path, {}=…)"
 
 _LOADS = (
     "augment", "batch_size", "collate", "drop_last", "normalize", "prefetch", "rank", "seed", "shuffle", "workers",
@@ -49,7 +49,8 @@ _MEANT = {
         "mean": "it is normalize=, such as 'imagenet' or (mean, std)",
         "std": "it is normalize=, such as 'imagenet' or (mean, std)",
         "ignore_index": "mask_fill= is the value of masks outside of the image",
-        **{name: _OF_DATASET.format(name) for name in ("exif_transpose", "decoder", "device", "split", "columns")},
+        "exif_transpose": "the dataset has it: PackedDataset(..., exif_transpose=True)",
+        **{name: _OF_DATASET.format(name) for name in ("decoder", "device", "split", "columns")},
     },
     "PackedDataset": {
         "root": "its first argument is the path of a store",
