@@ -51,7 +51,7 @@ class Cache:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_folder", Folder(self.root))
 
-    def open(self, digest: str, nbytes: int, fetch: Fetch) -> int:
+    def open(self, digest: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
         """Opens an object, and fetches it where it is absent.
 
         Args:
@@ -59,6 +59,7 @@ class Cache:
             nbytes: Its size.
             fetch: Gives its bytes from the beginning. Called again when they end too early, in an error or without
                 one, or are not those of the digest.
+            url: Where it lies, for those who list the cache.
 
         Returns:
             A descriptor for reading. The object stays as long as it is open, in this process or one forked from it:
@@ -72,14 +73,14 @@ class Cache:
         """
         if not _SHA256.fullmatch(digest):
             raise ValueError(f"{digest!r} is not a SHA-256")
-        return self._open(digest, nbytes, fetch, digest)
+        return self._open(digest, nbytes, fetch, digest, url)
 
-    def open_learnt(self, address: str, nbytes: int, fetch: Fetch) -> int:
+    def open_learnt(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
         """Opens an object whose digest nobody knows, like :meth:`open`. Nothing proves what is fetched but its size.
 
         ``address`` is what it is known by: its URL and whatever changes with its content (an ETag).
         """
-        return self._open(_learnt(address), nbytes, fetch, None)
+        return self._open(_learnt(address), nbytes, fetch, None, url)
 
     def learnt_file(self, address: str) -> Path:
         """Where an object of :meth:`open_learnt` lies as long as its descriptor is open."""
@@ -116,13 +117,13 @@ class Cache:
                 if error.errno not in (errno.ENOENT, errno.EROFS, errno.EPERM, errno.EACCES):
                     raise
 
-    def _open(self, name: str, nbytes: int, fetch: Fetch, digest: str | None) -> int:
+    def _open(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
         removed = 0
         while True:
             try:
                 descriptor = self._pin(name, nbytes, digest)
                 if descriptor is None:
-                    descriptor = self._fetch(name, nbytes, fetch, digest)
+                    descriptor = self._fetch(name, nbytes, fetch, digest, url)
             except CacheError as error:
                 # Somebody removes the folder, which is allowed at any time; it is made again.
                 removed += isinstance(error.__cause__, FileNotFoundError)
@@ -172,7 +173,7 @@ class Cache:
             _proven.add(key)
         return True
 
-    def _fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None) -> int | None:
+    def _fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int | None:
         """Fetches an object that is absent; None where another process was quicker."""
         folder = self._folder
         if nbytes > self.budget:
@@ -196,6 +197,8 @@ class Cache:
                 folder.reserve(descriptor, nbytes, self.budget)
             self._fill(descriptor, nbytes, fetch, digest)
             with folder.writing():
+                if url:
+                    folder.note_url(descriptor, url)
                 published = folder.publish(descriptor, path, name)
             return hand_over(descriptor) if published else None
         finally:

@@ -22,6 +22,7 @@ import platform
 import re
 import secrets
 import stat
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ _NOT_COUNTED = {"lost+found", MARKER, "whole", "part"}  # the last two of a cach
 _BUSY_SECONDS = 60.0
 _GLANCE_SECONDS = 0.05
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_URL = "user.packstore.url"
+_NO_ATTRIBUTE = (errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.E2BIG, errno.ERANGE)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -55,12 +58,14 @@ class Entry:
         nbytes: Its size.
         used: When it was last opened, in seconds since 1970.
         in_use: Whether a process has it open.
+        url: Where it was fetched from; None where nobody noted it, or the file system has no attributes.
     """
 
     name: str
     nbytes: int
     used: float
     in_use: bool
+    url: str | None = None
 
 
 class Folder:
@@ -230,6 +235,15 @@ class Folder:
             "are free; make room, or name another folder with --cache or PACKSTORE_CACHE"
         )
 
+    def note_url(self, descriptor: int, url: str) -> None:
+        """Notes where an object comes from, for :meth:`entries`, if the file system has attributes and room for it."""
+        if sys.platform == "linux":
+            try:
+                os.setxattr(descriptor, _URL, url.encode())
+            except OSError as error:
+                if error.errno not in (*_NO_ATTRIBUTE, *_NO_SPACE):
+                    raise
+
     def publish(self, descriptor: int, path: Path, name: str) -> bool:
         """Names a proven object and turns the lock into a reader's. False where another was quicker: ours is gone."""
         whole = self.whole / name
@@ -255,7 +269,8 @@ class Folder:
     def entries(self) -> list[Entry]:
         """All objects, those used last at the end."""
         return [
-            Entry(path.name, found.st_size, found.st_atime, self._in_use(path)) for path, found in self._oldest_first()
+            Entry(path.name, found.st_size, found.st_atime, self._in_use(path), _noted_url(path))
+            for path, found in self._oldest_first()
         ]
 
     def clean(self, keep: int) -> int:
@@ -384,6 +399,17 @@ def _files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat
                 found = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(found.st_mode):
                     yield Path(entry.path), found
+
+
+def _noted_url(path: Path) -> str | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.getxattr(path, _URL, follow_symlinks=False).decode(errors="replace")
+    except OSError as error:
+        if error.errno not in _NO_ATTRIBUTE:
+            raise
+        return None
 
 
 def _free_bytes(path: Path) -> int:

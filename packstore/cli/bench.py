@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     "--size", type=click.IntRange(1), metavar="PX", help="Side of the crops.  [default: 224, or that of all images]"
 )
 @click.option(
-    "--augment", type=click.Choice(["crop", "none"]), default="crop", show_default=True,
-    help="crop: random resized crop and flip; padded random crop and flip for images that have the size already.",
+    "--augment", metavar="HOW", default="crop", show_default=True,
+    help="crop: random resized crop and flip; padded random crop and flip for images that have the size already. none: "
+    "whole images. Or operations of packstore.augment, such as 'RandomResizedCrop(160), RandomHorizontalFlip()'.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads of the loader.  [default: one a core]")
 @click.option(

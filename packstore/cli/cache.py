@@ -84,9 +84,10 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @cache_options
 def list_entries(as_json: bool) -> None:
-    """List what is in the cache, with what was used last at the end: name, size, last use.
+    """List what is in the cache, with what was used last at the end: URL, size, last use.
 
-    The name of an object is its SHA-256, as the table of its store has it.
+    An object whose URL is not known has its name in the cache, its SHA-256, as the table of its store has it.
+    --json has both.
 
     \b
     Examples:
@@ -104,7 +105,8 @@ def list_entries(as_json: bool) -> None:
         return
     for entry in entries:
         then = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        click.echo(f"{entry.name}  {human_bytes(entry.nbytes):>8}  {then}{'  in use' if entry.in_use else ''}")
+        where, size = printable(entry.url or entry.name), human_bytes(entry.nbytes)
+        click.echo(f"{where}  {size:>8}  {then}{'  in use' if entry.in_use else ''}")
     click.echo(
         f"{printable(str(found.root))}: {quantity(len(entries), 'object')}, {human_bytes(used)} of "
         f"{human_bytes(found.budget)}"

@@ -30,6 +30,7 @@ from packstore.cli.common import (
     quantity,
     source_options,
 )
+from packstore.cli.source_info import describe_column, describe_targets, visible_columns
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.images.sniff import MAX_PIXELS
@@ -105,11 +106,19 @@ _LISTED = 10
 def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Pack SOURCE into a new store at DEST.
 
-    SOURCE is a folder of class folders (root/class/…, or root/{train,val,test}/class/…), a folder of
-    images with or without --labels, an archive of either (.zip, .tar, .tar.gz …), CIFAR-10 or CIFAR-100 as
-    downloaded, a store, or the URL of a folder or a store. The suffix of DEST chooses the format: .lmdb,
-    .h5, .hdf5, .pth or .pt. DEST appears when it is complete. To go on after an interrupted run, give the
-    same command again.
+    SOURCE is a file, a folder, an archive (.zip, .tar, .tar.gz …), a store, or the URL of a folder
+    or a store:
+
+    \b
+      classes     root/class/…, root/{train,val,test}/class/…, or --labels CSV
+      detection   COCO, Pascal VOC, YOLO …
+      as loaded   ILSVRC, CIFAR-10, CIFAR-100, CelebA, ADE20K …
+      of others   WebDataset, Parquet, TFRecord, RecordIO, MDS, HDF5, Zarr …
+
+    "packstore guide sources" lists all. "packstore info SOURCE" says what one is taken for.
+
+    The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is complete.
+    To go on after an interrupted run, give the same command again.
 
     \b
     Examples:
@@ -175,9 +184,7 @@ def describe_plan(plan: Plan) -> str:
         lines.append(f"normalise    {describe_normalization(encode.normalization)}")
     lines.append(f"records      {survey.records:,}")
     lines += [f"  {name:<10} {count:,}" for name, count in survey.splits.items() if name]
-    for column in survey.columns:
-        classes = column.classes
-        lines.append(f"{column.name:<12} {'numbers' if classes is None else list_classes(classes)}")
+    lines += [f"{column.name:<12} {describe_column(column)}" for column in visible_columns(survey.columns)]
     lines += [f"files        {text}" for text in describe_ledger(survey.ledger)]
     if plan.shards is not None:
         limit, by_samples = plan.shards.limit, plan.shards.by == "samples"
@@ -203,9 +210,8 @@ def describe_report(report: ConvertReport) -> str:
         lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))
     if manifest.classes is not None:
         lines.append(f"  classes  {list_classes(manifest.classes)}")
-    if not any(column.name == "label" for column in manifest.columns):
-        lines.append("  labels   none")
-    elif manifest.classes is None:
+    lines += [f"  {name:<8} {text}" for name, text in describe_targets(manifest.columns)]
+    if manifest.has_column("label") and manifest.classes is None:
         kind = manifest.column("label").type
         lines.append(f"  labels   {'numbers, without names of classes' if kind == 'label' else f'none, but {kind}'}")
     if manifest.shards:

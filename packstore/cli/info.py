@@ -22,6 +22,7 @@ from packstore.cli.common import (
     quantity,
     source_options,
 )
+from packstore.cli.source_info import describe_column, visible_columns
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import FORMATS
 
@@ -206,10 +207,10 @@ def describe(reader: Reader, counted: bool = False) -> str:
     padding = FORMATS[m.format].padding
     if padding and m.records and disk > 1.2 * sum(c.nbytes for c in m.columns):
         rows.append(("", f"{padding}; HDF5 and .pth do not"))
-    for c in m.columns:
-        kind = c.dtype + ("" if c.kind == "fixed" else ", ragged")
+    for c in visible_columns(m.columns):
+        kind = _image_type(m) if c.name == "image" else describe_column(c)
         mean = human_bytes(c.nbytes / max(1, m.records))
-        rows.append((f"column {c.name}", f"{kind}: {human_bytes(c.nbytes)}, {mean} a record"))
+        rows.append((f"column {c.name}", f"{kind}; {human_bytes(c.nbytes)}, {mean} a record"))
     if m.shards:
         largest = int(m.shards.table["nbytes"].max())
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
@@ -230,6 +231,10 @@ def describe(reader: Reader, counted: bool = False) -> str:
     rows.append(("digest", m.dataset_digest))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def _image_type(manifest: Manifest) -> str:
+    return f"{manifest.image.dtype} pixels" if manifest.image.layout else "image files"
 
 
 def _orientation(manifest: Manifest) -> str:

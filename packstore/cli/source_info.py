@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from packstore.sources.ledger import Ledger
 
 _KEYS = 3
+_CHECKSUMS = {"checksum": "of each image", "row_checksum": "of each record's other values"}
 _MEANINGS = {
     "label": "the number of a class",
     "labels": "numbers of classes",
@@ -54,7 +55,7 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
                 "nullable": column.nullable,
                 "parallel": column.parallel,
             }
-            for column in _columns(survey)
+            for column in visible_columns(survey.columns)
         ],
         "sample_keys": sample_keys(source, survey),
         "ledger": ledger_to_json(survey.ledger),
@@ -91,7 +92,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     shape = f" of shape {_dimensions(survey.shape)}" if survey.shape else ""
     files = survey.encoding in ("original", "jpeg", "seekable")
     rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
-    rows += [(f"column {column.name}", _describe(column)) for column in _columns(survey)]
+    rows += [(f"column {column.name}", describe_column(column)) for column in visible_columns(survey.columns)]
     if not any(column.type in ("label", "labels") for column in survey.columns):
         rows.append(("labels", "none"))
     rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
@@ -112,13 +113,18 @@ def sample_keys(source: Source, survey: Survey) -> list[str]:
     return [*islice(chain(firsts, *listed), _KEYS)]
 
 
-def _columns(survey: Survey) -> list[Column]:
-    """Those that are packed of what a sample has, without companions that say which values are missing, or shapes."""
-    hidden = {companion.name for column in survey.columns for companion in column.companions}
-    return [column for column in survey.columns if column.name not in hidden]
+def visible_columns(columns: Sequence[Column]) -> list[Column]:
+    """Leaves out companions, which hold the shapes of other columns, or which of their values are missing."""
+    hidden = {companion.name for column in columns for companion in column.companions}
+    return [column for column in columns if column.name not in hidden]
 
 
-def _describe(column: Column) -> str:
+def describe_column(column: Column) -> str:
+    """``boxes: left, top, right, bottom in pixels``."""
+    if column.name in ("key", "shape"):
+        return {"key": "text", "shape": "height and width of each image"}[column.name]
+    if column.name in _CHECKSUMS:
+        return f"{column.dtype}, {_CHECKSUMS[column.name]}"
     meaning = _MEANINGS.get(column.type)
     if meaning is None:
         each = _dimensions(column.shape) or ("values" if column.kind == "ragged" else "a value")
@@ -128,7 +134,15 @@ def _describe(column: Column) -> str:
     elif column.type == "label":
         meaning = "numbers, without names of classes"
     parallel = f", one a row of {column.parallel}" if column.parallel else ""
-    return f"{column.type}: {meaning}{parallel}{'; may be missing' if column.nullable else ''}"
+    named = meaning if meaning.lower() == column.type else f"{column.type}: {meaning}"
+    return f"{named}{parallel}{'; may be missing' if column.nullable else ''}"
+
+
+def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
+    """Name and type of each column beside images, labels, keys and checksums; a row that says that there are none."""
+    beside = [c for c in visible_columns(columns) if c.name not in ("image", "label", "key", *_CHECKSUMS)]
+    rows = [(c.name, describe_column(c)) for c in beside]
+    return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]
 
 
 def _dimensions(shape: tuple[int, ...] | None) -> str:

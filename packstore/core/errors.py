@@ -22,6 +22,10 @@ class UsageError(PackstoreError, ValueError):
     """Arguments that exclude each other, or name something unknown. The CLI exits with 2."""
 
 
+class UnknownArgumentError(UsageError, TypeError):
+    """An argument that a function does not take; the message names the one that is meant."""
+
+
 class SourceError(PackstoreError):
     """A source as a whole cannot be read: not recognised, empty, a symlink cycle, a broken labels file."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Never, cast
 
 import numpy as np
 import torch
@@ -24,8 +24,16 @@ from packstore.stores.base import Reader
 from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.opening import open_again
 from packstore.stores.remote.reader import RemoteReader
+from packstore.training.arguments import unknown_argument
 from packstore.training.augment.targets import check_targets
-from packstore.training.item_options import check_output, choose_columns, choose_orientation, choose_split, column_names
+from packstore.training.item_options import (
+    check_output,
+    choose_columns,
+    choose_orientation,
+    choose_split,
+    column_names,
+    detection_columns,
+)
 from packstore.training.pictures import Pictures
 from packstore.training.samples import Keys, Samples
 from packstore.training.tv_tensors import TVTensors
@@ -40,9 +48,10 @@ Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 class PackedDataset(torch.utils.data.Dataset[Any]):
     """The records of a store, or of one of its splits, as a dataset.
 
-    ``ds[i]`` is a tuple with one value a column, by default ``(image, label)``; with a single column (the default for
-    a store without labels is just the image) it is that value itself. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches:
-    images stacked to one tensor where their shapes agree and a list otherwise, numbers as a tensor, keys as a list.
+    ``ds[i]`` is a tuple with one value a column, by default ``(image, label)``, or ``(image, boxes, labels)`` where a
+    store has boxes and no ``label``; with a single column (the default for a store with neither is just the image) it
+    is that value itself. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches: images stacked to one tensor where their shapes
+    agree and a list otherwise, numbers as a tensor, keys as a list.
 
     =============  ==============================================================================================
     output         an image is
@@ -83,8 +92,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         split: The split to use. A store that has several needs one to be named; a store with one split or none does
             not.
         device: Where tensors are put, any torch device.
-        columns: Names of the columns of an item, in order; None for ``("image", "label")``, or ``("image",)`` where
-            the store has no labels.
+        columns: Names of the columns of an item, in order; None for ``("image", "label")``, or where the store has no
+            ``label``, the image, its boxes and their labels, or the image alone.
         output: Form of the images, see above.
         transform: Called with each image (the first; further columns of images come as they are). Beside masks, boxes
             and keypoints it must not move pixels: torchvision's that do are refused, and functions that are not in
@@ -133,7 +142,10 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         denormalize: bool = False,
         checksums: Checksums = "auto",
         max_pixels: int = MAX_PIXELS,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise unknown_argument(PackedDataset, min(unknown))
         # Absolute: a worker process may have another working directory.
         refuse_empty(path)
         self.path = location(path).absolute()
@@ -219,8 +231,15 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def classes(self) -> list[str]:
-        """Class names by number; empty when the store has no labels, or labels without names."""
-        return list(self.manifest.classes or ())
+        """Class names by number: of ``label``, or in a store without it those of the boxes; empty without names.
+
+        They count from 0. torchvision's detectors keep 0 for the background: add 1 to the labels for these.
+        """
+        classes = self.manifest.classes
+        if classes is None and not self.manifest.has_column("label"):
+            named = [column for column in detection_columns(self.manifest) if column.classes is not None]
+            classes = named[0].classes if named else None
+        return list(classes or ())
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -301,11 +320,21 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         lines = [
             f"PackedDataset {str(self.path)!r}",
             f"    records: {len(self)}" + (f" (split {self.split!r})" if self.split else ""),
-            *([f"    classes: {len(self.classes)}"] if m.classes is not None else []),
+            *([f"    classes: {len(self.classes)}"] if self.classes or m.classes is not None else []),
             f"    encoding: {m.encoding}{shape} in {m.format}",
-            f"    item: {', '.join(self.columns)} (image as {self.output}, {self.device})",
+            f"    item: {self._describe_item()}",
         ]
         return "\n".join(lines)
+
+    def _describe_item(self) -> str:
+        names = ", ".join(self.columns)
+        where = f"on {self.device}"
+        if self.output == "dict":
+            return f"a dict of {names}, {where}"
+        if self.output == "tv_tensors":
+            return f"{names} as torchvision's types, {where}"
+        form = f"image as {self.output}, " if "image" in self.columns else ""
+        return f"{names} ({form}{where})"
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
         if head is not None and isinstance(self.path, UrlPath):

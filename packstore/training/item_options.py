@@ -8,7 +8,7 @@ import torch
 
 from packstore.core.arguments import true_or_false
 from packstore.core.errors import UsageError
-from packstore.core.manifest import Manifest
+from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import keeps_exif, turned_by_readers
 
 OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
@@ -30,9 +30,18 @@ def choose_split(manifest: Manifest, split: str | None) -> str | None:
     return split
 
 
+def detection_columns(manifest: Manifest) -> list[Column]:
+    """Returns the first column of boxes and the labels that go with it; nothing without boxes."""
+    boxes = [column for column in manifest.columns if column.type == "boxes"][:1]
+    names = {column.name for column in boxes}
+    return boxes + [c for c in manifest.columns if c.type == "labels" and c.parallel in names][:1]
+
+
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
     if columns is None:
-        return ("image", "label") if manifest.has_column("label") else ("image",)
+        if manifest.has_column("label"):
+            return ("image", "label")
+        return ("image", *(column.name for column in detection_columns(manifest)))
     if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
         raise UsageError(f"columns should be a sequence of names such as ('image', 'label'), got {columns!r}")
     for name in columns:

@@ -167,11 +167,17 @@ def reads_in_sequence(starts: NDArray[np.int64], count: int, batch_size: int) ->
 
 
 def most_at_a_time(reads: Reads, sizes: NDArray[np.int64]) -> int:
-    """The most bytes of shards that batches need at a time."""
-    bytes_of = sizes[reads.shards]
-    change = np.zeros(int(reads.last.max(initial=0)) + 2, np.int64)
-    np.add.at(change, reads.first, bytes_of)
-    np.add.at(change, reads.last + 1, -bytes_of)
+    """The most bytes of shards that batches need at a time; a shard that two lanes share counts once."""
+    order = np.lexsort((reads.first, reads.shards))
+    shards, first, last = (column[order].astype(np.int64) for column in reads)
+    beyond = int(last.max(initial=0)) + 2
+    before = np.maximum.accumulate(shards * beyond + last)[:-1] - shards[1:] * beyond  # negative for another shard
+    first[1:] = np.maximum(first[1:], before + 1)
+    counted = first <= last
+    bytes_of = sizes[shards[counted]]
+    change = np.zeros(beyond, np.int64)
+    np.add.at(change, first[counted], bytes_of)
+    np.add.at(change, last[counted] + 1, -bytes_of)
     return int(np.cumsum(change).max())
 
 

@@ -80,6 +80,10 @@ def test_prefetch(there: str, tmp_path: Path) -> None:
     assert done.stdout.startswith(f"{cache.root}: {len(shards)} shards fetched, ")
     assert done.stdout.endswith("; 0 were there\n")
     assert {(entry.name, entry.nbytes) for entry in cache.entries()} == {(each.digest, each.nbytes) for each in shards}
+    listed = run("cache", "list", "--cache", cache.root).stdout.splitlines()
+    if cache.entries()[0].url is not None:  # the file system has attributes
+        assert all(line.startswith(f"{there}/") for line in listed[:-1])
+        assert len({line.split()[0] for line in listed[:-1]}) == len(shards)
     (cache.root / "whole" / shards[0].digest).unlink()
     done = run("cache", "prefetch", *options)
     assert f"1 shard fetched, {human_bytes(shards[0].nbytes)}; {len(shards) - 1} were there" in done.stdout

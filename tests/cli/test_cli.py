@@ -23,6 +23,7 @@ from packstore.cli import cli
 from packstore.cli.common import ByteSize, fitted_row, human_bytes
 from packstore.core.errors import UsageError
 from packstore.stores import is_store
+from tests.makers import annotated
 from tests.makers.command import COMMAND, commands, run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
 from tests.makers.images import tiny
@@ -366,6 +367,19 @@ def test_the_summary_says_that_there_are_no_labels(folder: Path, tmp_path: Path)
     done = run("convert", folder / "train" / "ant", tmp_path / "a.lmdb")
     assert "labels   none" in done.stdout, done.stdout + done.stderr
     assert "labels" not in run("convert", folder, tmp_path / "b.lmdb").stdout
+
+
+@pytest.mark.slow
+def test_boxes_and_their_classes_are_told(tmp_path: Path) -> None:
+    source = annotated.coco(tmp_path / "coco")
+    said = run("convert", source, tmp_path / "a.lmdb").stdout
+    assert "  boxes    boxes: left, top, right, bottom in pixels" in said
+    assert "  labels   labels: classes " in said
+    assert "labels   none" not in said
+    for said in (run("info", tmp_path / "a.lmdb").stdout, run("convert", source, tmp_path / "b.lmdb", "-n").stdout):
+        assert "JSON" in said
+        assert "_valid" not in said
+        assert "uint8, ragged" not in said
 
 
 @pytest.mark.slow

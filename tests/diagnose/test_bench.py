@@ -30,6 +30,7 @@ from packstore.diagnose.bench.trials import candidates
 from packstore.seeing.charts import check_chart
 from packstore.training.augment import RandomCrop, RandomResizedCrop
 from packstore.training.dataset import PackedDataset
+from tests.makers import annotated
 from tests.makers.datasets import make_folder, write_image
 
 # One core: 1 ms to decode, 0.25 ms to augment, next to nothing to read.
@@ -213,6 +214,18 @@ STORES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
+def test_operations_as_text_and_boxes(tmp_path: Path) -> None:
+    packstore.convert(annotated.yolo(tmp_path / "yolo"), tmp_path / "a.lmdb")  # some images have no boxes
+    text = "RandomResizedCrop(8), RandomHorizontalFlip()"
+    options = BenchOptions(split="train", augment=text, tries=False, **QUICK | {"size": None})
+    report = bench(tmp_path / "a.lmdb", options)
+    assert report.augment == text
+    for wrong in ({"augment": "flip"}, {"augment": "Resize()"}, {"augment": text, "size": 8}):
+        with pytest.raises(UsageError, match=r"RandomResizedCrop\(224\)|Resize\(\)|size= is for"):
+            BenchOptions(**wrong)
+
+
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("kind", STORES)
 def test_every_encoding(kind: str, augment: str, folder: Path, tmp_path: Path) -> None:
@@ -375,7 +388,7 @@ def test_the_clock_ends_when_there_is_no_more_work() -> None:
         ({"workers": 0}, "workers should be a whole number of at least 1, got 0"),
         ({"seconds": 0.0}, "seconds should be above 0"),
         ({"target": float("nan")}, "target should be above 0"),
-        ({"augment": "some"}, "augment should be one of crop, none, got 'some'"),
+        ({"augment": "some"}, "augment should be crop, none or operations: .*RandomHorizontalFlip.*got 'some'"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 import packstore
 from packstore import DecodeError, PackedDataset, StoreError, UsageError
+from tests.makers import annotated
 from tests.makers.datasets import CLASSES, make_cifar10, make_folder
 from tests.makers.engine_checks import noisy, save
 
@@ -220,6 +221,18 @@ def test_a_store_without_labels_gives_images_alone(tmp_path: Path) -> None:
     assert ds.classes == []
     with pytest.raises(UsageError, match="no labels"):
         _ = ds.targets
+
+
+def test_a_store_for_detection_gives_boxes_and_their_classes(tmp_path: Path) -> None:
+    packstore.convert(annotated.coco(tmp_path / "coco"), tmp_path / "a.lmdb")
+    ds = PackedDataset(tmp_path / "a.lmdb", "train")
+    image, boxes, labels = ds[1]
+    assert (image.ndim, boxes.shape[1:], len(labels)) == (3, (4,), len(boxes))
+    assert set(labels.tolist()) <= set(range(len(ds.classes)))
+    assert ds.classes == list(ds.manifest.column("labels").classes or ())
+    assert f"classes: {len(ds.classes)}" in repr(ds)
+    assert "item: image, boxes, labels (image as tensor, on cpu)" in repr(ds)
+    assert "item: a dict of image, on cpu" in repr(PackedDataset(ds.path, "train", columns=("image",), output="dict"))
 
 
 @pytest.mark.parametrize(

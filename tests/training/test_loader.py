@@ -1063,5 +1063,23 @@ def test_what_is_no_dataset_of_ours_is_told(stores: Stores) -> None:
 
 
 def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:
-    with pytest.raises(UsageError, match="PackedLoader has no argument num_workers: workers= says"):
-        PackedLoader(PackedDataset(stores("cifar.lmdb"), "train"), 4, num_workers=2)
+    path = stores("cifar.lmdb")
+    dataset = PackedDataset(path, "train")
+    for name, meant in (
+        ("num_workers", "workers= says"),
+        ("threads", "workers= says"),
+        ("pin_memory", "page-locked"),
+        ("generator", "seed="),
+        ("interpolation", "bilinearly"),
+        ("batchsize", "it is batch_size="),
+        ("colour", "help"),
+    ):
+        with pytest.raises(UsageError, match=f"PackedLoader has no argument {name}: .*{meant}") as caught:
+            PackedLoader(dataset, 4, **{name: 2})
+        assert isinstance(caught.value, TypeError)
+    for name, meant in (("num_workers", "workers="), ("batch_size", "PackedLoader has it"), ("tranform", "transform=")):
+        with pytest.raises(TypeError, match=f"PackedDataset has no argument {name}: .*{meant}"):
+            PackedDataset(path, "train", **{name: 2})
+    with pytest.raises(TypeError, match=r"augment\.Resize has no argument interpolation: .*bilinearly"):
+        Resize(8, interpolation=3)  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(Resize(size=8))) == Resize(8)

@@ -36,6 +36,7 @@ from packstore.diagnose.bench.measure import (
     take_sample,
 )
 from packstore.diagnose.bench.trials import candidates, try_out
+from packstore.seeing.augment_text import parse_augment
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.residence import free_memory
@@ -54,8 +55,9 @@ class BenchOptions:
         split: The split; None for the only one.
         batch_size: Images a batch.
         size: Side of the crops in pixels; None for 224, or for a store of one image size its own.
-        augment: ``crop`` (random resized crop and flip; random crop with padding and flip where the size stays), or
-            ``none`` (whole images; of differing sizes they are resized to the size).
+        augment: ``crop`` (random resized crop and flip; random crop with padding and flip where the size stays),
+            ``none`` (whole images; of differing sizes they are resized to the size), or operations of
+            :mod:`packstore.augment` as text, such as ``"RandomResizedCrop(160), RandomHorizontalFlip()"``.
         workers: Threads of the loader; None for one a core.
         seconds: Time for each stage.
         device: Where batches go.
@@ -84,7 +86,12 @@ class BenchOptions:
             if value is not None and not (0 < value < float("inf")):
                 raise UsageError(f"{name} should be above 0, got {value!r}")
         if self.augment not in AUGMENTS:
-            raise UsageError(f"augment should be one of {', '.join(AUGMENTS)}, got {self.augment!r}")
+            try:
+                parse_augment(self.augment)
+            except UsageError as error:
+                raise UsageError(f"augment should be crop, none or operations: {error}") from None
+            if self.size is not None:
+                raise UsageError("size= is for augment='crop' and 'none': operations say their own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +247,8 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
 
 def augmentation(manifest: Manifest, options: BenchOptions) -> tuple[tuple[Any, ...], str]:
     """The operations to measure with a store, and their names in words."""
+    if options.augment not in AUGMENTS:
+        return tuple(parse_augment(options.augment)), options.augment
     own, side = _own_size(manifest), _crop_side(manifest, options)
     if options.augment == "none":
         if own is not None:

@@ -23,6 +23,7 @@ from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import apply_operations, plan_operations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
+from packstore.training.loader.options import Collate
 from packstore.training.loader.rows import Rows
 from packstore.training.random_draws import Draws
 from packstore.training.single_threaded import make_single_threaded
@@ -268,7 +269,12 @@ def make_loader(dataset: PackedDataset, batch_size: int, threads: int, augment: 
     """A shuffling loader whose epochs are long even where the dataset is small."""
     times = -(-_EPOCH_BATCHES * batch_size // len(dataset))
     indices = np.tile(np.arange(len(dataset)), times) if times > 1 else None
-    return PackedLoader(dataset, batch_size, shuffle=True, workers=threads, augment=list(augment), indices=indices)
+    collate: dict[str, Collate] = {
+        name: "optional" for name in dataset.columns if dataset.manifest.column(name).nullable
+    }
+    return PackedLoader(
+        dataset, batch_size, shuffle=True, workers=threads, augment=list(augment), indices=indices, collate=collate
+    )
 
 
 def end_to_end(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:

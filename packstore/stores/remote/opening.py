@@ -81,7 +81,8 @@ def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: 
         return objects.stream(info.name)
 
     version = info.etag or f"{info.modified}"
-    descriptor = default_cache().open_learnt(f"{objects.url}/{info.name} {version} {info.nbytes}", info.nbytes, fetch)
+    url = f"{objects.url}/{info.name}"
+    descriptor = default_cache().open_learnt(f"{url} {version} {info.nbytes}", info.nbytes, fetch, url)
     try:
         found = format or _recognised(path, os.pread(descriptor, _START_BYTES, 0))
         reader = found.open(path, descriptor)

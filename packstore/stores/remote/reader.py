@@ -230,7 +230,7 @@ class RemoteReader(ShardedReader):
         started = time.monotonic()
         while True:
             try:
-                descriptor = self.cache.open(shard.digest, shard.nbytes, fetch)
+                descriptor = self.cache.open(shard.digest, shard.nbytes, fetch, f"{self._objects.url}/{name}")
                 break
             except (CacheFullError, DiskFullError) as error:
                 if ahead or (isinstance(error, CacheFullError) and error.nbytes > error.budget):

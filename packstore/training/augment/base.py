@@ -6,12 +6,13 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from packstore.training.arguments import unknown_of_operation
 from packstore.training.random_draws import Array, Draws
 
 Size = tuple[int, int]
@@ -28,6 +29,13 @@ class Operation(ABC):
 
     Subclasses are immutable, travel by pickle, and keep nothing between calls, so threads may share one.
     """
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        if dataclasses.is_dataclass(cls) and cls.__module__.startswith("packstore."):
+            unknown = named.keys() - {each.name for each in dataclasses.fields(cls)}
+            if unknown:
+                raise unknown_of_operation(cls, min(unknown))
+        return super().__new__(cls)
 
     @abstractmethod
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:

@@ -26,6 +26,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.registry import notebook_html
 from packstore.images.normalization import MeanAndStd
+from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
 from packstore.training.augment.per_image import as_operations
@@ -34,7 +35,6 @@ from packstore.training.loader.columns import why_not_resident
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
 from packstore.training.loader.options import (
-    OF_DATALOADER,
     BatchCallable,
     Collate,
     LoaderOptions,
@@ -196,9 +196,7 @@ class PackedLoader:
     ) -> None:
         check_dataset(dataset)
         if unknown:
-            name = min(unknown)
-            advice = OF_DATALOADER.get(name, "help(packstore.PackedLoader) lists its arguments")
-            raise UsageError(f"PackedLoader has no argument {name}: {advice}")
+            raise unknown_argument(PackedLoader, min(unknown))
         self.dataset = dataset
         self.options = options = LoaderOptions(
             shuffle=shuffle,

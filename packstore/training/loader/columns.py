@@ -187,7 +187,7 @@ def _refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None
         if _has_boxes(dataset.reader.item(name, record)):
             raise UsageError(
                 f"the JSON column {name!r} holds boxes, which would stay where they are while their image is moved; "
-                "leave it out of columns=, or pack the boxes as a column of type boxes"
+                "leave it out of columns=, or pack the boxes as a column of type boxes (packstore guide loading)"
             )
 
 

@@ -136,18 +136,6 @@ def ranks(options: LoaderOptions) -> tuple[int, int]:
     return int(found[0]), int(found[1])
 
 
-OF_DATALOADER = {
-    "num_workers": "workers= says how many threads read and decode",
-    "pin_memory": "its memory is page-locked wherever the device is a GPU",
-    "prefetch_factor": "prefetch= says how many batches are under way",
-    "persistent_workers": "its threads are made for each epoch, which takes microseconds",
-    "collate_fn": "batches are made at once; transform= works on them",
-    "exif_transpose": "the dataset has it: PackedDataset(..., exif_transpose=True)",
-    "batch_sampler": "pass the sampler within as sampler=, and batch_size=",
-}
-"""Replacements for options of torch's ``DataLoader``."""
-
-
 def check_dataset(dataset: PackedDataset) -> None:
     """Raises :class:`UsageError` for a dataset that cannot be loaded in batches."""
     if not isinstance(dataset, PackedDataset):
