@@ -147,9 +147,11 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
     labels = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
     labels += [facts.classes[0]] if facts.classes is not None else []
     declared = {}
+    objects = objects_in(schema, features)
     for number, name in enumerate(schema.names):
+        column = (name, schema.types[number], features.get(name), first.column(number))
         try:
-            field, cells = _declare(name, schema.types[number], features.get(name), first.column(number), facts)
+            field, cells = _declare(*column, facts, boxes=objects is not None and objects.column == name)
         except ValueError as error:
             raise SourceError(f"column {printable(name)!r}: {error}") from error
         declared[name] = field, cells
@@ -250,8 +252,11 @@ def plain_column(name: str, array: Any, feature: Any = None) -> tuple[Field, Cel
     return field, cells(array)
 
 
-def _declare(name: str, type: Any, feature: Any, array: Any, facts: Facts) -> tuple[Field, Callable[[Any], Cells]]:
-    """The field of a column, and what reads its arrays. Raises :class:`ValueError` where no field holds it."""
+def _declare(
+    name: str, type: Any, feature: Any, array: Any, facts: Facts, boxes: bool = False
+) -> tuple[Field, Callable[[Any], Cells]]:
+    """The field of a column, which may hold boxes, and what reads its arrays. Raises :class:`ValueError` if no field
+    holds it."""
     types = load_pyarrow("pyarrow.types")
     if types.is_dictionary(type):
         type = type.value_type
@@ -282,12 +287,18 @@ def _declare(name: str, type: Any, feature: Any, array: Any, facts: Facts) -> tu
                 return Array(dtype, (type.list_size,)), _lists
             return Array(dtype, ragged=True), _lists
     _check_json(type)
+    if not boxes:
+        warn_of_names(name, feature)
+    return Json(), _documents
+
+
+def warn_of_names(column: str, feature: Any) -> None:
+    """Logs a warning if numbers of classes in a JSON column lose their names."""
     for path, names in _nested_classes(feature):
         _log.warning(
             "%s: the numbers in %s are kept without the names of their classes: %s",
-            *(printable(name), printable(path), ", ".join(map(printable, names[:5]))),
+            *(printable(column), printable(path), ", ".join(map(printable, names[:5]))),
         )
-    return Json(), _documents
 
 
 def _file_field(name: str, cells: Cells, feature: Any) -> Field:

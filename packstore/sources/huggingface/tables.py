@@ -39,6 +39,7 @@ from packstore.sources.huggingface.features import (
     is_text_label,
     load_pyarrow,
     objects_in,
+    warn_of_names,
 )
 from packstore.sources.huggingface.objects import ObjectColumn, Objects
 from packstore.sources.huggingface.splits import folder_files
@@ -482,7 +483,10 @@ class TableSource(RowSource):
         """The column that holds boxes, with their convention. Reads all of it, unless that is said. Raises
         :class:`SourceError`."""
         schema, said = self._first.schema, self.options.layout
-        found = None if self.sheet is not None or said == NOT_CONVERTED else objects_in(schema, self._features)
+        found = None if self.sheet is not None else objects_in(schema, self._features)
+        if found is not None and said == NOT_CONVERTED:
+            warn_of_names(found.column, self._features.get(found.column))
+            return None
         if found is None or (found.convention and said is None):
             return found
         sides = [name for name in ("width", "height") if name in schema.names]
@@ -496,7 +500,10 @@ class TableSource(RowSource):
                         objects.add(values, labels, (size[0], size[1]) if len(size) == 2 else None)
             except faults() as error:
                 raise SourceError(_named(path, error)) from error
-        return objects.settle(said, printable(str(self.path)), self.path)
+        settled = objects.settle(said, printable(str(self.path)), self.path)
+        if settled is None:
+            warn_of_names(found.column, self._features.get(found.column))
+        return settled
 
     def _check_like_first(self, schema: Any) -> None:
         first = self._first.schema
