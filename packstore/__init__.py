@@ -27,7 +27,8 @@ from packstore.core.errors import (
 
 if TYPE_CHECKING:
     from packstore.checking.audit import AuditReport, audit
-    from packstore.checking.repair import RepairReport, repair
+    from packstore.checking.repair import repair
+    from packstore.checking.repair_report import RepairReport
     from packstore.checking.salvage import SalvageReport, salvage
     from packstore.checking.verification import VerifyReport, verify
     from packstore.core.fields import Array, Boxes, Bytes, Image, Json, Keypoints, Label, Labels, Mask, Text
@@ -83,7 +84,7 @@ _LAZY = {
     "PackedDataset": ("packstore.training.dataset", "PackedDataset"),
     "PackedLoader": ("packstore.training.loader", "PackedLoader"),
     "Problem": ("packstore.stores.base", "Problem"),
-    "RepairReport": ("packstore.checking.repair", "RepairReport"),
+    "RepairReport": ("packstore.checking.repair_report", "RepairReport"),
     "SalvageReport": ("packstore.checking.salvage", "SalvageReport"),
     "Reader": ("packstore.stores.base", "Reader"),
     "SizeError": ("packstore.training.loader.rows", "SizeError"),

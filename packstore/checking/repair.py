@@ -10,7 +10,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,18 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.donor import Donor, Refused, Wanted
+from packstore.checking.repair_remote import repair_at_url
+from packstore.checking.repair_report import RepairReport
 from packstore.checking.store_check import StoreCheck, batches, key_of, open_files
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
-from packstore.core.errors import DestinationError, StoreError, printable
+from packstore.core.errors import DestinationError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
-from packstore.core.urls import location
+from packstore.core.urls import UrlPath, location
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import open_source
 from packstore.stores import create_store, format_of, open_store
@@ -37,40 +39,10 @@ from packstore.stores.builder import StoreBuilder
 from packstore.stores.sharded import ShardedReader
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class RepairReport:
-    """What a repair did.
-
-    Attributes:
-        damaged: The damaged store.
-        destination: The new store, or None when none was written: nothing was damaged, or some records are lost.
-        problem_count: What ``verify`` finds in the damaged store; 0 when it is whole.
-        copied: Records that are as they were.
-        replaced: Records of which something was taken from the source, and what.
-        lost: Records that could not be replaced, and why.
-        identical: The new store is what the damaged one was, to the digest of its manifest.
-    """
-
-    damaged: Path
-    destination: Path | None
-    problem_count: int
-    copied: int
-    replaced: tuple[Problem, ...]
-    lost: tuple[Problem, ...]
-    identical: bool
-
-    def __repr__(self) -> str:
-        written = "nothing written" if self.destination is None else f"written to {str(self.destination)!r}"
-        return (
-            f"<RepairReport of {str(self.damaged)!r}: {self.copied:,} copied, {len(self.replaced):,} replaced, "
-            f"{len(self.lost):,} lost, {written}>"
-        )
-
-
 def repair(
     damaged: str | os.PathLike[str],
     source: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
+    destination: str | os.PathLike[str] | None = None,
     *,
     source_kind: str | None = None,
     labels: str | os.PathLike[str] | None = None,
@@ -84,15 +56,17 @@ def repair(
     max_pixels: int = MAX_PIXELS,
     progress: bool | ProgressCallback = False,
 ) -> RepairReport:
-    """Writes a whole store from a damaged one and its source. ``damaged`` is only read.
+    """Writes a whole store from a damaged one and its source. ``damaged`` is only read, unless it is a URL.
 
     The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the bytes
-    that the damaged one had before (given the same versions of the libraries that write it).
+    that the damaged one had before (given the same versions of the libraries that write it). At a URL, damaged and
+    missing shards are replaced where they lie, by the very bytes that they had: from ``source`` if it is a store that
+    has them, else made again of what is left of them.
 
     Args:
         damaged: The store; it must still open.
         source: What it was packed from, or another store of the same images.
-        destination: Where the new store goes.
+        destination: Where the new store goes; None if ``damaged`` is a URL.
         source_kind: Kind of the source instead of recognising it.
         labels: Labels file of the source, as it was given to ``convert``.
         image_key: Array of the images in the source; None for what ``convert`` was given, and so with the next two.
@@ -117,9 +91,36 @@ def repair(
     true_or_false(partial=partial)
     whole("max_pixels", max_pixels)
     workers = default_workers() if workers is None else whole("workers", workers)
-    check_paths(damaged, destination, labels)
     refuse_empty(source)
-    damaged, source, destination = Path(damaged), location(source), Path(destination)
+    refuse_empty(damaged)
+    damaged, source = location(damaged), location(source)
+    if isinstance(damaged, UrlPath):
+        if destination is not None or partial:
+            raise UsageError("a store at a URL is repaired where it lies: give no destination, and not partial")
+
+        def again(broken: Path, whole: Path) -> RepairReport:
+            return repair(
+                broken,
+                source,
+                whole,
+                source_kind=source_kind,
+                labels=labels,
+                image_key=image_key,
+                label_key=label_key,
+                layout=layout,
+                ignore=ignore,
+                workers=workers,
+                decoder=decoder,
+                max_pixels=max_pixels,
+                progress=report,
+            )
+
+        with progress_callback(progress) as report:
+            return repair_at_url(damaged, source, again, report)
+    if destination is None:
+        raise UsageError("give the destination, where the whole store goes: a damaged store on this machine stays")
+    check_paths(damaged, destination, labels)
+    destination = Path(destination)
     refuse_inside(destination, damaged)
     refuse_inside(destination, source)
     with open_damaged(damaged) as reader, progress_callback(progress) as report:

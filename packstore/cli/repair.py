@@ -26,19 +26,19 @@ from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
-    from packstore.checking.repair import RepairReport
+    from packstore.checking.repair_report import RepairReport
 
 EXIT_PARTIAL = 3
 _LISTED = 50
 
 
 @click.command(short_help="Replace the damaged records of a store from its source.")
-@click.argument("damaged", type=LocalPath())
+@click.argument("damaged", type=StorePath())
 @click.option(
     "--from", "source", type=StorePath(), required=True, metavar="SOURCE",
     help="What the store was packed from, or another store of the same images.",
 )  # fmt: skip
-@click.option("--out", type=LocalPath(), required=True, metavar="FIXED", help="Where the new store goes.")
+@click.option("--out", type=LocalPath(), metavar="FIXED", help="Where the new store goes; none if DAMAGED is a URL.")
 @click.option("--partial", is_flag=True, help="If records are lost, write FIXED without them, and exit with 3.")
 @click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels file, as for convert.")
 @click.option(
@@ -54,19 +54,21 @@ _LISTED = 50
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what is lost.")
 @cache_options
-def repair(damaged: Path, source: Path, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Write to FIXED what DAMAGED was, with its damaged records taken from SOURCE.
 
     A record is taken from SOURCE only if it has the checksum that DAMAGED has for it: an image that has
     changed since is refused, by name. Images are encoded again by the options in the store's manifest. If
     every damaged record was replaced, FIXED is what DAMAGED was, byte for byte; otherwise nothing is
     written (see --partial). DAMAGED is only read. If it does not open at all, use packstore salvage.
-    Exits with 0 if FIXED is whole or nothing is damaged, 1 if records are lost.
+    At a URL, damaged and missing shards are replaced where they lie, by the very bytes that they had.
+    Exits with 0 if all is whole now, 1 if records are lost.
 
     \b
     Examples:
       packstore repair imagenet.lmdb --from imagenet/ --out fixed.lmdb
       packstore repair imagenet.h5 --from imagenet-copy.lmdb --out fixed.h5
+      packstore repair s3://bucket/imagenet.lmdb --from imagenet.lmdb
       packstore repair a.pth --from a/ --labels a.csv --out b.pth --partial
     """
     from packstore.checking.repair import repair as run

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import packstore
 from packstore import PackedDataset, UsageError
 from packstore.augment import CenterCrop, Cutout, Draws, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from packstore.checking.repair import RepairReport
+from packstore.checking.repair_report import RepairReport
 from packstore.checking.salvage import SalvageReport
 from packstore.diagnose.doctor import Fact, Report
 from packstore.stores import create_store

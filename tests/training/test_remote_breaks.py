@@ -268,10 +268,10 @@ def test_a_server_of_files_without_ranges(local: Path, url: UrlPath, tmp_path: P
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("suffix", [".lmdb", ".h5"])
+@pytest.mark.parametrize(("suffix", "resident"), [(".lmdb", False), (".h5", False), (".h5", True)])
 @pytest.mark.parametrize("batch_size", [2, 8])
 def test_a_damaged_shard_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, suffix: str, batch_size: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, suffix: str, resident: bool, batch_size: int
 ) -> None:
     """All other records come, and as many batches as ever, some of them empty."""
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
@@ -286,7 +286,7 @@ def test_a_damaged_shard_is_skipped(
     damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
     dataset = packstore.PackedDataset(url, columns=["image", "key"])
     loader = packstore.PackedLoader(
-        dataset, batch_size, shuffle=shuffle, on_error="skip", augment=[RandomResizedCrop(8)], resident=False
+        dataset, batch_size, shuffle=shuffle, on_error="skip", augment=[RandomResizedCrop(8)], resident=resident
     )
     batches = list(loader)
     with open_store(tmp_path / f"x{suffix}") as reader:

@@ -105,7 +105,7 @@ def publish(
         if not _lies_at(place, objects, name) and (
             there.get(name) != shard.nbytes or _digest(objects.stream(name)) != shard.digest
         ):
-            with _local(place, shard, manifest.format) as file:
+            with local_shard(place, shard, manifest.format) as file:
                 upload_shard(objects, shard, file)
         return shard.nbytes
 
@@ -127,32 +127,34 @@ def refuse_missing(objects: ObjectStore, table: ShardTable) -> None:
 
 
 def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
-    """Puts the data file of a shard under its digest, and proves it before. Returns its name."""
+    """Puts the data file of a shard under its digest, and proves it before; over an object of that name that is
+    damaged. Returns its name."""
     name = shard_object(shard)
     nbytes, digest = file_digest(file)
     if (nbytes, digest) != (shard.nbytes, shard.digest):
         raise StoreError(
             f"{printable(str(file))} has changed since it was written: its SHA-256 is {digest}, expected {shard.digest}"
         )
-    try:
-        objects.create(name, file)
-    except ConflictError:
-        raise StoreError(
-            f"{objects.url}/{name} is damaged: its SHA-256 is not the one in its name; delete it, and run this again"
-        ) from None
+    _create_proven(objects, name, file)
     return name
 
 
 def upload_table(objects: ObjectStore, table: ShardTable) -> str:
-    """Puts a table under its digest. Returns its name."""
+    """Puts a table under its digest; over an object of that name that is damaged. Returns its name."""
     name = table_name(table)
-    try:
-        objects.create(name, table.table.tobytes())
-    except ConflictError:
-        raise StoreError(
-            f"{objects.url}/{name} is damaged: its SHA-256 is not the one in its name; delete it, and run this again"
-        ) from None
+    _create_proven(objects, name, table.table.tobytes())
     return name
+
+
+def _create_proven(objects: ObjectStore, name: str, data: bytes | Path) -> None:
+    """Creates an object that is named by its content: another content of that name is damaged, and no reader takes
+    it."""
+    try:
+        objects.create(name, data)
+    except ConflictError:
+        _log.warning("%s/%s is damaged: its SHA-256 is not the one in its name; it is replaced", objects.url, name)
+        objects.delete([name])
+        objects.create(name, data)
 
 
 def commit(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
@@ -181,7 +183,7 @@ def _lies_at(place: str, objects: ObjectStore, name: str) -> bool:
 
 
 @contextmanager
-def _local(place: str, shard: Shard, format: str) -> Iterator[Path]:
+def local_shard(place: str, shard: Shard, format: str) -> Iterator[Path]:
     """A local file with the data of a shard, wherever it lies."""
     path = location(place)
     if not isinstance(path, UrlPath):

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import StoreError, UnreachableError
 from packstore.training.loader.columns import Columns
 from packstore.training.loader.fields import NewBuffer
+from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.prepared import Prepared
 from packstore.training.random_draws import MASK
@@ -90,19 +90,9 @@ class Job:
         return columns
 
     def _leave_out_lost_shards(self) -> None:
-        reader = self._pipeline.dataset.reader
-        parts = np.searchsorted(reader.part_starts, self.ids & MASK, "right") - 1
-        lost = []
-        for part in np.unique(parts).tolist():
-            try:
-                reader.unchecked.part(part)
-            except UnreachableError:  # says nothing of the shard
-                raise
-            except StoreError as error:
-                lost.append(part)
-                _log.warning("skipped: %s records: %s", int((parts == part).sum()), error)
-        if lost:
-            self.ids = self.ids[~np.isin(parts, lost)]
+        lost = in_lost_shards(self._pipeline.dataset.reader, self.ids & MASK)
+        if lost.any():
+            self.ids = self.ids[~lost]
             self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
 
     def _fill(self, prepared: Prepared, columns: Columns, first: int, stop: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing, nullcontext
 from time import perf_counter
 from typing import Any
@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import StoreError
 from packstore.training.augment.base import is_channels_last
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.loader.by_engine import ByEngine
 from packstore.training.loader.epochs import Epochs
+from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.residence import PaddedLayout
 from packstore.training.loader.shards_ahead import ShardsAhead
@@ -134,7 +136,7 @@ class Resident:
             first, count = self._epochs.first_record, len(pipeline.dataset)
             for error in (errors or {}).values():
                 _log.warning("skipped: %s", error)
-            self._left_out = np.array(sorted(errors or ()), np.int64) - first
+            self._left_out = np.union1d(self._left_out, np.array(sorted(errors or ()), np.int64) - first)
             sound = np.setdiff1d(np.arange(count), self._left_out)
             for name, values in pipeline.numbers(sound + first).items():
                 column = torch.zeros((count, *values.shape[1:]), dtype=values.dtype, device="cpu")
@@ -166,31 +168,44 @@ class Resident:
         whole: torch.Tensor | PaddedImages | None = None
         ahead = ShardsAhead.of(pipeline.dataset.reader, self._epochs.reads_of_all(step))
         with ahead or nullcontext():
-            for first in range(0, count, step):
-                last = min(first + step, count)
-                slot = ring.acquire()
-                assert slot is not None
-                buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
-                prepared = assembler.prepare(
-                    buffer, np.arange(start + first, start + last), 0, 0, errors, check_all=True
-                )
-                assembler.fill(prepared, 0, last - first, errors)
-                slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
-                images = slot.shipment.receive()
-                images = images if pre_transform is None else pre_transform(images)
-                if whole is None and self._layout is not None:
-                    whole = self._layout.crop.new_padded_images(count, images, self._layout.mirrored)
-                elif whole is None and pipeline.kernel is not None and is_channels_last(images):
-                    rows = torch.empty((count, *assembler.shape), dtype=images.dtype, device=device)
-                    whole = assembler.as_images(rows)
-                elif whole is None:
-                    whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
-                if isinstance(whole, PaddedImages):
-                    whole.put(first, images)
-                else:
-                    whole[first:last] = images
-                ring.release(slot, ())
+            for chunk in range(0, count, step):
+                for first, last in self._sound_runs(chunk, min(chunk + step, count), errors is not None):
+                    slot = ring.acquire()
+                    assert slot is not None
+                    buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
+                    records = np.arange(start + first, start + last)
+                    prepared = assembler.prepare(buffer, records, 0, 0, errors, check_all=True)
+                    assembler.fill(prepared, 0, last - first, errors)
+                    slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
+                    images = slot.shipment.receive()
+                    images = images if pre_transform is None else pre_transform(images)
+                    if whole is None and self._layout is not None:
+                        whole = self._layout.crop.new_padded_images(count, images, self._layout.mirrored)
+                    elif whole is None and pipeline.kernel is not None and is_channels_last(images):
+                        rows = torch.empty((count, *assembler.shape), dtype=images.dtype, device=device)
+                        whole = assembler.as_images(rows)
+                    elif whole is None:
+                        whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
+                    if isinstance(whole, PaddedImages):
+                        whole.put(first, images)
+                    else:
+                        whole[first:last] = images
+                    ring.release(slot, ())
                 if ahead is not None:
-                    ahead.given(first // step + 1)
-        assert whole is not None  # a loader has records
+                    ahead.given(chunk // step + 1)
+        if whole is None:
+            raise StoreError(
+                f"{pipeline.dataset.path}: none of its shards can be read, so there is nothing to train on"
+            )
         return whole
+
+    def _sound_runs(self, first: int, last: int, skip: bool) -> Iterator[tuple[int, int]]:
+        """Yields runs of places between ``first`` and ``last``. To ``skip`` leaves out those of shards that cannot be
+        opened, and notes them as damaged."""
+        lost = np.zeros(last - first, np.bool_)
+        if skip:
+            reader = self._pipeline.dataset.reader
+            lost = in_lost_shards(reader, np.arange(first, last) + self._epochs.first_record)
+            self._left_out = np.concatenate([self._left_out, first + np.flatnonzero(lost)])
+        edges = first + np.flatnonzero(np.diff(lost, prepend=True, append=True))
+        yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

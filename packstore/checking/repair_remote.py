@@ -1,0 +1,134 @@
+"""``repair`` of a store at a URL: its damaged shards are replaced where they lie.
+
+A shard is named by its SHA-256, so nothing but the bytes that it had can take its place, and readers of the store never
+see anything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from packstore.checking.repair_report import RepairReport
+from packstore.core.checksums import file_digest
+from packstore.core.errors import DestinationError, MissingStoreError, PackstoreError, StoreError
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.registry import FORMATS
+from packstore.core.shards import Shard
+from packstore.core.urls import UrlPath
+from packstore.objects import MissingObjectError, ObjectStore, open_objects
+from packstore.stores import open_store
+from packstore.stores.base import Problem
+from packstore.stores.builder.assembly import parts_of
+from packstore.stores.remote.head import read_head
+from packstore.stores.remote.names import shard_object
+from packstore.stores.remote.publish import local_shard, upload_shard
+
+Repair = Callable[[Path, Path], RepairReport]
+"""Writes a whole store, its second argument, from a damaged one, its first."""
+
+
+def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: ProgressCallback) -> RepairReport:
+    """Replaces the damaged and missing shards of the store at ``url``.
+
+    A shard is taken from ``source`` if that is a store that has it, else ``repair`` makes it of what is left of it.
+
+    Raises:
+        DestinationError: The URL is read only, or holds a copy of a local store.
+        StoreError: There is no store, or its head is damaged.
+    """
+    objects = open_objects(url)
+    if not objects.can_write:
+        raise DestinationError(f"{objects.url} is read only: repair the store where it can be written")
+    try:
+        manifest = read_head(objects).manifest
+    except MissingStoreError:
+        raise DestinationError(
+            f"{objects.url} holds no store that packstore published there: repair the local store that it is a copy of"
+        ) from None
+    table = manifest.shards
+    assert table is not None
+    damaged, done_bytes = [], 0
+    for number, shard in enumerate(table):
+        if not _is_whole(objects, shard):
+            damaged.append((int(table.starts[number]), shard))
+        done_bytes += shard.nbytes
+        progress(Progress("verify", number + 1, len(table), done_bytes))
+    known = _shards_of(source)
+    replaced: list[Problem] = []
+    lost: list[Problem] = []
+    for first, shard in damaged:
+        with ExitStack() as stack:
+            try:
+                if shard.digest in known:
+                    file = stack.enter_context(local_shard(known[shard.digest], shard, manifest.format))
+                    found = [Problem("taken whole from another store", shard=shard.name)]
+                else:
+                    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="packstore-")))
+                    file, found = _made_whole(objects, shard, manifest.format, repair, folder)
+                upload_shard(objects, shard, file)
+            except PackstoreError as error:
+                lost.append(Problem(f"{shard.records:,} records: {error}", shard=shard.name))
+            else:
+                at = [None if each.record is None else first + each.record for each in found]
+                replaced += [replace(each, record=record) for each, record in zip(found, at, strict=True)]
+    bad = sum(shard.records for _, shard in damaged)
+    return RepairReport(
+        url,
+        url if damaged and not lost else None,
+        len(damaged),
+        manifest.records - bad,
+        tuple(replaced),
+        tuple(lost),
+        bool(damaged) and not lost,
+    )
+
+
+def _is_whole(objects: ObjectStore, shard: Shard) -> bool:
+    digest, nbytes = hashlib.sha256(), 0
+    try:
+        for piece in objects.stream(shard_object(shard)):
+            digest.update(piece)
+            nbytes += len(piece)
+    except MissingObjectError:
+        return False
+    return (nbytes, digest.hexdigest()) == (shard.nbytes, shard.digest)
+
+
+def _shards_of(source: Path) -> dict[str, str]:
+    """Where the shards of a store lie, by their digests; nothing for another source."""
+    try:
+        with open_store(source) as reader:
+            table = reader.manifest.shards
+            places = [] if table is None else parts_of(source, reader.manifest, reader.places()).places
+            return {shard.digest: place for shard, place in zip(table or (), places, strict=True)}
+    except StoreError:
+        return {}
+
+
+def _made_whole(
+    objects: ObjectStore, shard: Shard, format: str, repair: Repair, folder: Path
+) -> tuple[Path, list[Problem]]:
+    """Makes the data file of a shard, itself a store of one file, in a folder. Returns what was replaced, too.
+
+    Raises :class:`PackstoreError`."""
+    again = "packstore convert SOURCE URL --overwrite packs the store anew"
+    broken, whole = folder / shard.name, folder / f"whole-{shard.name}"
+    file = FORMATS[format].data_file(broken)
+    file.parent.mkdir(exist_ok=True)
+    try:
+        with file.open("wb") as target:
+            target.writelines(objects.stream(shard_object(shard)))
+    except MissingObjectError:
+        raise StoreError(f"it is missing, and no store that has it was given; {again}") from None
+    report = repair(broken, whole)
+    if report.lost:
+        raise StoreError(f"{len(report.lost):,} of its records are lost, the first: {report.lost[0].what}")
+    made = FORMATS[format].data_file(whole)
+    if report.destination is None or file_digest(made) != (shard.nbytes, shard.digest):
+        raise StoreError(f"it cannot be made again to the byte, by other versions of libraries perhaps; {again}")
+    return made, [replace(each, shard=shard.name) for each in report.replaced]

@@ -1,0 +1,31 @@
+"""Records of shards that cannot be opened, which ``on_error="skip"`` leaves out."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import StoreError, UnreachableError
+from packstore.stores.base import Reader
+
+_log = logging.getLogger("packstore")
+
+
+def in_lost_shards(reader: Reader, records: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Opens the shards of records, and tells which records are in shards that cannot be opened: bool ``(n,)``.
+
+    Logs a warning for each such shard. Raises :class:`UnreachableError`, which says nothing of a shard."""
+    parts = np.searchsorted(reader.part_starts, records, "right") - 1
+    lost = []
+    for part in np.unique(parts).tolist():
+        try:
+            reader.unchecked.part(part)
+        except UnreachableError:
+            raise
+        except StoreError as error:
+            lost.append(part)
+            _log.warning("skipped: %s records: %s", int((parts == part).sum()), error)
+    found: NDArray[np.bool_] = np.isin(parts, lost)
+    return found
