@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ import click
 from packstore.cli.colour import bold
 from packstore.cli.common import (
     ByteSize,
-    LocalPath,
     PluginChoice,
     StorePath,
     cache_options,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Write a store in a format of others.")
 @click.argument("store", type=StorePath())
-@click.argument("dest", type=LocalPath())
+@click.argument("dest", type=StorePath())
 @click.option(
     "--to",
     type=PluginChoice(EXPORTS),
@@ -67,24 +67,29 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
       packstore export pixels.h5 images/ --to imagefolder --encode png
       packstore convert shards/ again.lmdb
       packstore export s3://bucket/imagenet.lmdb imagenet.zip
+      packstore export imagenet.lmdb s3://bucket/shards --to webdataset
     """
     from packstore.core.errors import UsageError
     from packstore.exports.plan import ExportOptions, plan_export
     from packstore.exports.run import run_export
+    from packstore.exports.to_url import local_destination
 
     started = time.monotonic()
     with progress_bar(quiet) as progress, ExitStack() as stack:
         if not isinstance(store, UrlPath) and not store.exists():
             raise UsageError(f"{printable(str(store))}: no such file or directory")
         with expecting_store(store):
-            plan = plan_export(store, dest, ExportOptions(**options), stack)
+            path, publish = stack.enter_context(local_destination(dest, overwrite=options["overwrite"]))
+            plan = plan_export(store, path, ExportOptions(**options), stack)
         if dry_run:
-            click.echo(describe_plan(plan))
+            click.echo(describe_plan(replace(plan, destination=dest)))
             return
         if not quiet:
             for loss in plan.losses:
                 click.echo(f"not in {plan.kind.name} itself: {loss}", err=True)
         report = run_export(plan, progress, started)
+        publish(progress)
+        report = replace(report, destination=dest)
     if not quiet:
         click.echo(describe_report(report, store))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from packstore.core.checksums import image_checksum, joined_records_digest, records_digest, row_checksum
 from packstore.core.errors import SampleError, printable
-from packstore.core.files import check_paths, refuse_empty, sync_file_system, sync_tree, writing
+from packstore.core.files import refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
@@ -25,6 +25,7 @@ from packstore.exports.base import Export, Record
 from packstore.exports.plan import ExportOptions, ExportPlan, check_space, plan_export, value_columns
 from packstore.exports.recoding import image_of
 from packstore.exports.staging import ExportStaging, Part, was_published
+from packstore.exports.to_url import local_destination
 from packstore.stores.base import disk_bytes
 from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.stores.records import ProvenRecords
@@ -87,7 +88,8 @@ def export(
 
     Args:
         store: The store, or its URL. It stays as it is.
-        destination: A new folder or file; its suffix chooses the kind (``.zip``).
+        destination: A new folder or file; its suffix chooses the kind (``.zip``). At a URL it is made in a temporary
+            directory first, and uploaded then.
         to: The kind instead of going by the suffix, such as ``webdataset``.
         encode: Make image files of a store's pixels: ``png`` without loss, or ``jpeg``; of a store of files, new ones.
             None refuses where a format cannot hold the images as they are.
@@ -120,10 +122,13 @@ def export(
     )
     started = time.monotonic()
     refuse_empty(store)
-    check_paths(destination)
+    refuse_empty(destination)
+    place = location(destination)
     with progress_callback(progress) as report, ExitStack() as stack:
-        plan = plan_export(location(store), Path(destination), options, stack)
-        return run_export(plan, report, started)
+        path, publish = stack.enter_context(local_destination(place, overwrite=overwrite))
+        done = run_export(plan_export(location(store), path, options, stack), report, started)
+        publish(report)
+        return replace(done, destination=place)
 
 
 def run_export(

@@ -24,7 +24,7 @@ from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.refusals import first_bytes
 from packstore.sources.remote import OnlyCopiedError
 from packstore.sources.rows import Row, RowSource
-from packstore.sources.tree import Tree
+from packstore.sources.tree import FolderTree, Tree
 
 _MAX_LINES = 1 << 28
 """Bytes of lines that an archive may have, however small it is."""
@@ -53,10 +53,11 @@ class ExportedFiles(RowSource):
 
     def find_lines(self) -> Rows:
         """See :meth:`RowSource.find_lines`."""
-        if self.path.is_dir():
+        if isinstance(self.tree, FolderTree):
             return super().find_lines()
         found = self.tree.stat(ROWS)
-        most = max(_MAX_LINES, self.path.stat().st_size)  # else it is a bomb
+        in_archive = self.path.is_file()
+        most = max(_MAX_LINES, self.path.stat().st_size) if in_archive else found.size  # else it is a bomb
         return Rows(self.tree.read(ROWS, found.size, found.modified_ns, most))
 
     def claim_row(self, claims: Claims, row: Row) -> None:

@@ -158,7 +158,6 @@ def test_a_damaged_store_is_no_source(folder: Path, tmp_path: Path) -> None:
     "command",
     [
         "convert {folder} a.lmdb --labels s3://bucket/labels.csv",
-        "repair s3://bucket/a.lmdb --from {folder} --out b.lmdb",
         "repair {store} --from {folder} --out s3://bucket/b.lmdb",
         "salvage {store} --out s3://bucket/b.lmdb",
         "salvage file:///tmp/a.lmdb --out b.lmdb",

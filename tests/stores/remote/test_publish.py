@@ -288,6 +288,62 @@ def test_exporting(place: str, tmp_path: Path) -> None:
     assert open_store(tmp_path / "b.lmdb").manifest.dataset_digest == open_store(path).manifest.dataset_digest
 
 
+class TestExportingTo:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Path:
+        packstore.convert(photos(tmp_path, "first", 1), tmp_path / "a.lmdb", shard_size=200)
+        return tmp_path / "a.lmdb"
+
+    @pytest.mark.parametrize("to", [None, "webdataset", "imagefolder", "parquet"])
+    def test_a_url(self, store: Path, to: str | None, place: str, tmp_path: Path, temporary: Path) -> None:
+        """The objects are the files of an export to this machine; nothing is left in the temporary directory."""
+        name = "b" if to else "b.zip"
+        url = f"{place}/{name}"
+        report = packstore.export(store, url, to=to)
+        assert str(report.destination) == url
+        packstore.export(store, tmp_path / name, to=to)
+        objects = open_objects(at(place))
+        there = {info.name: objects.get(info.name) for info in objects.list(name)}
+        files = [tmp_path / name] if (tmp_path / name).is_file() else (tmp_path / name).rglob("*")
+        here = {file.relative_to(tmp_path).as_posix(): file.read_bytes() for file in files if file.is_file()}
+        assert there == here
+        assert [*temporary.iterdir()] == []
+        packstore.convert(url, tmp_path / "again.lmdb")
+        assert open_store(tmp_path / "again.lmdb").manifest.dataset_digest == open_store(store).manifest.dataset_digest
+        with pytest.raises(DestinationError, match="exists already; choose another URL, or --overwrite"):
+            packstore.export(store, url, to=to)
+        packstore.export(store, url, to=to, overwrite=True)
+        assert {info.name: objects.get(info.name) for info in objects.list(name)} == here
+
+    def test_what_is_there(self, store: Path, tmp_path: Path) -> None:
+        place = (tmp_path / "bucket").as_uri()
+        open_objects(at(place)).create("b/mine.txt", b"mine")
+        for overwrite in (False, True):
+            with pytest.raises(DestinationError, match="holds 1 objects that are no export of packstore"):
+                packstore.export(store, f"{place}/b", to="webdataset", overwrite=overwrite)
+        with pytest.raises(DestinationError, match="is read only"):
+            packstore.export(store, "http://127.0.0.1:9/b", to="webdataset")
+
+    def test_an_upload_that_fails_leaves_nothing(
+        self, store: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        objects, create = type(open_objects(at(tmp_path.as_uri()))), 0
+
+        def fails(self: Any, name: str, data: Any) -> bool:
+            nonlocal create
+            create += 1
+            if create == 3:
+                raise KeyboardInterrupt
+            return bool(created(self, name, data))
+
+        created = objects.create
+        monkeypatch.setattr(objects, "create", fails)
+        with pytest.raises(KeyboardInterrupt):
+            packstore.export(store, (tmp_path / "bucket/b").as_uri(), to="imagefolder")
+        assert [*open_objects(at((tmp_path / "bucket").as_uri())).list()] == []
+        assert [*temporary.iterdir()] == []
+
+
 class TestAppend:
     @pytest.fixture
     def stores(self, place: str, tmp_path: Path) -> tuple[Path, str]:
