@@ -47,10 +47,14 @@ _COUNTED_SHARDS = 100
 @click.option(
     "--nodes", type=click.IntRange(1), default=1, metavar="N", help="With --cost: machines, each with a cache."
 )
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N",
+    help="With --cost: records a batch, of each machine.",
+)  # fmt: skip
 @source_options
 @cache_options
 def info(
-    path: Path, as_json: bool, counts: bool, plot: Path | None, cost: bool, nodes: int, **options: Any
+    path: Path, as_json: bool, counts: bool, plot: Path | None, cost: bool, nodes: int, batch_size: int, **options: Any
 ) -> None:  # fmt: skip
     """Show what the store at PATH holds: format, encoding, splits, classes, shapes, sizes, origin.
 
@@ -99,10 +103,10 @@ def info(
         return
     with reader:
         if as_json:
-            more = {"cost": [asdict(each) for each in _costs(reader, nodes)]} if cost else {}
+            more = {"cost": [asdict(each) for each in _costs(reader, nodes, batch_size)]} if cost else {}
             click.echo(json.dumps(to_json(reader, counts) | more, indent=2))
         elif cost:
-            click.echo(describe_cost(reader, nodes))
+            click.echo(describe_cost(reader, nodes, batch_size))
         else:
             echo_rows(describe(reader, counts))
         if plot is not None:
@@ -119,19 +123,19 @@ def _is_unfinished(path: Path) -> bool:
     return objects.can_list and any(each.name.endswith("/plan.json") for each in objects.list("_work/convert-"))
 
 
-def _costs(reader: Reader, nodes: int) -> list[Cost]:
+def _costs(reader: Reader, nodes: int, batch_size: int) -> list[Cost]:
     from packstore.cache import default_cache
     from packstore.training.cost import costs
 
-    return costs(reader.manifest, reader.disk_bytes(), default_cache().budget, nodes)
+    return costs(reader.manifest, reader.disk_bytes(), default_cache().budget, nodes, batch_size)
 
 
-def describe_cost(reader: Reader, nodes: int) -> str:
+def describe_cost(reader: Reader, nodes: int, batch_size: int) -> str:
     """The table of ``--cost``."""
     from packstore.cache import default_cache
 
     each = f"a cache of {human_bytes(default_cache().budget)}"
-    rows = [(c.what, f"{c.requests:,}", human_bytes(c.nbytes)) for c in _costs(reader, nodes)]
+    rows = [(c.what, f"{c.requests:,}", human_bytes(c.nbytes)) for c in _costs(reader, nodes, batch_size)]
     rows = [(f"on {nodes:,} nodes, each with {each}" if nodes > 1 else f"with {each}", "requests", "bytes"), *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)

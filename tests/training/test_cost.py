@@ -89,6 +89,8 @@ def test_the_command(url: UrlPath, tmp_path: Path) -> None:
     done = run("info", url, "--cost", "--nodes", "8", "--cache-size", "1kB")
     assert "on 8 nodes, each with a cache of 1 kB" in done.stdout
     assert "epoch in full shuffle, about" in done.stdout
+    windows = [run("info", url, "--cost", "--cache-size", "20kB", "--batch-size", n).stdout for n in ("1", "64")]
+    assert len(set(windows)) == 2
     plain = json.loads(run("info", url, "--json", "--cost").stdout)
     assert plain["path"] == str(url)
     assert plain["class_counts"] is None
