@@ -361,6 +361,7 @@ class PackedLoader:
             "indices": self._epochs.subset_digest,
             "sampler": None if options.sampler is None else type(options.sampler).__name__,
             "length": self._epochs.order.length,
+            "mixture": None if self._epochs.mixture is None else [*self._epochs.mixture.draws],
             "global_batch_size": self._epochs.global_batch_size,
             "drop_last": options.drop_last,
             "seed": options.seed,
