@@ -239,3 +239,19 @@ def test_draws_add_up_and_are_nearest_to_the_weights(weights: list[float], count
     assert all(
         abs(part - weight / sum(weights) * count) < 1 + 1e-6 for part, weight in zip(draws, weights, strict=True)
     )
+
+
+def test_lists_of_labels_are_of_the_classes_of_all(tmp_path: Path) -> None:
+    given = {"a.lmdb": (("x", "y"), [[0, 1], []]), "b.h5": (("z", "y"), [[1], [0, 1, 1]])}
+    for name, (classes, lists) in given.items():
+        columns = {"image": packstore.Image("uint8"), "tags": packstore.Labels(classes=classes)}
+        with packstore.Writer(tmp_path / name, columns) as writer:
+            for i, labels in enumerate(lists):
+                writer.add(key=f"{name}{i}", image=np.zeros((4, 4, 3), np.uint8), tags=labels)
+    ds = packstore.concat([tmp_path / name for name in given], columns=("tags", "image"))
+    assert ds.manifest.column("tags").classes == ("x", "y", "z")
+    expected = [[0, 1], [], [1], [2, 1, 1]]
+    assert [ds[i][0].tolist() for i in range(4)] == expected
+    assert [list(np.frombuffer(value, "<i8")) for value in (ds.reader.ragged("tags")[i] for i in range(4))] == expected
+    ((tags, _),) = PackedLoader(ds, 4)
+    assert [labels.tolist() for labels in tags] == expected

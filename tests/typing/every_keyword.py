@@ -282,6 +282,7 @@ def load() -> float:
         normalize="imagenet",
         dtype=torch.float16,
         channels_last=True,
+        output="numpy",
         transform=doubled,
         target_transform=doubled,
         pre_transform=doubled,
