@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from packstore.stores import open_store
     from packstore.stores.base import Problem, Reader
     from packstore.training.coco_masks import coco_masks
+    from packstore.training.concatenation import Mix, concat
     from packstore.training.dataset import PackedDataset
     from packstore.training.loader import PackedLoader, prefetch
     from packstore.training.loader.rows import SizeError
@@ -80,6 +81,8 @@ _LAZY = {
     "MergeReport": ("packstore.packing.merge", "MergeReport"),
     "merge": ("packstore.packing.merge", "merge"),
     "select": ("packstore.packing.select", "select"),
+    "Mix": ("packstore.training.concatenation", "Mix"),
+    "concat": ("packstore.training.concatenation", "concat"),
     "Manifest": ("packstore.core.manifest", "Manifest"),
     "PackedDataset": ("packstore.training.dataset", "PackedDataset"),
     "PackedLoader": ("packstore.training.loader", "PackedLoader"),
@@ -123,6 +126,7 @@ __all__ = [
     "Mask",
     "MergeReport",
     "MissingStoreError",
+    "Mix",
     "NotInSourceError",
     "PackedDataset",
     "PackedLoader",
@@ -142,6 +146,7 @@ __all__ = [
     "append",
     "audit",
     "coco_masks",
+    "concat",
     "convert",
     "export",
     "merge",

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from packstore.core.columns import ImageData
 from packstore.core.manifest import Column
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.packing.copying import new_numbers
 from packstore.sources.base import Entry, Sample, Source, Survey, rounded_size
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
+from packstore.stores.joining import new_numbers
 
 
 class AddedSource(Source):

@@ -84,11 +84,3 @@ def _refuse(reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any,
         i = int(wrong[0])
         record = int(some[i])
         raise CorruptRecordError(record, reader.key(record), f"{int(expected[i]):016x}", f"{int(found[i]):016x}")
-
-
-def new_numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:
-    """The new number of each class of a column; None where all stay."""
-    if column.classes is None or merged.classes is None or merged.classes[: len(column.classes)] == column.classes:
-        return None
-    places = {name: i for i, name in enumerate(merged.classes)}
-    return np.array([places[name] for name in column.classes], np.int64)

@@ -21,12 +21,12 @@ from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import location
 from packstore.packing.composing import Composition, Copied, Linked, Piece, origin_of
-from packstore.packing.copying import new_numbers
 from packstore.packing.keys import repeated_keys, some_of
 from packstore.packing.plan import counted_options, made_alike, resolve_format
 from packstore.stores import open_store
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import Parts, merged_classes, parts_of
+from packstore.stores.builder.assembly import Parts, parts_of
+from packstore.stores.joining import joined_columns, new_numbers
 from packstore.stores.sharded import same_columns
 
 
@@ -186,34 +186,15 @@ def _merged_columns(readers: Sequence[Reader], classes: Sequence[str] | None) ->
     first = readers[0]
     for reader in readers[1:]:
         mine, other = first.manifest, reader.manifest
-        both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
-        if mine.encoding != other.encoding:
-            raise StoreError(f"{both} hold {mine.encoding} and {other.encoding}; convert one of them first")
-        exif = "exif_transpose"
-        if (mine.normalization, bool(mine.options.get(exif))) != (other.normalization, bool(other.options.get(exif))):
-            raise StoreError(f"the images of {both} are normalised or turned in different ways; convert one of them")
-        if not made_alike(mine, other) and not mine.holds_files:
+        if mine.encoding == other.encoding and not mine.holds_files and not made_alike(mine, other):
+            both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
             raise StoreError(f"the images of {both} were resized in different ways; convert one of them first")
-        if bool(mine.splits) != bool(other.splits):
-            raise StoreError(f"one of {both} has splits and the other has none; give it some with packstore select")
-        names, have = ([column.name for column in each.columns] for each in (mine, other))
-        if set(names) != set(have):
-            odd = ", ".join(name for name in (*names, *have) if (name in names) != (name in have))
-            raise StoreError(f"{both} have different columns: only one of them has {odd}")
-        for a in mine.columns:
-            b = other.column(a.name)
-            if replace(a, classes=None).declared != replace(b, classes=None).declared:
-                raise StoreError(f"column {a.name!r} of {both} holds different things: {a.declared}; {b.declared}")
-    columns = []
-    for column in first.manifest.columns:
-        given = [(str(reader.path), reader.manifest.column(column.name)) for reader in readers]
-        merged = merged_classes(column.name, given)
-        if column.name == "label" and classes is not None:
-            merged = _in_order(merged, classes)
-        columns.append(replace(column, classes=merged))
-    if classes is not None and not first.manifest.has_column("label"):
+    columns = joined_columns(readers)
+    if classes is None:
+        return columns
+    if not first.manifest.has_column("label"):
         raise UsageError("classes gives the order of the classes of 'label', and the stores have no column 'label'")
-    return tuple(columns)
+    return tuple(replace(c, classes=_in_order(c.classes, classes)) if c.name == "label" else c for c in columns)
 
 
 def _in_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:

@@ -147,7 +147,7 @@ class ShardedReader(Reader):
             raise StoreError("a sharded store has no array of all images; read them one by one")
         columns = self._columns  # another thread may close meanwhile
         if name not in columns:
-            columns[name] = _joined(column, (part.column(name) for part in self.parts()), self._bounded)
+            columns[name] = joined_values(column, (part.column(name) for part in self.parts()), self._bounded)
         return columns[name]
 
     def close(self) -> None:
@@ -402,7 +402,7 @@ def read_table(path: Path, table: ShardTable) -> ShardTable:
         raise ManifestError(f"{printable(str(file))}: {error}") from None
 
 
-def _joined(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
+def joined_values(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
     """A column's values of all shards as one. Those of a single shard are not copied.
 
     With ``copy``, each part is copied at once, and does not keep its shard open."""

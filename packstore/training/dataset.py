@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from operator import index as as_index
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, cast
 
 import numpy as np
@@ -169,9 +170,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.decoder = get_decoder(decoder, max_pixels=self.max_pixels)
         self.checksums: Checksums = checksums
         self._reader: Reader | None = self._open()
-        remote = self._reader.unchecked
-        # Other processes open this version, whatever has been appended since. A plain copy of a local store has none.
-        self._head = remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
+        self._head = head_of(self._reader)
         self._pid = os.getpid()
         self.manifest: Manifest = self._reader.manifest
         self.split = choose_split(self.manifest, split)
@@ -337,17 +336,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return f"{names} ({form}{where})"
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
-        if head is not None and isinstance(self.path, UrlPath):
-            return with_checksums(open_again(self.path, head), self.checksums)
-        reader = open_store(self.path, self.checksums)
-        try:
-            reader.check_files()  # now, and not hours later
-        except StoreError as error:
-            reader.close()
-            raise StoreError(
-                f"{error}; packstore verify lists what is wrong, packstore salvage saves the rest"
-            ) from error
-        return reader
+        return open_checked(self.path, self.checksums, head)
 
     def _record(self, index: int) -> int:
         if index < 0:
@@ -507,6 +496,26 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         if column.name == "image":
             return self.pictures
         return self._pictures(column) if column.type == "image" else Values(column, self.device, self.max_pixels)
+
+
+def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = None) -> Reader:
+    """Opens a store, at a URL the version ``head``, and looks at all of its files."""
+    if head is not None and isinstance(path, UrlPath):
+        return with_checksums(open_again(path, head), checksums)
+    reader = open_store(path, checksums)
+    try:
+        reader.check_files()  # now, and not hours later
+    except StoreError as error:
+        reader.close()
+        raise StoreError(f"{error}; packstore verify lists what is wrong, packstore salvage saves the rest") from error
+    return reader
+
+
+def head_of(reader: Reader) -> RemoteHead | None:
+    """The version that other processes open, whatever has been appended since; a plain copy of a local store has
+    none."""
+    remote = reader.unchecked
+    return remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
 
 
 def image_array(reader: Reader) -> NDArray[Any] | None:

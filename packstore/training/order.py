@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, grouped, reads_in_sequence
+from packstore.training.mixture import Mixture
 from packstore.training.permutation import BLOCKS, MAX_LENGTH, TAIL, permute, permute_within
 from packstore.training.random_draws import Array, Draws
 
@@ -53,6 +54,8 @@ class Order:
             if None. With ``shards``, how many of them are mixed at a time, over all ranks; 64 if None.
         indices: Record numbers to draw from instead of all, as a one-dimensional array of integers; repetitions are
             allowed. Blocks are then of consecutive entries of it.
+        mixture: How many records an epoch draws from each of several stores, instead of all records once. The sequence
+            has ids then. Without ``block``, ``shards`` and ``indices``.
 
     Raises:
         UsageError: A number out of range; ``block`` without ``shuffle``, or with ``shards``; ``indices`` or ``shards``
@@ -70,6 +73,7 @@ class Order:
     shards: NDArray[np.int64] | None = None
     window: int | None = None
     indices: NDArray[np.int64] | None = None
+    mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
         if self.indices is not None:
@@ -98,6 +102,8 @@ class Order:
     @property
     def count(self) -> int:
         """Records of an epoch, over all ranks, before anything is left out."""
+        if self.mixture is not None:
+            return self.mixture.count
         return self.length if self.indices is None else len(self.indices)
 
     @property
@@ -157,14 +163,16 @@ class Order:
         return Lanes(self.shards, self.count, self.global_batch_size, self.window or SHARDS_A_WINDOW, self.seed)
 
     def sequence(self, epoch: int, positions: Array) -> Array:
-        """The records that come at ``positions`` of the sequence of all ranks, each in [0, :attr:`count`).
+        """The records that come at ``positions`` of the sequence of all ranks, each in [0, :attr:`count`); ids with
+        ``mixture``.
 
-        int64, a numpy array or a torch tensor as ``positions`` is, on its device. With torch and ``block``, ``shards``
-        or ``indices``, and on a CUDA device in any case, the host waits: ask for a whole epoch then, not for a batch.
+        int64, a numpy array or a torch tensor as ``positions`` is, on its device. With torch and ``block``, ``shards``,
+        ``indices`` or ``mixture``, and on a CUDA device in any case, the host waits: ask for a whole epoch then, not
+        for a batch.
         """
         if isinstance(positions, np.ndarray):
             return self._numpy_sequence(epoch, positions)
-        if self.block is None and self.lanes is None and self.indices is None:
+        if self.block is None and self.lanes is None and self.indices is None and self.mixture is None:
             shuffled = self.shuffle and len(positions)  # of no records there is no permutation
             return permute(positions, self.count, self.seed, epoch) if shuffled else positions
         import torch
@@ -181,6 +189,8 @@ class Order:
         return reads_in_sequence(self.shards, self.length, self.global_batch_size)
 
     def _numpy_sequence(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.mixture is not None:
+            return self.mixture.ids(positions, self.seed, epoch, self.shuffle)
         if positions.size and self.block is not None:
             positions = self._in_blocks(epoch, positions, self.block)
         elif positions.size and self.lanes is not None:

@@ -13,8 +13,9 @@ from packstore.training.random_draws import MASK, Array, Draws, key
 
 MAX_LENGTH = 2**31
 """Most records that an order is made for."""
-DECK, ORDER, BLOCKS, TAIL, WINDOW = range(-5, 0)
-"""Streams of random numbers, apart from those of the augmentations (0, 1, …)."""
+MIXTURE, DECK, ORDER, BLOCKS, TAIL, WINDOW = range(-6, 0)
+"""Streams of random numbers, apart from those of the augmentations (0, 1, …). Those below
+``MIXTURE`` are of the stores of a mixture."""
 
 _SORTED = 1024  # up to here a permutation is made by sorting, in 20 µs; a Feistel network needs room to mix
 _ROUNDS = 6

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -558,3 +560,12 @@ def test_the_default_decoder_is_the_engine(stores: dict[str, Path]) -> None:
     assert get_decoder().name == "engine"
     assert PackedDataset(stores["original"]).decoder.has_engine
     assert not PackedDataset(stores["original"], decoder="turbojpeg").decoder.has_engine
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="versions of symbols are of glibc")
+def test_it_needs_no_new_glibc(need: Callable[[str, bool], None]) -> None:
+    """So that a wheel with it installs wherever torch does, from glibc 2.28 on."""
+    need("native", get_engine() is not None)
+    library = Path(native._library()[0]._name).read_bytes()
+    versions = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([0-9.]+)\0", library)}
+    assert max(versions, default=(2, 0)) <= (2, 28)

@@ -48,6 +48,22 @@ def test_images_and_resume(tmp_path: Path) -> None:
     assert (tmp_path / "state.pt").exists()
 
 
+@pytest.mark.slow
+def test_jax(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    packstore.convert(make_cifar10(tmp_path), tmp_path / "c.pth", encoding="uint8")
+    out = run("train_jax.py", tmp_path / "c.pth", "--epochs", 2, "--batch-size", 25)
+    assert [line.split(":")[0] for line in out.splitlines()] == ["epoch 0", "epoch 1"]
+
+
+@pytest.mark.slow
+def test_grain(tmp_path: Path) -> None:
+    pytest.importorskip("grain.python")
+    packstore.convert(make_cifar10(tmp_path), tmp_path / "c.pth", encoding="uint8")
+    out = run("load_grain.py", tmp_path / "c.pth", "--batch-size", 25)
+    assert out.splitlines() == ["(25, 32, 32, 3) uint8 (25,)"] * 4
+
+
 @pytest.mark.soak
 def test_a_cluster_whose_parts_are_killed(tmp_path: Path) -> None:
     """Conversion on Ray to S3, byte by byte, and training that goes on with another number of ranks."""

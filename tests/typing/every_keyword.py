@@ -251,6 +251,9 @@ def load() -> float:
         checksums="never",
         max_pixels=100_000_000,
     )
+    both = packstore.concat(stores=["photos.lmdb", "drawings.h5"], split="train", columns=("image",))
+    mixed = packstore.Mix(weights={"photos.lmdb": 3, "drawings.h5": 1}, split="train", temperature=2.0, epoch=len(both))
+    print(both.classes, mixed.draws)
     key, label = dataset.samples[0]
     first: int = label + dataset.targets[0] + dataset.class_to_idx["ant"]
     print(key.upper(), first, dataset.keys[1], dataset.imgs[2], dataset.show(0).size, dataset.loader(key).size)
@@ -279,6 +282,7 @@ def load() -> float:
         normalize="imagenet",
         dtype=torch.float16,
         channels_last=True,
+        output="numpy",
         transform=doubled,
         target_transform=doubled,
         pre_transform=doubled,

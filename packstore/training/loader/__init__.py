@@ -31,6 +31,7 @@ from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
 from packstore.training.augment.per_image import as_operations
 from packstore.training.dataset import PackedDataset
+from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import why_not_resident
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
@@ -125,6 +126,9 @@ class PackedLoader:
         channels_last: Memory format of image batches. True for a model that was moved to ``torch.channels_last``, which
             is faster on most devices. A contiguous model would give gradients of other strides than its weights for
             such batches: ``DistributedDataParallel`` then copies each, and warns.
+        output: ``"numpy"`` for arrays instead of tensors, on the CPU: over the same memory, which is theirs as long as
+            one of them lives. Images are ``(B, 3, H, W)``, with ``channels_last`` ``(B, H, W, 3)``; bfloat16 becomes
+            float32. ``augment`` and the transforms work on tensors all the same.
         transform: Called with each batch of images, last.
         target_transform: Called with each batch of labels.
         pre_transform: Resident only: called once with images ``(M, 3, H, W)`` when they are loaded.
@@ -178,6 +182,7 @@ class PackedLoader:
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool = False,
+        output: Literal["tensor", "numpy"] = "tensor",
         transform: BatchCallable | None = None,
         target_transform: BatchCallable | None = None,
         pre_transform: BatchCallable | None = None,
@@ -211,6 +216,7 @@ class PackedLoader:
             normalize=normalize,
             dtype=dtype,
             channels_last=channels_last,
+            output=output,
             transform=transform,
             target_transform=target_transform,
             pre_transform=pre_transform,
@@ -228,6 +234,8 @@ class PackedLoader:
         )
         self.batch_size = batch_size = whole("batch_size", batch_size)
         self.device = dataset.device
+        if options.output == "numpy" and self.device.type != "cpu":
+            raise UsageError(f"output='numpy' gives arrays on the CPU, and the dataset has device='{self.device}'")
         self.epoch = 0
         self._epochs = Epochs(dataset, batch_size, options)
         wanted = True if options.pre_transform is not None else options.resident
@@ -303,6 +311,8 @@ class PackedLoader:
                 self.pipeline.stats.batch(batch.images, batch.skipped)
                 item = batch.item
                 del batch
+                if self.options.output == "numpy":
+                    item = self._as_arrays(item)
                 self._running = epoch, first  # last, so that Ctrl-C in the lines before loses no batch
                 yield item
                 if os.getpid() != process:
@@ -311,6 +321,11 @@ class PackedLoader:
                         "this process, for batch in loader"
                     )
                 del item  # the consumer's alone from here on, so that its memory is free before the next batch
+
+    def _as_arrays(self, item: Any) -> Any:
+        dataset = self.dataset
+        images = [name for name in dataset.columns if dataset.manifest.column(name).type == "image"]
+        return as_arrays(item, dataset.columns, images, dataset.output == "dict", self.options.channels_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration the one of ``epoch``, as ``DistributedSampler.set_epoch`` does."""
@@ -359,6 +374,7 @@ class PackedLoader:
             "indices": self._epochs.subset_digest,
             "sampler": None if options.sampler is None else type(options.sampler).__name__,
             "length": self._epochs.order.length,
+            "mixture": None if self._epochs.mixture is None else [*self._epochs.mixture.draws],
             "global_batch_size": self._epochs.global_batch_size,
             "drop_last": options.drop_last,
             "seed": options.seed,

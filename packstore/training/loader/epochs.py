@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.stores.remote.reader import RemoteReader
+from packstore.training.concatenation import Mix
 from packstore.training.dataset import PackedDataset
 from packstore.training.lanes import SHARDS_A_WINDOW, Reads, cache_room, fitting_window, grouped, reads_in_sequence
 from packstore.training.loader.options import LoaderOptions, as_indices, ranks
@@ -38,6 +39,7 @@ class Epochs:
         shuffle: The way of shuffling, apart from ``block``; None for none.
         order: The order of the latest epoch, by the ranks that there were when it began. Of a sampler, all but the
             length.
+        mixture: How many records of each store an epoch has, for a :class:`packstore.Mix`; else None.
         generator_state: Hexadecimal state of the sampler's generator when that epoch began; None if it has none.
     """
 
@@ -58,6 +60,10 @@ class Epochs:
         if lanes and self._subset is not None and self._subset_ids is not None:
             chosen, shards = grouped(self._subset, shards)
             self._subset_ids = self._subset_ids[chosen]
+        self.mixture = dataset.mixture if isinstance(dataset, Mix) else None
+        given = self._sampler, options.indices, options.block
+        if self.mixture is not None and (lanes or any(option is not None for option in given)):
+            raise UsageError("a Mix decides on the order: leave out sampler, indices, block and shuffle='lanes'")
         count = len(dataset) if self._subset is None else len(self._subset)
         remote, table = dataset.reader.unchecked, dataset.manifest.shards
         self._window_facts: tuple[Any, ...] | None = None
@@ -73,6 +79,7 @@ class Epochs:
             block=options.block,
             shards=shards if lanes or (fetched and not options.shuffle and self._subset is None) else None,
             window=options.window,
+            mixture=self.mixture,
         )
         self._sampler_epoch = getattr(self._sampler, "epoch", None)
         self.begin()

@@ -46,6 +46,7 @@ class LoaderOptions:
     normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
     channels_last: bool = False
+    output: Literal["tensor", "numpy"] = "tensor"
     transform: BatchCallable | None = None
     target_transform: BatchCallable | None = None
     pre_transform: BatchCallable | None = None
@@ -86,6 +87,8 @@ class LoaderOptions:
             raise UsageError(f"sampler should give one index after another, got {self.sampler!r}")
         if self.resident not in (True, False, "auto"):
             raise UsageError(f"resident should be True, False or 'auto', got {self.resident!r}")
+        if self.output not in ("tensor", "numpy"):
+            raise UsageError(f"output should be 'tensor' or 'numpy', got {self.output!r}")
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
@@ -147,8 +150,8 @@ def check_dataset(dataset: PackedDataset) -> None:
         raise UsageError("the dataset has a transform, which works item by item: give it to the loader, for batches")
     if dataset.output not in ("tensor", "dict") or dataset.dtype is not None:
         raise UsageError(
-            "the loader makes tensors: leave dtype of the dataset alone and give it dtype=, and output too, unless it "
-            "is 'dict'"
+            "the loader makes batches: give it dtype=, and output='numpy' for arrays, instead of the dataset, whose "
+            "output is 'tensor' or 'dict'"
         )
     if "image" not in dataset.columns:
         raise UsageError(f"the dataset's columns are {', '.join(dataset.columns)}: there is no image to load")

@@ -1,0 +1,259 @@
+"""Several open stores, read as one."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.checksums import joined_records_digest
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.errors import CorruptRecordError, StoreError
+from packstore.core.manifest import Manifest, Split
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.stores.base import Problem, Reader
+from packstore.stores.joining import joined_columns, new_numbers
+from packstore.stores.sharded import joined_values
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive records of one of the stores.
+
+    Attributes:
+        store: Number of the store.
+        first: Number of the first record in that store.
+        start: Number of the first record in all.
+        length: How many there are.
+    """
+
+    store: int
+    first: int
+    start: int
+    length: int
+
+
+class ConcatReader(Reader):
+    """Reads open stores as one: in each split the records of the first, then those of the second.
+
+    Columns are as for ``merge``: classes are matched by name, and class numbers are those of all stores together. Each
+    store checks its records by itself. :meth:`close` closes all of them.
+    """
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        """Raises :class:`StoreError` where the stores do not fit together."""
+        columns = joined_columns(readers)
+        self._readers = tuple(readers)
+        self._runs = tuple(_runs(readers))
+        self._starts = [run.start for run in self._runs]
+        self._numbers: list[Mapping[str, NDArray[np.int64]]] = []
+        for reader in readers:
+            pairs = ((c.name, new_numbers(reader.manifest.column(c.name), c)) for c in columns)
+            # -1 for a number that is no class, which the store that has it explains.
+            self._numbers.append({name: np.append(numbers, -1) for name, numbers in pairs if numbers is not None})
+        super().__init__(Path(" + ".join(str(reader.path) for reader in readers)), self._joined_manifest(columns))
+        self.checks_records = any(reader.checks_records for reader in readers)
+        self._columns: dict[str, ColumnData] = {}
+
+    def _joined_manifest(self, columns: Sequence[Any]) -> Manifest:
+        manifests = [reader.manifest for reader in self._readers]
+        records = sum(m.records for m in manifests)
+        splits: dict[str, Split] = {}
+        if manifests[0].splits:
+            for run in self._runs:
+                name = next(s.name for s in manifests[run.store].splits if s.start == run.first and len(s))
+                start = splits[name].start if name in splits else run.start
+                splits[name] = Split(name, start, run.start + run.length)
+        whole = (replace(c, nbytes=sum(m.column(c.name).nbytes for m in manifests)) for c in columns)
+        return replace(
+            manifests[0],
+            records=records,
+            columns=tuple(whole),
+            splits=tuple(splits.values()),
+            records_digest=joined_records_digest((m.records_digest, m.records) for m in manifests),
+            shards=None,
+        )
+
+    @property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """The store, first record and number of records of each run, in order."""
+        return [(run.store, run.start, run.length) for run in self._runs]
+
+    @cached_property
+    def unchecked(self) -> Reader:
+        if all(reader.unchecked is reader for reader in self._readers):
+            return self
+        return ConcatReader([reader.unchecked for reader in self._readers])
+
+    @cached_property
+    def _parts(self) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+        """The first record of each file, a file of several splits once for each; and its store and number there."""
+        starts, places = [], []
+        for run in self._runs:
+            own = self._readers[run.store].part_starts
+            first, stop = np.searchsorted(own, [run.first, run.first + run.length - 1], "right")
+            for number in range(int(first) - 1, int(stop)):
+                starts.append(run.start + max(0, int(own[number]) - run.first))
+                places.append((run.store, number))
+        return np.array(starts, np.int64), places
+
+    def part(self, number: int) -> Reader:
+        store, local = self._parts[1][number]
+        return self._readers[store].part(local)
+
+    @property
+    def part_starts(self) -> NDArray[np.int64]:
+        return self._parts[0]
+
+    def places(self) -> list[str]:
+        names = [reader.places() for reader in self._readers]
+        return [names[store][local] for store, local in self._parts[1]]
+
+    def read(self, index: int) -> Buffer:
+        return self._call(index, lambda reader, record: reader.read(record))
+
+    def view(self, index: int) -> Buffer:
+        return self._call(index, lambda reader, record: reader.view(record))
+
+    def will_need(self, index: int, view: Buffer) -> None:
+        run = self._run(index)
+        self._readers[run.store].will_need(index - run.start + run.first, view)
+
+    def array(self, index: int) -> NDArray[Any]:
+        return self._call(index, lambda reader, record: reader.array(record))
+
+    def value(self, name: str, index: int) -> Any:
+        value = self._call(index, lambda reader, record: reader.value(name, record))
+        numbers = self._numbers[self._run(index).store].get(name)
+        if numbers is None:
+            return value
+        if self.manifest.column(name).kind == "ragged":
+            return _renumbered(np.frombuffer(value, "<i8"), numbers).tobytes()
+        return _renumbered(np.asarray(value), numbers)
+
+    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        column = self.manifest.column(name)
+        out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
+        for run, rows, local in self._shares(records):
+            try:
+                values = self._readers[run.store].values(name, local)
+            except CorruptRecordError as error:
+                raise _shift(error, run) from error
+            numbers = self._numbers[run.store].get(name)
+            out[rows] = values if numbers is None else _renumbered(values, numbers)
+        return out
+
+    def column(self, name: str) -> ColumnData:
+        if name == "image":
+            raise StoreError("several stores have no array of all images; read them one by one")
+        if name not in self._columns:
+            column = self.manifest.column(name)
+            self._columns[name] = joined_values(column, (self._part_of_column(run, name) for run in self._runs), False)
+        return self._columns[name]
+
+    def _part_of_column(self, run: _Run, name: str) -> ColumnData:
+        data = self._readers[run.store].column(name)
+        numbers = self._numbers[run.store].get(name)
+        stop = run.first + run.length
+        if not isinstance(data, Ragged):
+            values = data[run.first : stop]
+            return values if numbers is None else _renumbered(values, numbers)
+        offsets = data.offsets[run.first : stop + 1]
+        part = data.data[int(offsets[0]) : int(offsets[-1])]
+        if numbers is not None:
+            part = _renumbered(np.frombuffer(part, "<i8"), numbers).view(np.uint8)
+        return Ragged(offsets - offsets[0], part)
+
+    def key(self, index: int) -> str:
+        return self._call(index, lambda reader, record: reader.key(record))
+
+    def doubt(self, index: int) -> None:
+        run = self._run(index)
+        self._readers[run.store].doubt(index - run.start + run.first)
+
+    def faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        found: dict[int, StoreError] = {}
+        names = [*names]
+        for run, _, local in self._shares(records):
+            for record, error in self._readers[run.store].faults(local, names).items():
+                found[record - run.first + run.start] = _shift(error, run)
+        return found
+
+    def check_fields(self, index: int) -> None:
+        self._call(index, lambda reader, record: reader.check_fields(record))
+
+    def check_column(self, name: str) -> None:
+        for reader in self._readers:
+            reader.check_column(name)
+
+    def check_files(self) -> None:
+        for reader in self._readers:
+            reader.check_files()
+
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        for reader in self._readers:
+            yield from reader.check_structure(quick=quick, progress=progress)
+
+    def disk_bytes(self) -> int:
+        return sum(reader.disk_bytes() for reader in self._readers)
+
+    def close(self) -> None:
+        self._columns = {}
+        for reader in self._readers:
+            reader.close()
+
+    def _run(self, index: int) -> _Run:
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index} of {len(self)}")
+        return self._runs[bisect.bisect_right(self._starts, index) - 1]
+
+    def _call(self, index: int, method: Callable[[Reader, int], _T]) -> _T:
+        """``method`` of the store that has a record, and its number there."""
+        run = self._run(index)
+        try:
+            return method(self._readers[run.store], index - run.start + run.first)
+        except CorruptRecordError as error:
+            raise _shift(error, run) from error
+
+    def _shares(self, records: NDArray[np.int64]) -> Iterator[tuple[_Run, NDArray[np.int64], NDArray[np.int64]]]:
+        """Of each store that has some of ``records``: where they are among them, and their numbers there."""
+        if len(records) and not 0 <= int(records.min()) <= int(records.max()) < len(self):
+            raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
+        numbers = np.searchsorted(self._starts, records, "right") - 1
+        for number in np.unique(numbers).tolist():
+            run, rows = self._runs[number], np.flatnonzero(numbers == number)
+            yield run, rows, records[rows] - run.start + run.first
+
+
+def _runs(readers: Sequence[Reader]) -> Iterator[_Run]:
+    """The runs of all splits, without empty ones."""
+    names = dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)
+    start = 0
+    for name in names or (None,):
+        for number, reader in enumerate(readers):
+            if name is None or any(split.name == name for split in reader.manifest.splits):
+                split = reader.split(name)
+                if len(split):
+                    yield _Run(number, split.start, start, len(split))
+                    start += len(split)
+
+
+def _renumbered(labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
+    """Class numbers by other ones, the last of which is for what is no class."""
+    return numbers[np.where((labels >= 0) & (labels < len(numbers) - 1), labels, len(numbers) - 1)]
+
+
+def _shift(error: StoreError, run: _Run) -> StoreError:
+    """``error`` with the number that its record has in all stores together."""
+    if not isinstance(error, CorruptRecordError):
+        return error
+    number = error.record - run.first + run.start
+    return CorruptRecordError(number, error.key, error.expected, error.found, error.what)

@@ -1,0 +1,53 @@
+"""Several stores as one: whether they fit together, and what their columns and classes are then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import StoreError, printable
+from packstore.core.manifest import Column
+from packstore.stores.base import Reader
+from packstore.stores.builder.assembly import merged_classes
+
+
+def joined_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
+    """The columns of all stores together, in the order of the first, with the classes of all.
+
+    Raises:
+        StoreError: The stores differ in more than the order of their columns, and their classes."""
+    first = readers[0]
+    for reader in readers[1:]:
+        mine, other = first.manifest, reader.manifest
+        both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
+        if mine.encoding != other.encoding:
+            raise StoreError(f"{both} hold {mine.encoding} and {other.encoding}; convert one of them first")
+        exif = "exif_transpose"
+        if (mine.normalization, bool(mine.options.get(exif))) != (other.normalization, bool(other.options.get(exif))):
+            raise StoreError(f"the images of {both} are normalised or turned in different ways; convert one of them")
+        if bool(mine.splits) != bool(other.splits):
+            raise StoreError(f"one of {both} has splits and the other has none; give it some with packstore select")
+        names, have = ([column.name for column in each.columns] for each in (mine, other))
+        if set(names) != set(have):
+            odd = ", ".join(name for name in (*names, *have) if (name in names) != (name in have))
+            raise StoreError(f"{both} have different columns: only one of them has {odd}")
+        for a in mine.columns:
+            b = other.column(a.name)
+            if replace(a, classes=None).declared != replace(b, classes=None).declared:
+                raise StoreError(f"column {a.name!r} of {both} holds different things: {a.declared}; {b.declared}")
+    columns = []
+    for column in first.manifest.columns:
+        given = [(str(reader.path), reader.manifest.column(column.name)) for reader in readers]
+        columns.append(replace(column, classes=merged_classes(column.name, given)))
+    return tuple(columns)
+
+
+def new_numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:
+    """The new number of each class of a column; None where all stay."""
+    if column.classes is None or merged.classes is None or merged.classes[: len(column.classes)] == column.classes:
+        return None
+    places = {name: i for i, name in enumerate(merged.classes)}
+    return np.array([places[name] for name in column.classes], np.int64)

@@ -1,0 +1,139 @@
+"""Several stores as one dataset: one after another, or mixed by weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from fractions import Fraction
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from packstore.core.arguments import whole
+from packstore.core.errors import UsageError
+from packstore.core.files import refuse_empty
+from packstore.core.urls import location
+from packstore.stores.base import Reader
+from packstore.stores.concatenation import ConcatReader
+from packstore.stores.remote.head import RemoteHead
+from packstore.training.dataset import PackedDataset, head_of, open_checked
+from packstore.training.mixture import Mixture, shared_out
+
+_Path = str | os.PathLike[str]
+
+
+class ConcatDataset(PackedDataset):
+    """Several stores as one dataset; :func:`concat` makes it."""
+
+    def __init__(self, stores: Sequence[_Path], split: str | None = None, **options: Any) -> None:
+        if isinstance(stores, str | os.PathLike) or not isinstance(stores, Sequence):
+            raise UsageError(f"stores should be a list of paths, got {stores!r}")
+        if not stores:
+            raise UsageError("stores should name one store or more, got none")
+        refuse_empty(*stores)
+        self.paths = tuple(location(path).absolute() for path in stores)
+        self._heads: tuple[RemoteHead | None, ...] = (None,) * len(self.paths)
+        super().__init__(self.paths[0], split, **options)
+        self.path = Path(" + ".join(map(str, self.paths)))
+
+    def _open(self, head: RemoteHead | None = None) -> Reader:
+        with ExitStack() as opened:
+            readers = [
+                opened.enter_context(open_checked(path, self.checksums, known))
+                for path, known in zip(self.paths, self._heads, strict=True)
+            ]
+            joined = ConcatReader(readers)
+            opened.pop_all()
+        self._heads = tuple(map(head_of, readers))
+        return joined
+
+
+def concat(stores: Sequence[_Path], split: str | None = None, **options: Any) -> PackedDataset:
+    """Several stores as one dataset, without writing anything: the records of the first, then those of the second.
+
+    The stores need one encoding and the same columns, as for :func:`packstore.merge`. Classes are matched by name:
+    those of the first store in their order, then the new ones of the others; ``ds.classes`` lists them. So are splits:
+    ``split="train"`` takes the records of this split from each store that has it.
+
+    Args:
+        stores: Paths or URLs of stores of any formats. With ``shuffle=True``, a loader reads those at URLs at random
+            places: say ``shuffle="lanes"``.
+        split: The split to use, see :class:`packstore.PackedDataset`.
+        **options: Those of :class:`packstore.PackedDataset`.
+
+    Raises:
+        StoreError: A store does not open, or they do not fit together.
+        UsageError: As for :class:`packstore.PackedDataset`.
+    """
+    return ConcatDataset(stores, split, **options)
+
+
+class Mix(ConcatDataset):
+    """Several stores as one training set, mixed by weights: ``Mix({"photos.lmdb": 3, "drawings.lmdb": 1}, "train")``.
+
+    As a dataset it is :func:`packstore.concat` of the stores. A :class:`packstore.PackedLoader` draws from it: an epoch
+    has of each store exactly its share, rounded to a record, and so has any part of the epoch, to within two records at
+    each end. Each store is gone through whole, in random order with ``shuffle=True``, before a record of it comes
+    again; an epoch goes on where the one before stopped. Batches are a function of seed and epoch: the same for any
+    number of ranks, and resumed at any batch. A record that comes twice in an epoch gets two crops.
+
+    Args:
+        weights: By path or URL of the store, its weight: any positive number; only their ratio counts. A list of paths
+            gives each store its number of records as weight.
+        split: The split to use, see :class:`packstore.PackedDataset`.
+        temperature: Weights become ``weight ** (1 / temperature)``: 1 leaves them, more evens them out.
+        epoch: Records of an epoch; None for as many as the stores have.
+        **options: Those of :class:`packstore.PackedDataset`.
+
+    Attributes:
+        draws: How many records an epoch has of each store, in their order.
+
+    Raises:
+        StoreError: A store does not open, or they do not fit together.
+        UsageError: Weights that are not positive; a store without records in the split, or none in an epoch.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[Any, float] | Sequence[_Path],
+        split: str | None = None,
+        *,
+        temperature: float = 1.0,
+        epoch: int | None = None,
+        **options: Any,
+    ) -> None:
+        given = weights if isinstance(weights, Mapping) else None
+        if not _is_positive(temperature):
+            raise UsageError(f"temperature should be a positive number, got {temperature!r}")
+        wrong = [weight for weight in (given or {}).values() if not _is_positive(weight)]
+        if wrong:
+            raise UsageError(f"weights should be positive numbers, got {wrong[0]!r}; leave out stores of weight 0")
+        super().__init__([*weights] if isinstance(weights, Mapping) else weights, split, **options)
+        sizes = self._sizes()
+        if not all(sizes):
+            raise UsageError(f"{self.paths[sizes.index(0)]} has no records in the split; leave it out of the mixture")
+        shares: list[Any] = [*sizes] if given is None else [Fraction(weight) for weight in given.values()]
+        if temperature != 1:
+            shares = [float(share) ** (1 / temperature) for share in shares]
+        count = sum(sizes) if epoch is None else whole("epoch", epoch)
+        self.mixture = Mixture(tuple(sizes), shared_out(shares, count))
+
+    @property
+    def draws(self) -> tuple[int, ...]:
+        return self.mixture.draws
+
+    def _sizes(self) -> list[int]:
+        reader = self.reader
+        assert isinstance(reader, ConcatReader)
+        sizes = [0] * len(self.paths)
+        for store, start, length in reader.runs:
+            if self._start <= start < self._start + self._length:
+                sizes[store] += length
+        return sizes
+
+
+def _is_positive(number: Any) -> bool:
+    return (
+        isinstance(number, int | float | Fraction) and not isinstance(number, bool) and isfinite(number) and number > 0
+    )

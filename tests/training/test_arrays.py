@@ -1,0 +1,106 @@
+"""``PackedLoader(output="numpy")``, and datasets as sources of grain and torchdata's nodes."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import packstore
+from packstore import PackedDataset, PackedLoader, UsageError
+from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
+from tests.makers.datasets import make_cifar10, make_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("arrays")
+    packstore.convert(make_folder(root / "photos"), root / "files.lmdb")
+    for encoding in ("uint8", "float16", "bfloat16"):
+        packstore.convert(make_cifar10(root / encoding), root / f"{encoding}.pth", encoding=encoding)
+    return root
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("encoding", ["uint8", "float16", "bfloat16"])
+def test_arrays_hold_what_tensors_hold(folder: Path, encoding: str, resident: bool, channels_last: bool) -> None:
+    ds = PackedDataset(folder / f"{encoding}.pth", "train", columns=("image", "label", "key"))
+    options: dict[str, Any] = {"shuffle": True, "augment": RandomHorizontalFlip(), "resident": resident}
+    tensors = PackedLoader(ds, 16, **options)
+    arrays = PackedLoader(ds, 16, channels_last=channels_last, output="numpy", **options)
+    for (images, labels, keys), (found, numbers, names) in zip(tensors, arrays, strict=True):
+        assert isinstance(found, np.ndarray)
+        assert isinstance(numbers, np.ndarray)
+        assert found.flags.writeable
+        expected = images.float() if encoding == "bfloat16" else images
+        assert np.array_equal(found.transpose(0, 3, 1, 2) if channels_last else found, expected.numpy())
+        assert found.flags.c_contiguous
+        assert numbers.tolist() == labels.tolist()
+        assert names == keys
+
+
+def test_kept_batches_stay_as_they_are(folder: Path) -> None:
+    """Memory of the ring is used again, but only when no array lies in it any more."""
+    ds = PackedDataset(folder / "files.lmdb", "train")
+    options: dict[str, Any] = {"augment": RandomResizedCrop(24), "normalize": "imagenet", "prefetch": 2}
+    kept, copies = [], []
+    for _ in range(4):
+        for images, _ in PackedLoader(ds, 2, output="numpy", **options):
+            kept.append(images[1:])  # a view keeps the memory, too
+            copies.append(images[1:].copy())
+            del images
+            gc.collect()
+    assert len(kept) > 20
+    assert all(map(np.array_equal, kept, copies))
+
+
+def test_lists_and_tuples_and_dicts(tmp_path: Path) -> None:
+    labels = packstore.Labels(classes=["x", "y"], of=False)
+    fields = {"image": packstore.Image("uint8"), "tags": labels, "boxes": packstore.Boxes()}
+    with packstore.Writer(tmp_path / "a.lmdb", fields) as writer:
+        for i in range(4):
+            boxes = np.ones((i, 4), np.float32) * [[0, 0, 4, 4]]
+            writer.add(key=str(i), image=np.full((8, 8, 3), i, np.uint8), tags=[0, 1][:i], boxes=boxes)
+    ds = PackedDataset(tmp_path / "a.lmdb", output="dict", columns=("image", "tags", "boxes"))
+    (batch,) = PackedLoader(ds, 4, output="numpy", collate={"tags": "padded"})
+    assert [len(boxes) for boxes in batch["boxes"]] == [0, 1, 2, 3]
+    assert all(isinstance(boxes, np.ndarray) and boxes.dtype == np.float32 for boxes in batch["boxes"])
+    assert batch["tags"].values.tolist() == [[0, 0], [0, 0], [0, 1], [0, 1]]
+    assert batch["tags"].lengths.tolist() == [0, 1, 2, 2]
+    assert isinstance(batch["tags"].lengths, np.ndarray)
+    alone = PackedDataset(tmp_path / "a.lmdb")
+    (images,) = PackedLoader(alone, 4, output="numpy", channels_last=True)
+    assert images.shape == (4, 8, 8, 3)
+    assert images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_what_gives_no_arrays_is_refused(folder: Path) -> None:
+    ds = PackedDataset(folder / "uint8.pth", "train")
+    with pytest.raises(UsageError, match="output should be 'tensor' or 'numpy', got 'np'"):
+        PackedLoader(ds, output="np")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="output='numpy' gives arrays on the CPU"):
+        PackedLoader(PackedDataset(folder / "uint8.pth", "train", device="meta"), output="numpy")
+    with pytest.raises(UsageError, match="output='numpy' for arrays, instead of the dataset"):
+        PackedLoader(PackedDataset(folder / "uint8.pth", "train", output="numpy"))
+
+
+def test_a_dataset_is_a_source_of_grain(folder: Path) -> None:
+    grain = pytest.importorskip("grain.python")
+    ds = PackedDataset(folder / "uint8.pth", "train", output="numpy")
+    assert isinstance(ds, grain.RandomAccessDataSource)
+    loader = grain.MapDataset.source(ds).shuffle(seed=1).batch(10).to_iter_dataset()
+    labels = [label for _, batch in loader for label in batch.tolist()]
+    assert sorted(labels) == sorted(ds.targets)
+
+
+def test_a_dataset_goes_into_nodes_of_torchdata(folder: Path) -> None:
+    nodes = pytest.importorskip("torchdata.nodes")
+    ds = PackedDataset(folder / "uint8.pth", "train")
+    sampler = torch.utils.data.SequentialSampler(ds)
+    loader = nodes.Loader(nodes.Batcher(nodes.MapStyleWrapper(ds, sampler), 10, drop_last=False))
+    assert [label for batch in loader for _, label in batch] == ds.targets
