@@ -73,7 +73,7 @@ def test_lists_and_tuples_and_dicts(tmp_path: Path) -> None:
     assert batch["tags"].values.tolist() == [[0, 0], [0, 0], [0, 1], [0, 1]]
     assert batch["tags"].lengths.tolist() == [0, 1, 2, 2]
     assert isinstance(batch["tags"].lengths, np.ndarray)
-    alone = PackedDataset(tmp_path / "a.lmdb")
+    alone = PackedDataset(tmp_path / "a.lmdb", columns=("image",))
     (images,) = PackedLoader(alone, 4, output="numpy", channels_last=True)
     assert images.shape == (4, 8, 8, 3)
     assert images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
