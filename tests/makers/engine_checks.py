@@ -773,9 +773,16 @@ def check_wrong_checkpoints(engine: Engine) -> None:
         assert found is not None  # it is decoded without, or differs in pixels
         lengths_changed += engine.unindexed
     assert lengths_changed > len(index)
+    # In a decoded row the first piece's fields have to lead to the next checkpoint: its bit, and its predictions.
+    whole = (0, 0, *image.shape[:2])
+    for at in range(8 * HEAD, 8 * HEAD + sum(index[2:6])):
+        forged = bytearray(index)
+        forged[at // 8] ^= 1 << at % 8
+        found = run(engine, data, whole, index=repaired_index(bytes(forged), data))
+        assert_same(found, image, whole, None, None, False)
+        assert engine.unindexed == 1, at
     # Damage is an error with an index, too, if it lies in what the box needs.
     half = data[: len(data) // 2] + b"\xff\xd9" + data[len(data) // 2 + 2 :]
-    whole = (0, 0, *image.shape[:2])
     assert run(engine, half, whole, index=index) is None
     assert engine.unindexed == 1
 

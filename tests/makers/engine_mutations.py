@@ -149,8 +149,8 @@ MUTATIONS = [
     Mutation("answer.c", ".refused = &refused[next]", ".refused = &refused[0]"),
     Mutation(
         "answer.c",
-        "end_request(ended, outcome == DONE ? end_image(ended) : REFUSED);",
-        "end_request(ended, end_image(ended));",
+        "outcome = outcome == DONE ? end_image(ended) : begin",
+        "outcome = 1 ? end_image(ended) : begin",
     ),
     # The seek index
     Mutation("seek.c", "crc == (uint32_t)number(body, 4)", "true"),
@@ -170,12 +170,10 @@ MUTATIONS = [
         "checkpoints.c", "points[mcu].bit = 8 * (at - file) + (points[mcu].bit & 7);", "points[mcu].bit += 8 * base;"
     ),
     Mutation("checkpoints.c", "byte = byte < last ? byte : last;\n    memcpy", "memcpy"),
-    Mutation("checkpoints.c", "next > row * across + decoder->column0", "next >= row * across + decoder->column0"),
-    Mutation("entropy.c", "from[-1] == 0xFF ? NULL : unstuff_part", "unstuff_part"),
-    Mutation("entropy.c", "        if (ff && ff[1])\n            return NULL;\n", ""),
     Mutation("entropy.c", "return same && read ==", "return read =="),
     Mutation("skip.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {", "0)) {"),
     Mutation("skip.c", "if (entry & ESCAPE || taken + length > SKIP_BITS)", "if (entry & ESCAPE)"),
+    Mutation("answer.c", "begin_again(ended, &team, max_pixels)", "REFUSED"),
     Mutation("answer.c", "    decoder->making.without_index = true;\n", ""),
     # Tokens: F.1.2
     Mutation("tokens.c", "if (UNLIKELY(end > start && end[-1] >> 16 == (which | NO_RUN)))", "if (0)"),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 13
+_INTERFACE = 14
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 18
 """Numbers of a request in ``batch.c``, 8 bytes each."""
