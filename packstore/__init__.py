@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from packstore.exports.run import ExportReport, export
     from packstore.packing.append import AppendReport, append
     from packstore.packing.conversion import convert
+    from packstore.packing.index_store import IndexReport, add_index
     from packstore.packing.merge import MergeReport, merge
     from packstore.packing.report import ConvertReport
     from packstore.packing.select import select
@@ -78,6 +79,8 @@ _LAZY = {
     "ExportReport": ("packstore.exports.run", "ExportReport"),
     "export": ("packstore.exports.run", "export"),
     "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
+    "IndexReport": ("packstore.packing.index_store", "IndexReport"),
+    "add_index": ("packstore.packing.index_store", "add_index"),
     "MergeReport": ("packstore.packing.merge", "MergeReport"),
     "merge": ("packstore.packing.merge", "merge"),
     "select": ("packstore.packing.select", "select"),
@@ -117,6 +120,7 @@ __all__ = [
     "DestinationError",
     "ExportReport",
     "Image",
+    "IndexReport",
     "Json",
     "Keypoints",
     "Label",
@@ -143,6 +147,7 @@ __all__ = [
     "UsageError",
     "VerifyReport",
     "Writer",
+    "add_index",
     "append",
     "audit",
     "coco_masks",

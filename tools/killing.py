@@ -50,6 +50,14 @@ APPENDS: dict[str, tuple[str, dict[str, Any]]] = {
 """Stores of one split, to which the other one is appended: suffix, and options of the conversion."""
 CASES |= APPENDS
 
+INDEXED: dict[str, tuple[str, dict[str, Any]]] = {
+    "index of lmdb": (".lmdb", {"encoding": "original"}),
+    "index of hdf5 shards": (".h5", {"encoding": "original", "shard_size": 20_000}),
+    "index of pth": (".pth", {"encoding": "original"}),
+}
+"""Stores that get a seek index: suffix, and options of the conversion."""
+CASES |= INDEXED
+
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "dataset to lmdb": (".lmdb", {"encoding": "original"}),
     "dataset to hdf5 shards": (".h5", {"encoding": "original", "shard_size": 20_000}),
@@ -149,6 +157,8 @@ def prepare(case: str, images: Path, out: Path, *, overwrite: bool) -> dict[str,
 
     if case in APPENDS:
         packstore.convert(images, out, split="train", **APPENDS[case][1])
+    elif case in INDEXED:
+        packstore.convert(images, out, **INDEXED[case][1])
     elif overwrite:
         packstore.convert(images, out, encoding="uint8", size=8, split="val")
     return content(out) if out.exists() else {}
@@ -160,6 +170,9 @@ def run_case(case: str, images: Path, out: Path, *, overwrite: bool = False) -> 
 
     if case in APPENDS:
         packstore.append(out, images, split="val")
+        return 0
+    if case in INDEXED:
+        packstore.add_index(out)
         return 0
     options = CASES[case][1]
     if case in WRITERS:

@@ -31,6 +31,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
+from packstore.images.seek_index import index_values
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources import open_source
 from packstore.stores import create_store, format_of, open_store
@@ -345,7 +346,7 @@ class _Repair:
         for column in row_columns(self.manifest.columns):
             taken = [row[column.name] for row in rows]
             values[column.name] = [bytes(v) for v in taken] if column.kind == "ragged" else np.stack(taken)
-        self.builder.append(images, values, split)
+        self.builder.append(images, values | index_values(self.manifest.columns, images), split)
         return sum(memoryview(image).nbytes for image in images)
 
 

@@ -28,6 +28,7 @@ from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.images.seek_index import index_values
 from packstore.stores import create_store
 from packstore.stores.base import Problem
 from packstore.stores.builder import StoreBuilder
@@ -334,7 +335,7 @@ class _Salvage:
                 c.name: batch.values[c.name] if c.kind == "ragged" else np.stack(batch.values[c.name])
                 for c in self.fields
             }
-            self.builder.append(batch.images, values, batch.split)
+            self.builder.append(batch.images, values | index_values(self.manifest.columns, batch.images), batch.split)
 
     def _miss(self, problem: Problem) -> None:
         self.missing_count += 1

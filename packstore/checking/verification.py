@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, key_of
 from packstore.core.arguments import text_or_none, true_or_false, whole
+from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
@@ -21,6 +22,8 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, location
 from packstore.images.decoders import Buffer, Decoder, get_decoder
+from packstore.images.engine import engine_problem
+from packstore.images.seek_index import make_indexes
 from packstore.images.seekable import check_index
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.keys import double_keys
@@ -125,7 +128,7 @@ def verify(
         quick: Look at structure, sizes, labels and keys only, and read no image: takes no longer for larger images. It
             does not see a byte that has changed within an image. At a URL it looks at the head, the table and the
             sizes of the objects only.
-        decode: Also decode every image in full.
+        decode: Also decode every image in full, and make seek indexes again and compare them.
         against: A source (or another store) to compare with, also a URL, or None.
         source_kind: Kind of that source instead of recognising it.
         labels: Labels file of that source, as it was given to ``convert``.
@@ -180,6 +183,7 @@ class _Verification:
         self.workers = options.workers or default_workers()
         self.problems: list[Problem] = []
         self.problem_count = 0
+        self.has_indexes = reader.manifest.has_column(SEEK_INDEX.name) and engine_problem() is None
         self.bad: set[int] = set()  # records reported already: one problem each is enough
 
     def run(self) -> VerifyReport:
@@ -194,6 +198,8 @@ class _Verification:
         if options.decode:
             encoded = manifest.holds_files
             checks.append("every image decoded" if encoded else "pixels are stored as they are: nothing to decode")
+            if self.has_indexes:
+                checks.append("every seek index made again and compared")
             if encoded:
                 self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels))
         damage = self.problem_count
@@ -246,6 +252,7 @@ class _Verification:
                 wrong = f"does not decode: {image}" if isinstance(image, DecodeError) else check_index(data)
                 if wrong is not None:
                     problems.append((record, wrong))
+            problems += self._wrong_indexes(files)
             return batch, sum(memoryview(data).nbytes for data in files.values()), sorted(problems)
 
         starts = range(0, total, _DECODED_BATCH)
@@ -258,6 +265,18 @@ class _Verification:
                 if record not in self.bad:
                     self.report(Problem(what, record, key_of(reader, record)))
             self.progress(Progress("decode", batch.stop, total, done_bytes))
+
+    def _wrong_indexes(self, files: Mapping[int, Buffer]) -> Iterator[tuple[int, str]]:
+        """Yields the records whose seek index is not the one that their file has."""
+        indexes = make_indexes(list(files.values())) if self.has_indexes else []
+        for record, index in zip(files, indexes, strict=False):
+            try:
+                found = bytes(self.reader.value(SEEK_INDEX.name, record))
+            except StoreError as error:
+                yield record, f"its seek index cannot be read: {error}"
+                continue
+            if found != index:
+                yield record, "its seek index is not that of its file; packstore repair makes it again"
 
     def against(self, path: Path, checks: list[str]) -> None:
         options = self.options

@@ -32,6 +32,7 @@ from packstore.cli.demo import demo
 from packstore.cli.doctor import doctor
 from packstore.cli.export import export
 from packstore.cli.guide import guide
+from packstore.cli.index import index
 from packstore.cli.info import info
 from packstore.cli.merge import merge
 from packstore.cli.repair import repair
@@ -94,6 +95,7 @@ for command in (
     append,
     merge,
     select,
+    index,
     export,
     verify,
     audit,

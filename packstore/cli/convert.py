@@ -72,6 +72,7 @@ _LISTED = 10
     is_flag=True,
     help="Turn images as their EXIF orientation says; files that are kept, when loading.",
 )
+@click.option("--index", is_flag=True, help="original: with a seek index of JPEG files, by which crops decode faster.")
 @click.option("--split", metavar="NAME", help="Pack only this split.")
 @source_options
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of DEST.")

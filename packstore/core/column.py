@@ -56,7 +56,7 @@ _SINGLE_BYTES = 8
 _COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _RESERVED = ("manifest",)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_NEVER_MISSING = ("image", "key", "checksum", "row_checksum", "shape")
+_NEVER_MISSING = ("image", "key", "checksum", "row_checksum", "seek_index", "shape")
 _FILES = ("ragged", "uint8", (), None)
 _COORDINATES = {"boxes": ("xyxy",), "keypoints": ("xy", "xyv")}
 
@@ -207,7 +207,9 @@ def _checked_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
 KEY = Column("key", "ragged", "uint8", type="text")
 CHECKSUM = Column("checksum", "fixed", "uint64")
 ROW_CHECKSUM = Column("row_checksum", "fixed", "uint64")
-INTERNAL = ("image", "key", "checksum", "row_checksum", "shape")
+SEEK_INDEX = Column("seek_index", "ragged", "uint8")
+"""Of image files; empty where one has none. It follows from the file, so it is no part of the dataset."""
+INTERNAL = ("image", "key", "checksum", "row_checksum", "seek_index", "shape")
 """Names of the columns that packing makes itself."""
 
 

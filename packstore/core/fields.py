@@ -13,7 +13,7 @@ from typing import Literal
 from packstore.core.column import ITEM_SIZE, Column
 from packstore.core.errors import ManifestError, UsageError, printable
 
-RESERVED = ("key", "checksum", "row_checksum", "shape", "manifest")
+RESERVED = ("key", "checksum", "row_checksum", "seek_index", "shape", "manifest")
 """Names of columns that packstore makes itself. A sample's ``key`` is its key."""
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
-from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, MAX_ARRAY_BYTES, ROW_CHECKSUM, check
+from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, MAX_ARRAY_BYTES, ROW_CHECKSUM, SEEK_INDEX, check
 from packstore.core.column import Column as Column
 from packstore.core.errors import ManifestError
 from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain, unique
@@ -242,11 +242,16 @@ class Manifest:
     def dataset_digest(self) -> str:
         """SHA-256 of what the dataset *is*: encoding, columns, splits, normalisation and the digest of the records.
 
-        It does not depend on the container or on sharding, so two people can compare it across formats.
+        It does not depend on the container, on sharding or on a seek index, so two people can compare it across
+        formats.
         """
         d = to_plain(self)
         names = ("encoding", "records", "splits", "normalization", "records_digest")
-        columns = [{k: v for k, v in column.items() if k not in ("nbytes", "digest")} for column in d["columns"]]
+        columns = [
+            {k: v for k, v in column.items() if k not in ("nbytes", "digest")}
+            for column in d["columns"]
+            if column["name"] != SEEK_INDEX.name
+        ]
         return sha256_json({k: d[k] for k in names} | {"columns": columns})
 
     @cached_property
@@ -318,7 +323,7 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
         arrays = image.layout is not None
         good = good and arrays == (encoding in ITEM_SIZE) and (not arrays or image.dtype == encoding)
     check(good, f"image column for the encoding {encoding}", image)
-    for known in (KEY, CHECKSUM, ROW_CHECKSUM):
+    for known in (KEY, CHECKSUM, ROW_CHECKSUM, SEEK_INDEX):
         found = columns.get(known.name, known)
         check(found.declared == known.declared, f"column {known.name!r}", found)
     for column in columns.values():

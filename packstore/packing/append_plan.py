@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from packstore.core.arguments import text_or_none, true_or_false
+from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
@@ -324,6 +325,7 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
         workers=options.workers,
         decoder=options.decoder,
         max_pixels=options.max_pixels,
+        index=manifest.has_column(SEEK_INDEX.name),
         **shape,
     )
 

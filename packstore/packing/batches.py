@@ -11,6 +11,7 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError, SampleError
 from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
+from packstore.images.seek_index import make_indexes
 from packstore.packing.values import AtRest, nbytes_at_rest
 from packstore.sources.base import Entry, Sample, Source
 
@@ -42,6 +43,7 @@ class Packed(NamedTuple):
         lossy: For ``seekable``: how many were no JPEG and became one.
         palette: Positions in ``seen`` of PNG files with a palette.
         oriented: Positions in ``seen`` of those that have an EXIF orientation by which they are to be turned.
+        indexes: The seek index of each record; None where the store has none.
     """
 
     entries: list[Entry]
@@ -57,10 +59,14 @@ class Packed(NamedTuple):
     lossy: int = 0
     palette: Sequence[int] = ()
     oriented: Sequence[int] = ()
+    indexes: list[bytes] | None = None
 
 
-def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, skip: bool) -> Iterator[Packed]:
-    """Yields the records of ``batch`` in parts of about 4 MiB. Raises at a bad sample unless ``skip``."""
+def pack(
+    batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, skip: bool, index: bool = False
+) -> Iterator[Packed]:
+    """Yields the records of ``batch`` in parts of about 4 MiB, with seek indexes if ``index``. Raises at a bad sample
+    unless ``skip``."""
     read, nbytes, checksum = source.read, source.nbytes, xxhash.xxh3_64_intdigest
     remaining = zip(batch, source.read_together(batch), strict=True)
     while True:
@@ -124,7 +130,7 @@ def pack(batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, 
             return
         yield Packed(
             *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept, lossy),
-            *(palette, oriented),
+            *(palette, oriented, make_indexes(records) if index else None),
         )
 
 

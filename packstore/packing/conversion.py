@@ -72,6 +72,7 @@ def convert(
     decoder: str = "auto",
     max_pixels: int = MAX_PIXELS,
     cluster: str | None = None,
+    index: bool = False,
     progress: bool | ProgressCallback = False,
 ) -> ConvertReport:
     """Packs ``source`` into a new store at ``destination``.
@@ -130,6 +131,8 @@ def convert(
         cluster: Where shards are packed, if the destination is a URL: ``processes:N`` of this machine, ``ray`` on it,
             or ``ray:ADDRESS``, a cluster whose machines see ``source`` under this path. ``workers`` are threads of each
             then. None for this process. The store is the same to the byte.
+        index: For ``original``: with a seek index of each baseline JPEG file, by which a loader decodes of a crop
+            little more than it needs. It takes 0.8% of the bytes.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
@@ -167,6 +170,7 @@ def convert(
         decoder=decoder,
         max_pixels=max_pixels,
         cluster=cluster,
+        index=index,
     )
     started = time.monotonic()
     with progress_callback(progress) as report:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from packstore.core.checksums import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
 from packstore.core.errors import CorruptRecordError
 from packstore.core.manifest import Column
+from packstore.images.seek_index import index_values
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
 
@@ -54,6 +55,7 @@ def copy_records(
             if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
                 values[name][~values[f"{name}_valid"]] = 0  # what is missing has no class
         kept = {name: value for name, value in values.items() if name in wanted}
+        kept |= index_values(builder.columns, images)
         builder.append(images, kept, split, checksums=checksums)
         copied(len(some), sum(map(len, images)))
 

@@ -259,6 +259,8 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
         if normalize is None:
             normalize = usual
         normalization = None if normalize == "auto" else as_normalization(normalize)
+    if options.index and encoding.name != "original":
+        raise UsageError(f"a seek index is for the encoding original, not {encoding.name}; leave the index out")
     if normalize == "auto" and normalized:
         raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")
     encode = EncodeOptions(

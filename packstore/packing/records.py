@@ -12,7 +12,7 @@ import numpy as np
 
 import packstore
 from packstore.core.checksums import ROW_CHECKSUM
-from packstore.core.column import CHECKSUM, KEY
+from packstore.core.column import CHECKSUM, KEY, SEEK_INDEX
 from packstore.core.manifest import Column, Manifest, Origin, Skipped
 from packstore.core.parallel import ordered_pieces
 from packstore.core.progress import Progress, ProgressCallback, no_progress
@@ -103,7 +103,7 @@ def packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], worke
     source, skip = plan.source, plan.options.on_error == "skip"
     at_rest = AtRest(plan.survey)
     return ordered_pieces(
-        lambda batch: pack(batch, source, encoder, at_rest, skip),
+        lambda batch: pack(batch, source, encoder, at_rest, skip, plan.options.index),
         batches(source.fetch(entries), *limits, source.nbytes),
         workers,
         size=lambda packed: packed.record_bytes,
@@ -143,6 +143,8 @@ def append_packed(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: S
         values.update(as_columns(survey.columns, sampled))
         if has_shape:
             values["shape"] = np.array(packed.shapes[run], np.int32)
+        if packed.indexes is not None:
+            values[SEEK_INDEX.name] = packed.indexes[run]
         checksums = np.array(packed.checksums[run], np.uint64)
         builder.append(packed.records[run], values, split, checksums=checksums)
         first = last
@@ -152,7 +154,8 @@ def append_packed(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: S
 
 def columns_of(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
     image, *shape = encoder.columns()
-    return (image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM)
+    index = (SEEK_INDEX,) if plan.options.index else ()
+    return (image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM, *index)
 
 
 def origin_of(plan: Plan) -> Origin:

@@ -72,6 +72,7 @@ class Writer:
         max_pixels: As of :func:`packstore.convert`.
         progress: As of :func:`packstore.convert`.
         format: As of :func:`packstore.convert`.
+        index: As of :func:`packstore.convert`.
         normalize: As of :func:`packstore.convert`, but not ``auto``, which needs all images first.
     """
 
@@ -97,6 +98,7 @@ class Writer:
         workers: int | None = None,
         decoder: str = "auto",
         max_pixels: int = MAX_PIXELS,
+        index: bool = False,
         progress: bool | ProgressCallback = False,
     ) -> None:
         """Checks the destination; nothing is written before samples are there.
@@ -113,6 +115,7 @@ class Writer:
             split=split, format=format, encoding=encoding, size=size, fit=fit, resize=resize, max_side=max_side,
             quality=quality, normalize=normalize, exif_transpose=exif_transpose, check=check, on_error=on_error,
             overwrite=overwrite, shard_size=shard_size, workers=workers, decoder=decoder, max_pixels=max_pixels,
+            index=index,
         )  # fmt: skip
         self._progress = progress
         self._fields = None if fields is None else as_fields(fields)

@@ -35,6 +35,7 @@ from tests.makers.engine_checks import (
     MAX_PIXELS,
     Box,
     assert_same,
+    check_checkpoints,
     check_forms,
     check_guard_pages,
     check_index,
@@ -43,6 +44,7 @@ from tests.makers.engine_checks import (
     check_resizing,
     check_rewriting,
     check_together,
+    check_wrong_checkpoints,
     cut,
     good,
     large,
@@ -79,6 +81,8 @@ def engines() -> list[Engine]:
         check_together,
         check_forms,
         check_index,
+        pytest.param(check_checkpoints, marks=pytest.mark.slow),
+        check_wrong_checkpoints,
         pytest.param(check_guard_pages, marks=pytest.mark.slow),
         check_refusals,
         pytest.param(check_rewriting, marks=pytest.mark.slow),
@@ -222,6 +226,39 @@ def test_real_images(shared_data: SharedData) -> None:
             np.testing.assert_array_equal(engine.decode(data, MAX_PIXELS), image)
             box = height // 3, width // 4, height // 2, width // 2
             assert_same(run(engine, data, box, (224, 224)), image, box, (224, 224), None, False)
+
+
+@pytest.mark.slow
+def test_crops_of_real_images_by_their_indexes(shared_data: SharedData) -> None:
+    """Bit for bit those without; the indexes take less than 0.8% of the files."""
+    paths = sorted((shared_data / "imagenet-600").rglob("*.JPEG"))
+    files = [path.read_bytes() for path in paths]
+    vectors, plain = engines()
+    indexes = vectors.make_indexes(files)
+    assert indexes == plain.make_indexes(files)
+    assert 0 < sum(map(len, indexes)) < 0.008 * sum(map(len, files))
+    sizes, rng = Requests(files).sizes(), np.random.default_rng(SEED)
+    parts = np.ceil(sizes * rng.uniform(0.1, 1, sizes.shape)).astype(np.int64)
+    boxes = np.concatenate([rng.integers(0, sizes - parts + 1), parts], 1)
+    made = []
+    for engine, known in ((vectors, None), (vectors, indexes), (plain, indexes)):
+        out = np.empty((len(files), 96, 96, 3), np.uint8)
+        requests = Requests(files, indexes=known)
+        requests.want(boxes, np.full_like(sizes, 96), np.tile([0, 0, 96, 96], (len(files), 1)), None, out)
+        assert not engine.run(requests, 0, len(files), MAX_PIXELS).any()
+        assert engine.unindexed == 0
+        made.append(out)
+    np.testing.assert_array_equal(made[1], made[0])
+    np.testing.assert_array_equal(made[2], made[0])
+
+
+def test_what_has_no_index() -> None:
+    """Files that the engine does not decode, and those of one piece."""
+    whole, progressive = save(noisy(61, 83)), save(noisy(61, 83), progressive=True)
+    for engine in engines():
+        found = engine.make_indexes([progressive, save(noisy(8, 8), "444"), b"", b"no JPEG", whole[:-2], whole])
+        assert [bool(index) for index in found] == [False, False, False, False, False, True]
+        assert engine.make_indexes([]) == []
 
 
 def test_rows_are_in_their_order_and_nothing_else_is_written() -> None:

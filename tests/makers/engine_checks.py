@@ -26,6 +26,8 @@ from packstore.training.augment import resample
 from packstore.training.augment.crop import source_index
 from tests.makers.datasets import pixels
 from tests.makers.jpegs import cjpeg
+from tests.makers.seek_indexes import HEAD
+from tests.makers.seek_indexes import repaired as repaired_index
 
 Box = tuple[int, int, int, int]
 MAX_PIXELS = 1 << 28
@@ -76,12 +78,14 @@ def run(
     window: Box | None = None,
     mirrored: bool = False,
     max_pixels: int = MAX_PIXELS,
+    index: bytes = b"",
 ) -> NDArray[np.uint8] | None:
     """One request; None where it is refused."""
     size = box[2:] if size is None else size
     window = (0, 0, *size) if window is None else window
     raw = isinstance(source, np.ndarray)
-    requests = Requests([source.tobytes() if raw else source], np.array([source.shape[:2]]) if raw else None)  # type: ignore[union-attr]
+    pixels_of = np.array([source.shape[:2]]) if raw else None  # type: ignore[union-attr]
+    requests = Requests([source.tobytes() if raw else source], pixels_of, indexes=[index])
     out = np.full((1, *window[2:], 3), 7, np.uint8)
     requests.want(np.array([box]), np.array([size]), np.array([window]), np.array([mirrored]), out)
     return None if engine.run(requests, 0, 1, max_pixels)[0] else out[0]
@@ -311,7 +315,7 @@ def check_guard_pages(engine: Engine) -> None:
         for mirrored in (False, True):
             source, kept = guarded(data)
             out, kept_out = guarded(bytes(3 * size[0] * size[1]))
-            fields = (source, len(data), *pixels_of, *box, *size, 0, 0, *size, mirrored, out)
+            fields = (source, len(data), *pixels_of, *box, *size, 0, 0, *size, mirrored, out, 0, 0)
             assert not run_fields(engine, fields, _Form(3, 3)), (box, size)
             del kept, kept_out
     for case in range(200):  # every type, layout and padding; sizes that fill no register
@@ -323,7 +327,7 @@ def check_guard_pages(engine: Engine) -> None:
         out, kept_out = guarded(bytes(3 * rows * columns * ITEM_BYTES[to]))
         size = (rows, columns) if case % 3 == 0 else (height, width)
         window = (*(rng.integers(-9, 9, 2).tolist() if case % 2 else (0, 0)), rows, columns)
-        fields = (source, pixels_.size, height, width, 0, 0, height, width, *size, *window, case % 2, out)
+        fields = (source, pixels_.size, height, width, 0, 0, height, width, *size, *window, case % 2, out, 0, 0)
         assert not run_fields(engine, fields, _Form(kind, to, int(rng.integers(2)), case % 4)), case
         del kept, kept_out
 
@@ -532,7 +536,7 @@ def check_index(engine: Engine) -> None:
     short = data[:2] + b"\xff\xeb\0\x0epackstore\0\x01\0" + data[2:]
     assert np.array_equal(engine.decode(short, MAX_PIXELS), image)  # type: ignore[arg-type]
     out = np.empty(3 * 64, np.uint8)
-    fields = (source, len(large), 0, 0, 0, 0, 8, 8, 8, 8, 0, 0, 8, 8, 0, out.ctypes.data)
+    fields = (source, len(large), 0, 0, 0, 0, 8, 8, 8, 8, 0, 0, 8, 8, 0, out.ctypes.data, 0, 0)
     assert run_fields(engine, fields, _Form(3, 3))
     del kept
 
@@ -721,7 +725,71 @@ def check_together(engine: Engine) -> None:
                 np.testing.assert_array_equal(made[i], alone, name)
 
 
+def check_checkpoints(engine: Engine) -> None:
+    """By its index each file gives what it gives without; all are made together as each alone."""
+    files = good() | large()
+    indexes = dict(zip(files, engine.make_indexes([data for data, _ in files.values()]), strict=True))
+    assert sum(map(bool, indexes.values())) > len(files) // 2
+    for name, (data, image) in files.items():
+        index = indexes[name]
+        assert engine.make_indexes([data]) == [index], name
+        assert not index or repaired_index(index, data) == index, name
+        for box in some_boxes(*image.shape[:2], 5, 12):
+            assert_same(run(engine, data, box, index=index), image, box, None, None, False)
+            assert engine.unindexed == 0, name
+    # What is above the box and beside it is not decoded: with an index zeros there do no harm, where pieces end.
+    data, image = files["long codes"]
+    index, damaged = indexes["long codes"], bytearray(data)
+    scan = segments(data)[-1].stop
+    damaged[scan + 10 : scan + 60] = bytes(50)
+    box = (200, 300, 100, 100)
+    assert_same(run(engine, bytes(damaged), box, index=index), image, box, None, None, False)
+    assert engine.unindexed == 0
+    found = run(engine, bytes(damaged), box)
+    assert found is None or not np.array_equal(found, cut(image, box))
+
+
+def check_wrong_checkpoints(engine: Engine) -> None:
+    """An index with a byte changed, cut off, or of another file is not used, and all is as without; one that was forged
+    reads nothing that it should not, and what shows that it is wrong leads to decoding without it."""
+    (data, image), (other, _) = good()["420"], good()["420 restarts"]
+    index, others = engine.make_indexes([data, other])
+    box = (17, 30, 40, 50)
+    wrong = [others, index[:-1], index + b"\0", index[:HEAD], index[:3]]
+    wrong += [index[:at] + bytes([index[at] ^ 1 << at % 8]) + index[at + 1 :] for at in range(len(index))]
+    for each in wrong:
+        assert_same(run(engine, data, box, index=each), image, box, None, None, False)
+        assert engine.unindexed == 1
+    for changed in (data + b"\0", data.replace(b"\xff\xda", b"\xff\xfe\0\2\xff\xda", 1)):  # another length; a comment
+        assert_same(run(engine, changed, box, index=index), image, box, None, None, False)
+        assert engine.unindexed == 1
+    lengths_changed = 0
+    for at in range(len(index) * 8):
+        if at // 8 in range(16, HEAD):
+            continue
+        forged = bytearray(index)
+        forged[at // 8] ^= 1 << at % 8
+        found = run(engine, data, box, index=repaired_index(bytes(forged), data))
+        assert found is not None  # it is decoded without, or differs in pixels
+        lengths_changed += engine.unindexed
+    assert lengths_changed > len(index)
+    # In a decoded row the first piece's fields have to lead to the next checkpoint: its bit, and its predictions.
+    whole = (0, 0, *image.shape[:2])
+    for at in range(8 * HEAD, 8 * HEAD + sum(index[2:6])):
+        forged = bytearray(index)
+        forged[at // 8] ^= 1 << at % 8
+        found = run(engine, data, whole, index=repaired_index(bytes(forged), data))
+        assert_same(found, image, whole, None, None, False)
+        assert engine.unindexed == 1, at
+    # Damage is an error with an index, too, if it lies in what the box needs.
+    half = data[: len(data) // 2] + b"\xff\xd9" + data[len(data) // 2 + 2 :]
+    assert run(engine, half, whole, index=index) is None
+    assert engine.unindexed == 1
+
+
 def check_all(engine: Engine) -> None:
+    check_checkpoints(engine)
+    check_wrong_checkpoints(engine)
     check_together(engine)
     check_refusals(engine)
     check_index(engine)

@@ -17,7 +17,10 @@
 struct decoder *packstore_engine_new(int plain);
 void packstore_engine_free(struct decoder *);
 void packstore_engine_sizes(const uint8_t *const *, const int64_t *, int64_t, int64_t *);
-void packstore_engine_run(struct decoder *, const struct request *, int64_t, const struct form *, int64_t, uint8_t *);
+int64_t packstore_engine_run(struct decoder *, const struct request *, int64_t, const struct form *, int64_t,
+                             uint8_t *);
+void packstore_engine_checkpoints(struct decoder *, const uint8_t *const *, const int64_t *, int64_t, uint8_t *const *,
+                                  const int64_t *, int64_t *);
 int64_t packstore_engine_rewrite(struct decoder *, const uint8_t *, int64_t, int64_t, int, const uint8_t **);
 int packstore_engine_check_rewritten(struct decoder *, const uint8_t *, int64_t);
 
@@ -166,6 +169,40 @@ static struct request wanted(const struct file *file, int64_t kind, uint8_t **ra
     return request;
 }
 
+/* Checkpoints of the file as both decoders make them, some with changes, and of these some with the right checksum; of
+ * a size of their own. Ends the program where the decoders differ. */
+static struct file checkpoints(struct decoder *const *decoders, const struct file *of, const struct file *file)
+{
+    uint8_t *made[2];
+    int64_t sizes[2], rooms = (int64_t)any(3000);
+    for (int i = 0; i < 2; i++) {
+        made[i] = malloc((size_t)rooms + !rooms);
+        packstore_engine_checkpoints(decoders[i], (const uint8_t *const *)&of->at, &of->nbytes, 1, &made[i], &rooms,
+                                     &sizes[i]);
+    }
+    if (sizes[0] != sizes[1] || memcmp(made[0], made[1], (size_t)sizes[0])) {
+        printf("checkpoints with and without vector instructions differ\n");
+        exit(1);
+    }
+    struct file index = {malloc((size_t)sizes[0] + !sizes[0]), sizes[0]};
+    memcpy(index.at, made[0], (size_t)sizes[0]);
+    free(made[0]), free(made[1]);
+    bool changed = index.nbytes && any(2);
+    for (uint64_t changes = changed ? 1 + any(4) : 0; changes; changes--)
+        index.at[any((uint64_t)index.nbytes)] ^= (uint8_t)(1 << any(8));
+    if (changed && !any(9))
+        index.nbytes = (int64_t)any((uint64_t)index.nbytes);
+    struct headers *headers = &decoders[0]->headers;
+    if (index.nbytes > 20 && any(4) && read_headers(headers, file->at, file->nbytes) == DONE) {
+        uint32_t crc = checkpoints_crc(decoders[0], index.at, index.nbytes, file->nbytes);
+        memcpy(index.at + 16, &crc, 4);
+    }
+    struct file exact = {malloc((size_t)index.nbytes + !index.nbytes), index.nbytes};
+    memcpy(exact.at, index.at, (size_t)index.nbytes);
+    free(index.at);
+    return exact;
+}
+
 int main(int count, char **arguments)
 {
     int64_t tried = 0, accepted = 0, total = atoll(arguments[1]);
@@ -212,8 +249,17 @@ int main(int count, char **arguments)
         }
         uint8_t *raw[TOGETHER] = {NULL}, *out[2][TOGETHER], refused[2][TOGETHER];
         int n = 1 + (int)any(TOGETHER);
-        for (int i = 0; i < n; i++)
-            requests[i] = wanted(&files[any(2)], form.from, &raw[i]);
+        struct file indexes[2];
+        for (int i = 0; i < 2; i++)
+            indexes[i] = checkpoints(decoders, any(2) ? seed : &files[i], &files[i]);
+        for (int i = 0; i < n; i++) {
+            int which = (int)any(2);
+            requests[i] = wanted(&files[which], form.from, &raw[i]);
+            if (indexes[which].nbytes && any(3)) {
+                requests[i].checkpoints = indexes[which].at;
+                requests[i].checkpoint_bytes = indexes[which].nbytes;
+            }
+        }
         if (!any(30))
             form.from = (int64_t)any(7) - 1, form.padding = (int64_t)any(7) - 1, form.fill = 1e9f;
         for (int d = 0; d < 2; d++) {
@@ -237,6 +283,7 @@ int main(int count, char **arguments)
             }
             free(out[0][i]), free(out[1][i]), free(raw[i]);
         }
+        free(indexes[0].at), free(indexes[1].at);
         free(files[1].at);
         free(file.at);
     }

@@ -149,8 +149,8 @@ MUTATIONS = [
     Mutation("answer.c", ".refused = &refused[next]", ".refused = &refused[0]"),
     Mutation(
         "answer.c",
-        "end_request(ended, outcome == DONE ? end_image(ended) : REFUSED);",
-        "end_request(ended, end_image(ended));",
+        "outcome = outcome == DONE ? end_image(ended) : begin",
+        "outcome = 1 ? end_image(ended) : begin",
     ),
     # The seek index
     Mutation("seek.c", "crc == (uint32_t)number(body, 4)", "true"),
@@ -161,6 +161,20 @@ MUTATIONS = [
     Mutation("seek.c", "return lengths[i] | (int64_t)high[i] << 8;", "return lengths[i] | (int64_t)high[i] << 7;"),
     Mutation("seek.c", "if (size < 0 ||", "if ("),
     Mutation("seek.c", "file[marker] != 0xFF || file[marker + 1] != expected", "file[marker] != 0xFF"),
+    # Checkpoints
+    Mutation("checkpoints.c", "possible && crc == checkpoints_crc(decoder, at, size, nbytes)", "possible"),
+    Mutation("checkpoints.c", "bit + fields.width > bits", "0"),
+    Mutation("checkpoints.c", "position > end || is_wide(predicted)", "is_wide(predicted)"),
+    Mutation("checkpoints.c", "        if (marker)\n            memset(predicted, 0, sizeof predicted);\n", ""),
+    Mutation(
+        "checkpoints.c", "points[mcu].bit = 8 * (at - file) + (points[mcu].bit & 7);", "points[mcu].bit += 8 * base;"
+    ),
+    Mutation("checkpoints.c", "byte = byte < last ? byte : last;\n    memcpy", "memcpy"),
+    Mutation("entropy.c", "return same && read ==", "return read =="),
+    Mutation("skip.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {", "0)) {"),
+    Mutation("skip.c", "if (entry & ESCAPE || taken + length > SKIP_BITS)", "if (entry & ESCAPE)"),
+    Mutation("answer.c", "begin_again(ended, &team, max_pixels)", "REFUSED"),
+    Mutation("answer.c", "    decoder->making.without_index = true;\n", ""),
     # Tokens: F.1.2
     Mutation("tokens.c", "if (UNLIKELY(end > start && end[-1] >> 16 == (which | NO_RUN)))", "if (0)"),
     Mutation("tokens.c", "if (UNLIKELY(beyond >> b & 1))", "if (0)"),

@@ -56,6 +56,7 @@ def convert(mean: list[float], std: list[float]) -> int:
         decoder="pillow",
         max_pixels=100_000_000,
         cluster="processes:2",
+        index=False,
         progress=True,
     )
     return report.manifest.records
@@ -129,6 +130,7 @@ def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[byte
         workers=2,
         decoder="auto",
         max_pixels=100_000_000,
+        index=True,
         progress=False,
     ) as writer:
         for number, file in enumerate(files):
@@ -192,7 +194,8 @@ def grow() -> int:
         overwrite=True,
         progress=lambda report: None,
     )
-    added = sum(report.added.values()) + report.duplicates + report.linked + report.rewritten
+    indexed = packstore.add_index(store="photos.lmdb", progress=True)
+    added = indexed.manifest.records + sum(report.added.values()) + report.duplicates + report.linked + report.rewritten
     return added + merged.linked + merged.copied + merged.duplicates + chosen.manifest.records
 
 

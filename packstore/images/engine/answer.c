@@ -158,6 +158,8 @@ static int begin_pixels(struct decoder *decoder, struct team *team)
         int64_t first = 3 * (making->box.top * request->width + making->box.left);
         return make_visible(decoder, request->source + first, 3 * request->width, request->nbytes - first);
     }
+    decoder->checkpoints = making->without_index ? NULL : request->checkpoints;
+    decoder->checkpoint_bytes = request->checkpoint_bytes;
     if (begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
         return REFUSED;
     return BEGUN;
@@ -232,6 +234,17 @@ static int begin_request(struct decoder *decoder, struct team *team, int64_t max
     return begin_image(decoder, team);
 }
 
+/* Of a file that was refused with its index, which may be at fault: begins once more, without. */
+static int begin_again(struct decoder *decoder, struct team *team, int64_t max_pixels)
+{
+    if (!decoder->checkpoints)
+        return REFUSED;
+    decoder->unindexed++;
+    decoder->checkpoints = NULL;
+    decoder->making.without_index = true;
+    return begin_request(decoder, team, max_pixels);
+}
+
 static bool is_known(const struct form *form)
 {
     return form->from >= FLOAT32 && form->from <= UINT8 && form->to >= FLOAT32 && form->to <= UINT8 &&
@@ -244,6 +257,7 @@ static void end_request(struct decoder *decoder, int outcome)
 {
     *decoder->making.refused = outcome != DONE;
     decoder->making.request = NULL;
+    decoder->checkpoints = NULL;
     keep_little(decoder);
 }
 
@@ -270,12 +284,16 @@ void answer_all(struct decoder *decoder, const struct request *requests, int64_t
             idle->making = (struct making){.request = &requests[next], .form = form, .refused = &refused[next]};
             next++;
             int outcome = begin_request(idle, &team, max_pixels);
+            if (outcome == REFUSED)
+                outcome = begin_again(idle, &team, max_pixels);
             if (outcome != BEGUN)
                 end_request(idle, outcome);
             continue;
         }
         int outcome;
         struct decoder *ended = decode_together(&team, &outcome);
-        end_request(ended, outcome == DONE ? end_image(ended) : REFUSED);
+        outcome = outcome == DONE ? end_image(ended) : begin_again(ended, &team, max_pixels);
+        if (outcome != BEGUN)
+            end_request(ended, outcome);
     }
 }

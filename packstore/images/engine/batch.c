@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 13
+#define INTERFACE 14
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -31,6 +31,8 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
 {
     struct room *rooms[] = {&decoder->located,
                             &decoder->joined,
+                            &decoder->points,
+                            &decoder->skips,
                             &decoder->unstuffed[0],
                             &decoder->unstuffed[1],
                             &decoder->plane[0],
@@ -150,11 +152,20 @@ void keep_little(struct decoder *decoder)
 }
 
 /* Answers requests; `refused` says of each whether somebody else has to. Images of more than `max_pixels` are refused.
- */
-EXPORT void packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count,
-                                 const struct form *form, int64_t max_pixels, uint8_t *refused)
+ * Returns how many images had checkpoints that are not theirs, and were decoded without. */
+EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count,
+                                    const struct form *form, int64_t max_pixels, uint8_t *refused)
 {
+    decoder->unindexed = decoder->second->unindexed = 0;
     answer_all(decoder, requests, count, form, max_pixels, refused);
+    return decoder->unindexed + decoder->second->unindexed;
+}
+
+/* See make_checkpoints() in skip.c. */
+EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes,
+                                         int64_t count, uint8_t *const *to, const int64_t *rooms, int64_t *sizes)
+{
+    make_checkpoints(decoder, files, nbytes, count, to, rooms, sizes);
 }
 
 /* Height and width of a JPEG file; whether it is one for this engine, and has no more pixels. */

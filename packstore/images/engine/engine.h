@@ -4,6 +4,8 @@
  *
  * headers.c   markers and their segments up to the scan
  * seek.c      the seek index of packstore (packstore/images/seekable/index.py)
+ * checkpoints.c  the index of an untouched file: where in its scan pieces begin
+ * skip.c      a scan passed over, for that index
  * tables.c    Huffman tables
  * entropy.c   Huffman decoding, two restart segments or two images at a time
  * pixels.c    a box of an image, from coded data to rows of RGB
@@ -65,6 +67,7 @@ enum {
     AHEAD = 512,       /* bytes behind coded data that may be looked at: a block has 64 * 27 bits at most */
     PADDING = 64,      /* bytes behind rows of samples that vector instructions may touch */
     MOST_SEGMENTS = 1 << 20,
+    MOST_DC = 1 << 13,     /* of what is predicted: 8-bit samples give 2^11, times 8 */
     MOST_BLOCKS = 1 << 25, /* of a file that is rewritten: 4 GiB of coefficients */
     AC_BITS = 10,          /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
     DC_BITS = 11,
@@ -129,9 +132,11 @@ struct lane {
     const struct huffman *table;
     int16_t *out;
     const struct block_tables *block, *block_end;
-    int64_t mcu, count, left; /* first of the stretch; its MCUs; those of the segment from there on */
-    bool open, cut_short;     /* whether it has a segment; whether more of that follows than is wanted */
-    int outcome;              /* once it has ended: NO_MORE or REFUSED */
+    int64_t mcu, count, left;   /* first of the stretch; its MCUs; those of the segment from there on */
+    bool open, cut_short;       /* whether it has a segment; whether more of that follows than is wanted */
+    int outcome;                /* once it has ended: NO_MORE or REFUSED */
+    const struct located *part; /* of a part between checkpoints: what it ends with; else NULL */
+    int64_t base;               /* where in the file the segment begins, as long as segments are found on the way */
     int predicted[COMPONENTS];
     uint8_t *room;         /* the segment without stuffing */
     int16_t *coefficients; /* of a stretch; zeros between stretches */
@@ -192,10 +197,13 @@ struct request {
     struct box window;
     int64_t mirrored;
     uint8_t *to;
+    const uint8_t *checkpoints; /* of a JPEG file: its index, see checkpoints.c; NULL for none */
+    int64_t checkpoint_bytes;
 };
 
 struct decoder;
 struct code;
+struct skipper;
 
 /* The loops that there are twice, for AVX2 and for any processor. */
 struct kernels {
@@ -206,6 +214,8 @@ struct kernels {
     uint8_t *(*write_bits)(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
     int (*samples)(struct decoder *, const struct lane *, int *predicted);
     const uint8_t *place; /* the order of the coefficients that `samples` takes */
+    int (*pass_one)(struct skipper *const *, int *outcome);
+    int (*pass_two)(struct skipper *const *, int *outcome);
     void (*colours)(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
     void (*blend)(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
     void (*widen)(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift);
@@ -260,7 +270,7 @@ struct rewriting {
 struct making {
     const struct request *request; /* NULL for none */
     const struct form *form;
-    bool resized;
+    bool resized, without_index;
     int kind;           /* of what is made before it is converted */
     uint8_t *to;        /* where that goes: the answer itself where nothing is converted */
     struct box visible; /* the part of the window that lies in the resized box */
@@ -290,6 +300,13 @@ struct decoder {
     const uint8_t *file, *file_end, *scan; /* what follows of the scan; NULL where segments are located */
     struct room located, joined, unstuffed[LANES];
     int64_t segments, next_segment;
+    const uint8_t *checkpoints; /* of the image that is decoded; NULL where they are not used */
+    int64_t checkpoint_bytes;
+    int64_t unindexed;         /* images whose checkpoints were none of theirs, since somebody asked */
+    int64_t piece;             /* MCUs between the points that are noted */
+    struct room points, skips; /* one for each MCU and the end; see skip.c */
+    int skips_known;
+    uint8_t skip_counts[TABLES][16 + 256];
     /* samples of these MCUs */
     struct room plane[COMPONENTS];
     int64_t stride[COMPONENTS];
@@ -302,6 +319,16 @@ struct decoder {
 struct located {
     int64_t start, marker; /* of its first byte, and of the marker behind it */
     int64_t mcu, count;
+    /* a part between checkpoints: */
+    bool part, cut_short, at_marker; /* whether it is one; whether it ends within a piece; whether that ends there */
+    int bit, end_bit;                /* of the byte at `start`; of that at `marker`, where it goes on */
+    int predicted[COMPONENTS], next[COMPONENTS];
+};
+
+/* Where an MCU begins, as long as that is noted. */
+struct point {
+    int64_t bit; /* of the file */
+    int predicted[COMPONENTS];
 };
 
 extern const struct kernels plain_kernels;
@@ -318,6 +345,22 @@ int read_huffman(struct headers *, const uint8_t *at, const uint8_t *end);
 void make_crc_table(uint32_t table[8][256]);
 uint32_t add_crc(const uint32_t table[8][256], uint32_t crc, const uint8_t *at, int64_t count);
 int locate_segments(struct decoder *, const uint8_t *file, int64_t nbytes);
+
+/* checkpoints.c */
+uint32_t checkpoints_crc(const struct decoder *, const uint8_t *index, int64_t size, int64_t nbytes);
+int locate_checkpoints(struct decoder *, int64_t nbytes);
+int64_t piece_at(const struct headers *, int64_t piece, int64_t mcu);
+int begin_checkpoints(struct decoder *, const uint8_t *file, int64_t nbytes);
+void place_points(struct decoder *, int64_t base, int64_t first, int64_t stop, int64_t length);
+int64_t pack_checkpoints(struct decoder *, uint8_t *to, int64_t room);
+
+/* skip.c */
+void make_checkpoints(struct decoder *, const uint8_t *const *files, const int64_t *nbytes, int64_t count,
+                      uint8_t *const *to, const int64_t *rooms, int64_t *sizes);
+int pass_one_plain(struct skipper *const *, int *outcome);
+int pass_two_plain(struct skipper *const *, int *outcome);
+int pass_one_avx2(struct skipper *const *, int *outcome);
+int pass_two_avx2(struct skipper *const *, int *outcome);
 
 /* tables.c */
 int make_table(struct huffman *, const struct huffman_spec *, int kind);

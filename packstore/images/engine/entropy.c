@@ -34,6 +34,37 @@ const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
     return NULL;
 }
 
+/* Copies the coded data between two checkpoints likewise; more of the file follows `stop`. NULL for a marker. */
+static uint8_t *unstuff_part(uint8_t *out, const uint8_t *from, const uint8_t *stop)
+{
+    while (from < stop) {
+        const uint8_t *ff = memchr(from, 0xFF, (size_t)(stop - from)), *to = ff ? ff + 1 : stop;
+        memcpy(out, from, (size_t)(to - from));
+        out += to - from;
+        if (ff && ff[1])
+            return NULL;
+        from = ff ? ff + 2 : stop;
+    }
+    return out;
+}
+
+/* Gives the lane what lies between two checkpoints. The first byte is none of stuffing. */
+static int take_part(struct lane *lane, const struct located *part)
+{
+    const uint8_t *file = lane->decoder->file, *from = file + part->start;
+    uint8_t *end = from[-1] == 0xFF ? NULL : unstuff_part(lane->room, from, file + part->marker + (part->end_bit > 0));
+    if (!end)
+        return REFUSED;
+    lane->end = end;
+    lane->mcu = part->mcu;
+    lane->left = part->count;
+    lane->cut_short = part->cut_short;
+    lane->taken = (uint64_t)part->bit;
+    lane->part = part;
+    memcpy(lane->predicted, part->predicted, sizeof lane->predicted);
+    return DONE;
+}
+
 /* Gives the lane the next segment of those that were located. */
 static int take_located(struct decoder *decoder, struct lane *lane)
 {
@@ -42,6 +73,8 @@ static int take_located(struct decoder *decoder, struct lane *lane)
     const struct located *located = (const struct located *)decoder->located.at + decoder->next_segment++;
     uint8_t *end = lane->room;
     const uint8_t *marker = decoder->file + located->marker;
+    if (located->part)
+        return take_part(lane, located);
     if (unstuff(&end, decoder->file + located->start, marker + 2) != marker)
         return REFUSED;
     lane->end = end;
@@ -59,6 +92,7 @@ static int take_following(struct decoder *decoder, struct lane *lane)
     while (decoder->next_segment < decoder->segments) {
         int64_t n = decoder->next_segment++, mcu = n * each, count = total - mcu < each ? total - mcu : each;
         uint8_t *end = lane->room;
+        lane->base = decoder->scan - decoder->file;
         const uint8_t *marker = unstuff(&end, decoder->scan, decoder->file_end);
         int expected = n == decoder->segments - 1 ? EOI : RST0 | (int)(n & 7);
         if (!marker || marker[1] != expected)
@@ -75,11 +109,18 @@ static int take_following(struct decoder *decoder, struct lane *lane)
     return NO_MORE;
 }
 
-/* Finishes the lane's segment: exactly its bytes have to have been read. */
+/* Finishes the lane's segment: exactly its bytes have to have been read, and of a part that ends with a checkpoint its
+ * bits, with the predictions that go on there. */
 int close_segment(struct lane *lane)
 {
     const uint8_t *at = lane->at + ((lane->taken & 255) + 7) / 8;
+    const struct located *part = lane->part;
     lane->open = false;
+    if (part && !part->cut_short && !part->at_marker) {
+        int64_t read = 8 * (lane->at - lane->room) + (int64_t)(lane->taken & 255);
+        bool same = !memcmp(lane->predicted, part->next, sizeof part->next);
+        return same && read == 8 * (lane->end - lane->room) - (-part->end_bit & 7) ? DONE : REFUSED;
+    }
     return (lane->cut_short ? at <= lane->end : at == lane->end) ? DONE : REFUSED;
 }
 
@@ -87,14 +128,15 @@ int close_segment(struct lane *lane)
 int open_segment(struct decoder *decoder, struct lane *lane)
 {
     lane->cut_short = false;
+    lane->taken = 0;
+    lane->part = NULL;
+    memset(lane->predicted, 0, sizeof lane->predicted);
     int outcome = decoder->scan ? take_following(decoder, lane) : take_located(decoder, lane);
     if (outcome != DONE)
         return outcome;
     memset((uint8_t *)lane->end, 0, PADDING);
     lane->open = true;
     lane->at = lane->room;
-    lane->taken = 0;
-    memset(lane->predicted, 0, sizeof lane->predicted);
     return DONE;
 }
 

@@ -18,18 +18,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 13
+_INTERFACE = 14
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
-_FIELDS = 16
+_FIELDS = 18
 """Numbers of a request in ``batch.c``, 8 bytes each."""
 _SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
 _BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
+_INDEX = slice(16, 18)
 
 _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
 """In the order of ``engine.h``; uint16 for bfloat16."""
 _PADDING = ("constant", "edge", "reflect", "symmetric")
 
 _NAMES_ROOM = 1 << 15  # bytes of names of a directory that are read without asking how many there are
+_INDEX_SHARE, _INDEX_SPARE = 16, 64
+"""An index has at most this share of its file's bytes, and so many more; others are not worth their bytes."""
+
 _TOGETHER, _PIXELS_TOGETHER = 16, 1 << 24
 """How many whole images a call makes, at most, and of how many pixels where it makes more than one."""
 
@@ -69,15 +73,23 @@ class Form:
 class Requests:
     """Images, what is wanted of each, and where it goes; for :meth:`Engine.run`, from many threads."""
 
-    def __init__(self, sources: Sequence[Any], pixels: NDArray[np.int64] | None = None, dtype: Any = np.uint8) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Any],
+        pixels: NDArray[np.int64] | None = None,
+        dtype: Any = np.uint8,
+        indexes: Sequence[Any] | None = None,
+    ) -> None:
         """
         Args:
             sources: ``N`` JPEG files; or pixels of images, ``(H, W, 3)``, or with a floating point ``dtype`` planes,
                 ``(3, H, W)``.
             pixels: Height and width of each, ``(N, 2)``, where they are no JPEG files.
             dtype: uint8, float32, float16, or uint16 for bfloat16.
+            indexes: Of JPEG files, the seek index of each (:meth:`Engine.make_indexes`), empty for none. One that is
+                not the file's own is counted in :attr:`Engine.unindexed`, and the file decoded without.
         """
-        self._kept: list[Any] = [sources]  # what addresses are those of
+        self._kept: list[Any] = [(sources, indexes)]  # what addresses are those of
         self._kind = _KINDS.index(dtype)
         self._form: _Form | None = None
         self._fields = np.zeros((len(sources), _FIELDS), np.int64)
@@ -85,6 +97,9 @@ class Requests:
             self._fields[:, _SOURCE] = _places(sources)
         if pixels is not None:
             self._fields[:, _SIZE] = pixels
+        if indexes is not None and len(sources):
+            self._fields[:, _INDEX] = places = _places(indexes)
+            self._fields[places[:, 1] == 0, _INDEX] = 0  # an empty buffer has an address, too
 
     @classmethod
     def of_array(cls, images: NDArray[Any], places: NDArray[np.int64]) -> Requests:
@@ -162,7 +177,11 @@ class Requests:
 
 
 class Engine:
-    """A thread's own decoder; see :func:`get_engine`."""
+    """A thread's own decoder; see :func:`get_engine`.
+
+    Attributes:
+        unindexed: Files of the latest :meth:`run` whose seek index was not valid.
+    """
 
     def __init__(self, library: ctypes.CDLL, vectors: bool = True) -> None:
         """``vectors`` False uses plain code only, which gives the same; for tests."""
@@ -173,6 +192,7 @@ class Engine:
         self._size = np.empty(2, np.int64)
         self._size_at = self._size.ctypes.data
         self._made = ctypes.c_void_p()
+        self.unindexed = 0
 
     def __del__(self) -> None:
         if getattr(self, "_decoder", None):
@@ -187,8 +207,34 @@ class Engine:
             these means nothing.
         """
         refused = np.empty(stop - first, np.bool_)
-        self._library.packstore_engine_run(self._decoder, *requests.part(first, stop), max_pixels, refused.ctypes.data)
+        part = requests.part(first, stop)
+        self.unindexed = self._library.packstore_engine_run(self._decoder, *part, max_pixels, refused.ctypes.data)
         return refused
+
+    def make_indexes(self, files: Sequence[Any]) -> list[bytes]:
+        """Makes the seek index of each file, without the GIL: by it crops are decoded from checkpoints on.
+
+        Returns:
+            The indexes; empty for what is no baseline JPEG file that the engine decodes, or so small that nothing could
+            be passed over.
+        """
+        count = len(files)
+        if not count:
+            return []
+        places = _places(files)
+        addresses, nbytes = (np.ascontiguousarray(places[:, i]) for i in range(2))
+        rooms = _INDEX_SPARE + nbytes // _INDEX_SHARE
+        stops = np.cumsum(rooms)
+        made, sizes = np.empty(int(stops[-1]), np.uint8), np.empty(count, np.int64)
+        to = made.ctypes.data + stops - rooms
+        self._library.packstore_engine_checkpoints(
+            self._decoder,
+            *(addresses.ctypes.data, nbytes.ctypes.data, count),
+            *(to.ctypes.data, rooms.ctypes.data, sizes.ctypes.data),
+        )
+        view = made.data
+        starts = (stops - rooms).tolist()
+        return [bytes(view[start : start + size]) for start, size in zip(starts, sizes.tolist(), strict=True)]
 
     def decode_each(self, files: Sequence[Any], max_pixels: int) -> Iterator[NDArray[np.uint8] | None]:
         """What :meth:`decode` gives of each of some JPEG files, which takes less time than one by one: of two files
@@ -405,7 +451,9 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_whole.argtypes = (pointer, pointer, number, number, number, number, pointer)
     library.packstore_engine_whole.restype = ctypes.c_int
     library.packstore_engine_run.argtypes = (pointer, pointer, number, pointer, number, pointer)
-    library.packstore_engine_run.restype = None
+    library.packstore_engine_run.restype = number
+    library.packstore_engine_checkpoints.argtypes = (*(pointer, pointer, pointer, number), *(pointer, pointer, pointer))
+    library.packstore_engine_checkpoints.restype = None
     library.packstore_engine_rewrite.argtypes, library.packstore_engine_rewrite.restype = (
         (pointer, ctypes.c_char_p, number, number, ctypes.c_int, pointer),
         number,

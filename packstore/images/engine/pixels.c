@@ -46,7 +46,12 @@ static int make_segments(struct decoder *decoder, const uint8_t *file, int64_t n
     decoder->file_end = file + nbytes;
     decoder->next_segment = 0;
     decoder->scan = NULL;
-    if (locate_segments(decoder, file, nbytes) == DONE) {
+    bool by_checkpoints = decoder->checkpoints && locate_checkpoints(decoder, nbytes) == DONE;
+    if (decoder->checkpoints && !by_checkpoints) {
+        decoder->unindexed++;
+        decoder->checkpoints = NULL;
+    }
+    if (by_checkpoints || locate_segments(decoder, file, nbytes) == DONE) {
         const struct located *located = decoder->located.at;
         most = 0;
         for (int64_t i = 0; i < decoder->segments; i++)
@@ -57,7 +62,7 @@ static int make_segments(struct decoder *decoder, const uint8_t *file, int64_t n
         decoder->segments = headers->interval ? (mcus + headers->interval - 1) / headers->interval : 1;
     }
     for (int i = 0; i < LANES; i++)
-        if (make_room(&decoder->unstuffed[i], (size_t)most + AHEAD) != DONE)
+        if (make_room(&decoder->unstuffed[i], (size_t)most + 1 + AHEAD) != DONE)
             return REFUSED;
     return DONE;
 }

@@ -145,7 +145,8 @@ int locate_segments(struct decoder *decoder, const uint8_t *file, int64_t nbytes
                     return REFUSED;
             }
             if (wanted)
-                located[found++] = (struct located){at, marker, i * interval, interval};
+                located[found++] =
+                    (struct located){.start = at, .marker = marker, .mcu = i * interval, .count = interval};
             at += length;
         }
     decoder->segments = found;

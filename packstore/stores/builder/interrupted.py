@@ -6,6 +6,7 @@ import bisect
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,14 @@ def end_published_run(destination: Path, identity: Identity, *, overwrite: bool)
         f"{printable(str(destination))} exists already, made otherwise ({differs}); choose another name or replace it "
         "with --overwrite"
     )
+
+
+def remove_published_run(destination: Path) -> None:
+    """Removes what is left of a run that was killed after its store had got its name, if no run can go on from it."""
+    work = work_path(destination)
+    with suppress(FileNotFoundError, DestinationError):  # it has just ended, or is at it
+        if work.is_dir() and read_owner(work) and all(read_receipt(run) is None for run in runs_of(work)):
+            WorkDirectory(destination).remove()
 
 
 def _receipt_of_published(destination: Path) -> Receipt | None:

@@ -337,9 +337,10 @@ class PackedLoader:
     def stats(self) -> dict[str, float]:
         """Where the time went since the loader was made or ``reset_stats()``.
 
-        ``images``, ``batches``, ``skipped``, ``seconds``, ``images_per_second``, and seconds of each stage:
-        ``wait`` (the consumer stood idle), ``read`` and ``decode`` (summed over threads), ``augment``, ``per_image``
-        (functions in ``PerImage``; summed over threads with ``generator=True``) and ``copy``.
+        ``images``, ``batches``, ``skipped``, ``unindexed`` (images whose seek index was not valid, and that were
+        decoded without), ``seconds``, ``images_per_second``, and seconds of each stage: ``wait`` (the consumer stood
+        idle), ``read`` and ``decode`` (summed over threads), ``augment``, ``per_image`` (functions in ``PerImage``;
+        summed over threads with ``generator=True``) and ``copy``.
 
         Of a store at a URL also ``cache_hits`` and ``cache_misses`` (shards that were there, or not, when a thread came
         to read them), ``fetched_bytes``, and ``fetch_wait_seconds`` of threads that waited for shards (summed).

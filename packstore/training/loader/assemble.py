@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.column import SEEK_INDEX
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.core.manifest import Column
@@ -38,6 +39,7 @@ from packstore.training.pictures import at_record, stored_bytes
 from packstore.training.random_draws import MASK, Draws
 
 _HEAD = 2048  # where nearly every frame header is
+_UNREADABLE = b"\0"  # in place of a seek index
 _MOST_SEGMENTS = 1 << 11  # of images that are cut up beforehand: in each batch under way they take 16 bytes each
 
 # Waiting for each page of a record in turn, a cold store is read at a third of the speed; asking for records beforehand
@@ -103,6 +105,7 @@ class Assembler:
         self._exif_transpose = exif_transpose
         self._encoded = column.layout is None
         self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
+        self._has_indexes = self._engine_decodes and self._main and reader.manifest.has_column(SEEK_INDEX.name)
         self._has_shapes = not self._encoded and column.kind == "ragged"
         self._view: Callable[[int], Any] = self._views.view if self._main else partial(stored_bytes, reader, column)
         self._own_sizes = False
@@ -223,7 +226,8 @@ class Assembler:
         prepared.turned = turned = self._turned(prepared.views)
         requests = None
         if self._engine_decodes:
-            requests = Requests([b"" if row in turned else view for row, view in enumerate(prepared.views)])
+            files = [b"" if row in turned else view for row, view in enumerate(prepared.views)]
+            requests = Requests(files, indexes=self._indexes(prepared) if self._has_indexes else None)
         prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views, turned, requests)
         unread = prepared.sizes[:, 0] == 0
         if unread.any():  # planned like others, so that no operation finds them too small; decoding tells
@@ -348,6 +352,8 @@ class Assembler:
         if engine is None or prepared.requests is None:
             return range(first, stop)
         refused = engine.run(prepared.requests, first, stop, self._decoder.max_pixels)
+        if engine.unindexed:
+            self._stats.add_unindexed(engine.unindexed)
         return (first + np.flatnonzero(refused)).tolist()
 
     def _write(self, prepared: Prepared, row: int) -> None:
@@ -407,6 +413,14 @@ class Assembler:
             plan=None if number is None or prepared.plans is None else prepared.plans[number],
         )
         return upright(pixels, orientation)
+
+    def _indexes(self, prepared: Prepared) -> list[Any]:
+        """The seek index of each image. One that cannot be read is none of the file's, which the engine counts."""
+        value = self._views.value
+        try:
+            return [value(SEEK_INDEX.name, record) for record in prepared.numbers]
+        except PackstoreError:
+            return [_UNREADABLE] * len(prepared.numbers)
 
     def _turned(self, views: Sequence[Any]) -> dict[int, int]:
         """The rows of images that are to be turned, and their EXIF orientations."""

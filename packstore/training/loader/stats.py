@@ -35,7 +35,7 @@ class Stats:
         with self._lock:
             self._before = fetches, None if fetches is None else replace(fetches)
             self._seconds = dict.fromkeys(STAGES, 0.0)
-            self._images = self._batches = self._skipped = 0
+            self._images = self._batches = self._skipped = self._unindexed = 0
             self._started: float | None = None
             self._ended: float | None = None
 
@@ -60,6 +60,11 @@ class Stats:
         self._thread.seconds = 0.0
         return seconds
 
+    def add_unindexed(self, images: int) -> None:
+        """Counts images whose seek index was not valid."""
+        with self._lock:
+            self._unindexed += images
+
     def start(self) -> None:
         if self._started is None:
             self._started = perf_counter()
@@ -78,6 +83,7 @@ class Stats:
                 "images": self._images,
                 "batches": self._batches,
                 "skipped": self._skipped,
+                "unindexed": self._unindexed,
                 "seconds": elapsed,
                 "images_per_second": self._images / elapsed if elapsed else 0.0,
                 **{f"{stage}_seconds": value for stage, value in self._seconds.items()},

@@ -1,0 +1,301 @@
+/*
+ * Checkpoints of a scan that is kept as it is: where in the file its pieces begin, and the predictions there. A piece
+ * has `piece` MCUs, fewer where a row of MCUs or a restart interval ends.
+ *
+ * HEAD bytes, little-endian: version; `piece`; bits of each of the four fields; the least value of the first field (4
+ * bytes) and of the others (2 each); CRC-32 of all else and of the facts of its file, see checkpoints_crc(). Then the
+ * fields of each piece, from the lowest bit on: its length in bits of the file, with stuffing, padding and marker; and
+ * how the prediction of each component changes in it, which means nothing before a marker.
+ */
+#include "engine.h"
+
+#include <string.h>
+
+enum {
+    VERSION = 1,
+    HEAD = 20,
+    CRC_AT = 16,
+    FIELDS = 1 + COMPONENTS,
+    MOST_BITS = 57, /* of a piece's fields: what is there of 8 bytes wherever it begins in a byte */
+    MOST_LENGTH_BITS = 30,
+    MOST_CHANGE_BITS = 15,
+    MOST_PIECE = 255,
+    PIECE_BYTES = 800, /* of coded data: fewer are 1% faster, for a third more bytes */
+    MOST_BYTES = 1 << 26
+};
+
+struct fields {
+    int64_t piece, least[FIELDS];
+    int bits[FIELDS], width;
+};
+
+/* MCUs of the piece that begins with `mcu`. */
+int64_t piece_at(const struct headers *headers, int64_t piece, int64_t mcu)
+{
+    int64_t column = mcu % headers->across, count = piece - column % piece, in_row = headers->across - column;
+    int64_t left = headers->interval ? headers->interval - mcu % headers->interval : count;
+    count = count < in_row ? count : in_row;
+    return count < left ? count : left;
+}
+
+static bool ends_with_marker(const struct headers *headers, int64_t next)
+{
+    return next == (int64_t)headers->rows * headers->across || (headers->interval && next % headers->interval == 0);
+}
+
+/* Of the index, and of what decides in its file where pieces lie: sizes, sampling, restarts, Huffman tables. */
+uint32_t checkpoints_crc(const struct decoder *decoder, const uint8_t *at, int64_t size, int64_t nbytes)
+{
+    const struct headers *headers = &decoder->headers;
+    const int64_t facts[] = {nbytes,
+                             headers->scan_at,
+                             headers->height,
+                             headers->width,
+                             headers->interval,
+                             headers->components,
+                             headers->mcu_height,
+                             headers->mcu_width};
+    uint32_t crc = add_crc(decoder->crc, 0, (const uint8_t *)facts, sizeof facts);
+    for (int i = 0; i < headers->components; i++) {
+        const struct huffman_spec *specs[] = {&headers->dc[headers->component[i].dc],
+                                              &headers->ac[headers->component[i].ac]};
+        for (int kind = 0; kind < 2; kind++) {
+            crc = add_crc(decoder->crc, crc, specs[kind]->counts, 16);
+            crc = add_crc(decoder->crc, crc, specs[kind]->values, specs[kind]->total);
+        }
+    }
+    crc = add_crc(decoder->crc, crc, at, CRC_AT);
+    return add_crc(decoder->crc, crc, at + HEAD, size - HEAD);
+}
+
+/* ---- using them ---- */
+
+/* Reads the head; whether the index is that of this file. */
+static int read_head(const struct decoder *decoder, int64_t nbytes, struct fields *fields)
+{
+    const uint8_t *at = decoder->checkpoints;
+    int64_t size = decoder->checkpoint_bytes;
+    uint32_t least, crc;
+    int16_t changes[COMPONENTS];
+    if (size <= HEAD || size > MOST_BYTES || at[0] != VERSION || !at[1])
+        return REFUSED;
+    fields->piece = at[1];
+    memcpy(&least, at + 6, sizeof least);
+    memcpy(changes, at + 10, sizeof changes);
+    memcpy(&crc, at + CRC_AT, sizeof crc);
+    fields->width = 0;
+    for (int f = 0; f < FIELDS; f++) {
+        fields->bits[f] = at[2 + f];
+        fields->least[f] = f ? (int64_t)changes[f - 1] : (int64_t)least;
+        fields->width += fields->bits[f];
+        if (fields->bits[f] > (f ? MOST_CHANGE_BITS : MOST_LENGTH_BITS))
+            return REFUSED;
+    }
+    bool possible = fields->bits[0] && fields->width <= MOST_BITS;
+    return possible && crc == checkpoints_crc(decoder, at, size, nbytes) ? DONE : REFUSED;
+}
+
+/* The fields of the piece that begin with bit `bit` of the body. There are 8 bytes before its end, for HEAD has more.
+ */
+INLINE uint64_t read_fields(const struct decoder *decoder, int64_t bit)
+{
+    int64_t byte = HEAD + (bit >> 3), last = decoder->checkpoint_bytes - 8;
+    uint64_t entry;
+    byte = byte < last ? byte : last;
+    memcpy(&entry, decoder->checkpoints + byte, 8);
+    return entry >> (8 * (HEAD - byte) + bit);
+}
+
+static bool is_wide(const int *predicted)
+{
+    bool wide = false;
+    for (int i = 0; i < COMPONENTS; i++)
+        wide |= predicted[i] >= MOST_DC || predicted[i] <= -MOST_DC;
+    return wide;
+}
+
+/* Ends a part with MCU `last`, of a piece that goes on up to `next`, in the file up to bit `position`. */
+static int end_part(const struct decoder *decoder, struct located *part, int64_t last, int64_t next, int64_t position,
+                    const int *predicted)
+{
+    const struct headers *headers = &decoder->headers;
+    part->count = last - part->mcu;
+    part->cut_short = last < next;
+    part->at_marker = ends_with_marker(headers, next);
+    part->marker = position >> 3;
+    part->end_bit = (int)(position & 7);
+    memcpy(part->next, predicted, sizeof part->next);
+    if (part->at_marker) {
+        bool ended = next == (int64_t)headers->rows * headers->across;
+        part->marker -= ended ? 0 : 2;
+        int expected = ended ? EOI : RST0 | (int)((next / headers->interval - 1) & 7);
+        const uint8_t *marker = decoder->file + part->marker;
+        if (part->end_bit || part->marker < part->start || marker[0] != 0xFF || marker[1] != expected)
+            return REFUSED;
+    }
+    return DONE;
+}
+
+/* Notes the parts that hold the MCUs that are needed: in each row, pieces that follow each other up to the last column
+ * or a marker. */
+int locate_checkpoints(struct decoder *decoder, int64_t nbytes)
+{
+    const struct headers *headers = &decoder->headers;
+    struct fields fields;
+    if (read_head(decoder, nbytes, &fields) != DONE)
+        return REFUSED;
+    int64_t across = headers->across, interval = headers->interval, found = 0;
+    int64_t in_row = 1 + (interval ? across / interval + 1 : 0), most = (decoder->row1 - decoder->row0) * in_row;
+    if (most > MOST_SEGMENTS || make_room(&decoder->located, (size_t)most * sizeof(struct located)) != DONE)
+        return REFUSED;
+    struct located *located = decoder->located.at, *part = NULL;
+    int64_t position = 8 * headers->scan_at, end = 8 * (nbytes - 2), bit = 0;
+    int64_t bits = 8 * (decoder->checkpoint_bytes - HEAD), stop = decoder->row1 * across;
+    int predicted[COMPONENTS] = {0};
+    for (int64_t mcu = 0, next; mcu < stop; mcu = next, bit += fields.width) {
+        next = mcu + piece_at(headers, fields.piece, mcu);
+        if (UNLIKELY(bit + fields.width > bits))
+            return REFUSED;
+        int64_t row = mcu / across, last = row * across + decoder->column1;
+        if (row >= decoder->row0 && !part && mcu < last && next > row * across + decoder->column0) {
+            part = &located[found++];
+            *part = (struct located){.part = true, .start = position >> 3, .bit = (int)(position & 7), .mcu = mcu};
+            memcpy(part->predicted, predicted, sizeof predicted);
+        }
+        uint64_t entry = read_fields(decoder, bit);
+        position += fields.least[0] + (int64_t)(entry & (((uint64_t)1 << fields.bits[0]) - 1));
+        entry >>= fields.bits[0];
+        for (int i = 0; i < COMPONENTS; entry >>= fields.bits[1 + i++])
+            predicted[i] += (int)fields.least[1 + i] + (int)(entry & (((uint64_t)1 << fields.bits[1 + i]) - 1));
+        bool marker = ends_with_marker(headers, next);
+        if (marker)
+            memset(predicted, 0, sizeof predicted);
+        if (UNLIKELY(position > end || is_wide(predicted)))
+            return REFUSED;
+        if (part && (next >= last || marker)) {
+            if (end_part(decoder, part, next < last ? next : last, next, position, predicted) != DONE)
+                return REFUSED;
+            part = NULL;
+        }
+    }
+    decoder->segments = found;
+    return DONE;
+}
+
+/* ---- making them ---- */
+
+/* The points of a segment that was passed over, up to MCU `stop`, were counted without stuffing from its first byte,
+ * `base`, on: makes bits of the file of them. The last one lies behind the marker, `length` bytes on. */
+void place_points(struct decoder *decoder, int64_t base, int64_t first, int64_t stop, int64_t length)
+{
+    const struct headers *headers = &decoder->headers;
+    struct point *points = decoder->points.at;
+    const uint8_t *file = decoder->file, *at = file + base;
+    bool ended = stop == (int64_t)headers->rows * headers->across;
+    int64_t done = 0;                                                       /* bytes, without stuffing, before `at` */
+    const uint8_t *ff = memchr(at, 0xFF, (size_t)(decoder->file_end - at)); /* there is a marker at least */
+    for (int64_t mcu = first; mcu < stop;) {
+        mcu += piece_at(headers, decoder->piece, mcu);
+        int64_t byte = mcu == stop ? length : points[mcu].bit >> 3;
+        while (byte > done) {
+            int64_t step = ff - at + 1;
+            if (byte - done < step) {
+                at += byte - done;
+                done = byte;
+            } else {
+                done += step;
+                at = ff + 2;
+                ff = memchr(at, 0xFF, (size_t)(decoder->file_end - at));
+            }
+        }
+        if (mcu == stop)
+            points[mcu] = (struct point){.bit = 8 * (at - file + (ended ? 0 : 2))};
+        else
+            points[mcu].bit = 8 * (at - file) + (points[mcu].bit & 7);
+    }
+}
+
+static int bits_for(int64_t value)
+{
+    return value ? 64 - __builtin_clzll((uint64_t)value) : 0;
+}
+
+/* What the piece from `mcu` to `next` has in its fields; how many of them mean something. */
+static int values_of(const struct decoder *decoder, int64_t mcu, int64_t next, int64_t *values)
+{
+    const struct point *points = decoder->points.at;
+    values[0] = points[next].bit - points[mcu].bit;
+    for (int i = 0; i < COMPONENTS; i++)
+        values[1 + i] = points[next].predicted[i] - points[mcu].predicted[i];
+    return ends_with_marker(&decoder->headers, next) ? 1 : FIELDS;
+}
+
+/* Writes the index of a file whose points are known; its bytes, 0 where there is none. */
+int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t room)
+{
+    const struct headers *headers = &decoder->headers;
+    int64_t total = (int64_t)headers->rows * headers->across, pieces = 0, values[FIELDS], least[FIELDS], most[FIELDS];
+    ((struct point *)decoder->points.at)[0] = (struct point){.bit = 8 * headers->scan_at};
+    for (int f = 0; f < FIELDS; f++)
+        least[f] = INT64_MAX, most[f] = INT64_MIN;
+    for (int64_t mcu = 0, next; mcu < total; mcu = next, pieces++) {
+        next = mcu + piece_at(headers, decoder->piece, mcu);
+        for (int f = 0, count = values_of(decoder, mcu, next, values); f < count; f++) {
+            least[f] = values[f] < least[f] ? values[f] : least[f];
+            most[f] = values[f] > most[f] ? values[f] : most[f];
+        }
+    }
+    int bits[FIELDS], width = 0;
+    for (int f = 0; f < FIELDS; f++) {
+        if (least[f] > most[f])
+            least[f] = most[f] = 0;
+        bits[f] = bits_for(most[f] - least[f]);
+        if (!f && !bits[f])
+            bits[f] = 1; /* so that there is a body */
+        width += bits[f];
+        if (bits[f] > (f ? MOST_CHANGE_BITS : MOST_LENGTH_BITS))
+            return 0;
+    }
+    int64_t size = HEAD + ((pieces * width + 7) >> 3);
+    if (pieces < 2 || width > MOST_BITS || size > MOST_BYTES || size + 8 > room)
+        return 0;
+    uint32_t first = (uint32_t)least[0];
+    int16_t changes[COMPONENTS] = {(int16_t)least[1], (int16_t)least[2], (int16_t)least[3]};
+    memset(to, 0, (size_t)size + 8);
+    to[0] = VERSION;
+    to[1] = (uint8_t)decoder->piece;
+    for (int f = 0; f < FIELDS; f++)
+        to[2 + f] = (uint8_t)bits[f];
+    memcpy(to + 6, &first, sizeof first);
+    memcpy(to + 10, changes, sizeof changes);
+    int64_t bit = 0;
+    for (int64_t mcu = 0, next; mcu < total; mcu = next, bit += width) {
+        next = mcu + piece_at(headers, decoder->piece, mcu);
+        uint64_t entry = 0, there;
+        for (int f = 0, shift = 0, count = values_of(decoder, mcu, next, values); f < count; shift += bits[f++])
+            entry |= (uint64_t)(values[f] - least[f]) << shift;
+        uint8_t *at = to + HEAD + (bit >> 3);
+        memcpy(&there, at, 8);
+        there |= entry << (bit & 7);
+        memcpy(at, &there, 8);
+    }
+    uint32_t crc = checkpoints_crc(decoder, to, size, decoder->file_end - decoder->file);
+    memcpy(to + CRC_AT, &crc, sizeof crc);
+    return size;
+}
+
+/* Gets ready to pass over the scan of a file. */
+int begin_checkpoints(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
+{
+    struct headers *headers = &decoder->headers;
+    if (read_headers(headers, file, nbytes) != DONE || nbytes > MOST_BYTES)
+        return REFUSED;
+    int64_t total = (int64_t)headers->rows * headers->across, coded = nbytes - headers->scan_at;
+    if (coded * 4 < total * headers->blocks ||
+        make_room(&decoder->points, (size_t)(total + 1) * sizeof(struct point)) != DONE)
+        return REFUSED;
+    int64_t piece = (PIECE_BYTES * total + coded / 2) / (coded ? coded : 1);
+    decoder->piece = piece < 1 ? 1 : piece > MOST_PIECE ? MOST_PIECE : piece;
+    headers->index_at = 0; /* its segments are found on the way */
+    return prepare_scan(decoder, file, nbytes);
+}

@@ -1,0 +1,291 @@
+/* Passes over scans to note where pieces begin (checkpoints.c): several symbols of a block by one lookup, two images in
+ * turn. */
+#include "reader.h"
+
+enum { SKIP_BITS = 12, PER_FILL = 4 };
+
+/* What the loop keeps in registers. `bits` has what follows at its high end, `count` bits; `at` is what follows them.
+ */
+struct passing {
+    uint64_t bits;
+    int count;
+    uint32_t k; /* number of the next coefficient */
+    const uint8_t *at;
+    const uint16_t *look;
+};
+
+/* A segment that is passed over. */
+struct skipper {
+    struct decoder *decoder;
+    struct passing hot;
+    const uint8_t *room, *end;
+    int64_t mcu, left, piece, until; /* the next MCU; those left of the segment, of the piece; how many that had */
+    int64_t first, bits;             /* its first MCU; once it has ended: how many bits were read */
+    int block, blocks, predicted[COMPONENTS];
+    uint8_t component[MCU_BLOCKS];
+    const struct huffman *dc[MCU_BLOCKS], *ac[MCU_BLOCKS];
+    const uint16_t *looks[MCU_BLOCKS];
+};
+
+/* Bits 0-3: of as many symbols as fit; from 4 on: how far k moves. 0: look further. */
+static void fill_skips(uint16_t *to, const struct huffman *table)
+{
+    for (uint32_t bits = 0; bits < 1 << SKIP_BITS; bits++) {
+        uint32_t taken = 0, k = 0;
+        while (k < END_OF_BLOCK) {
+            uint32_t rest = bits << taken & ((1 << SKIP_BITS) - 1);
+            uint32_t entry = table->look[rest >> (SKIP_BITS - LOOKUP_BITS)], length = entry & 63;
+            if (entry & ESCAPE || taken + length > SKIP_BITS)
+                break;
+            taken += length;
+            k += entry >> K & 255;
+        }
+        to[bits] = (uint16_t)(taken | k << 4);
+    }
+}
+
+/* The tables of the scan, and for AC of them the lookups that pass over symbols; what is known already stays. */
+static int make_skips(struct decoder *decoder)
+{
+    const struct headers *headers = &decoder->headers;
+    if (!decoder->skips.at)
+        decoder->skips_known = 0;
+    if (make_room(&decoder->skips, TABLES * sizeof(uint16_t) << SKIP_BITS) != DONE)
+        return REFUSED;
+    for (int i = 0; i < headers->components; i++) {
+        int n = headers->component[i].ac;
+        const struct huffman_spec *spec = &headers->ac[n];
+        const struct huffman *table = &decoder->ac[n];
+        uint8_t *seen = decoder->skip_counts[n];
+        if (make_table(&decoder->dc[headers->component[i].dc], &headers->dc[headers->component[i].dc], DC_TABLE) ||
+            make_table(&decoder->ac[n], spec, AC_TABLE))
+            return REFUSED;
+        /* Counts and values: not the same as those of make_table(), which other work has called since. */
+        if (decoder->skips_known >> n & 1 && !memcmp(seen, table->counts, 16) && !memcmp(seen + 16, table->values, 256))
+            continue;
+        fill_skips((uint16_t *)decoder->skips.at + (n << SKIP_BITS), table);
+        memcpy(seen, table->counts, 16);
+        memcpy(seen + 16, table->values, 256);
+        decoder->skips_known |= 1 << n;
+    }
+    return DONE;
+}
+
+INLINE void fill(struct passing *hot)
+{
+    uint64_t next;
+    memcpy(&next, hot->at, 8);
+    hot->bits |= __builtin_bswap64(next) >> hot->count;
+    hot->at += (63 - hot->count) >> 3;
+    hot->count |= 56;
+}
+
+INLINE void take(struct passing *hot, uint32_t count)
+{
+    hot->bits <<= count & 63;
+    hot->count -= (int)(count & 63);
+}
+
+/* The first coefficient of a block: F.2.2.1. */
+INLINE int begin_block(struct skipper *skipper, struct passing *hot)
+{
+    const struct huffman *table = skipper->dc[skipper->block];
+    fill(hot);
+    uint32_t entry = table->look[hot->bits >> (64 - LOOKUP_BITS)];
+    if (UNLIKELY(entry & ESCAPE))
+        entry = long_symbol(table, hot->bits, entry);
+    take(hot, entry);
+    hot->k = entry >> K & 255;
+    int dc = skipper->predicted[skipper->component[skipper->block]] += (int16_t)(entry >> 16);
+    hot->look = skipper->looks[skipper->block];
+    fill(hot);
+    return hot->k == 1 && dc < MOST_DC && dc > -MOST_DC ? DONE : REFUSED;
+}
+
+/* Notes where a piece ends, at bit `bit` of the segment: NO_MORE where that ends too. */
+static NOT_INLINE int end_piece(struct skipper *skipper, int64_t bit)
+{
+    struct decoder *decoder = skipper->decoder;
+    struct point *point = (struct point *)decoder->points.at + skipper->mcu;
+    point->bit = bit;
+    memcpy(point->predicted, skipper->predicted, sizeof point->predicted);
+    skipper->left -= skipper->piece;
+    skipper->bits = bit;
+    if (!skipper->left)
+        return NO_MORE;
+    skipper->until = skipper->piece = piece_at(&decoder->headers, decoder->piece, skipper->mcu);
+    return DONE;
+}
+
+INLINE int end_block(struct skipper *skipper, struct passing *hot)
+{
+    if (UNLIKELY(hot->at > skipper->end + 8))
+        return REFUSED;
+    if (++skipper->block == skipper->blocks) {
+        skipper->block = 0;
+        skipper->mcu++;
+        if (UNLIKELY(!--skipper->until)) {
+            int outcome = end_piece(skipper, 8 * (hot->at - skipper->room) - hot->count);
+            if (outcome != DONE)
+                return outcome;
+        }
+    }
+    return begin_block(skipper, hot);
+}
+
+/* A symbol that no lookup passes over, or the last ones of a block: REFUSED where they are none. */
+INLINE int pass_symbol(const struct skipper *skipper, struct passing *hot)
+{
+    const struct huffman *table = skipper->ac[skipper->block];
+    fill(hot);
+    uint32_t entry = table->look[hot->bits >> (64 - LOOKUP_BITS)];
+    if (entry & ESCAPE)
+        entry = long_symbol(table, hot->bits, entry);
+    take(hot, entry);
+    fill(hot);
+    hot->k += entry >> K & 255;
+    return (hot->k > 64 && hot->k <= END_OF_BLOCK) || hot->k >= NO_CODE ? REFUSED : DONE;
+}
+
+/* Passes over segments, `count` of them, in turn, until one has ended (NO_MORE) or is refused: which, and why. A lookup
+ * takes SKIP_BITS at most, of the 56 bits at least that fill() brings. */
+INLINE int pass(struct skipper *const *skippers, const int count, int *outcome)
+{
+    struct passing hot[LANES];
+    int stopped = 0;
+#pragma GCC unroll 2
+    for (int i = 0; i < count; i++)
+        hot[i] = skippers[i]->hot;
+    for (;;) {
+#pragma GCC unroll 2
+        for (int i = 0; i < count; i++)
+            fill(&hot[i]);
+#pragma GCC unroll 4
+        for (int step = 0; step < PER_FILL; step++)
+#pragma GCC unroll 2
+            for (int i = 0; i < count; i++) {
+                uint32_t entry = hot[i].look[hot[i].bits >> (64 - SKIP_BITS)], k = hot[i].k + (entry >> 4);
+                if (UNLIKELY(k >= 64 || !entry)) {
+                    *outcome = DONE;
+                    if (UNLIKELY(!entry || (k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {
+                        *outcome = pass_symbol(skippers[i], &hot[i]);
+                        if (*outcome == DONE && hot[i].k < 64)
+                            continue;
+                    } else {
+                        take(&hot[i], entry & 15);
+                    }
+                    if (*outcome == DONE)
+                        *outcome = end_block(skippers[i], &hot[i]);
+                    if (UNLIKELY(*outcome != DONE)) {
+                        stopped = i;
+                        goto stop;
+                    }
+                    continue;
+                }
+                take(&hot[i], entry & 15);
+                hot[i].k = k;
+            }
+    }
+stop:
+#pragma GCC unroll 2
+    for (int i = 0; i < count; i++)
+        skippers[i]->hot = hot[i];
+    return stopped;
+}
+
+int pass_one_plain(struct skipper *const *skippers, int *outcome)
+{
+    return pass(skippers, 1, outcome);
+}
+
+int pass_two_plain(struct skipper *const *skippers, int *outcome)
+{
+    return pass(skippers, 2, outcome);
+}
+
+#ifdef HAS_AVX2
+AVX2 int pass_one_avx2(struct skipper *const *skippers, int *outcome)
+{
+    return pass(skippers, 1, outcome);
+}
+
+AVX2 int pass_two_avx2(struct skipper *const *skippers, int *outcome)
+{
+    return pass(skippers, 2, outcome);
+}
+#endif
+
+/* Begins with the next segment of an image: NO_MORE where there is none. */
+static int begin_segment(struct skipper *skipper)
+{
+    struct decoder *decoder = skipper->decoder;
+    const struct headers *headers = &decoder->headers;
+    struct lane *lane = &decoder->lanes[0];
+    *lane = (struct lane){.decoder = decoder, .room = decoder->unstuffed[0].at};
+    int outcome = open_segment(decoder, lane);
+    if (outcome != DONE)
+        return outcome;
+    *skipper = (struct skipper){.decoder = decoder,
+                                .hot = {.at = lane->room},
+                                .room = lane->room,
+                                .end = lane->end,
+                                .mcu = lane->mcu,
+                                .first = lane->mcu,
+                                .left = lane->left,
+                                .blocks = headers->blocks};
+    for (int b = 0; b < headers->blocks; b++) {
+        const struct component *component = &headers->component[headers->component_of[b]];
+        skipper->component[b] = headers->component_of[b];
+        skipper->dc[b] = &decoder->dc[component->dc];
+        skipper->ac[b] = &decoder->ac[component->ac];
+        skipper->looks[b] = (const uint16_t *)decoder->skips.at + (component->ac << SKIP_BITS);
+    }
+    skipper->until = skipper->piece = piece_at(headers, decoder->piece, skipper->mcu);
+    return begin_block(skipper, &skipper->hot);
+}
+
+/* A segment has ended: all of its bytes have to have been read. */
+static int end_segment(struct skipper *skipper)
+{
+    struct lane *lane = &skipper->decoder->lanes[0];
+    lane->at = skipper->room + (skipper->bits >> 3);
+    lane->taken = (uint64_t)skipper->bits & 7;
+    if (close_segment(lane) != DONE)
+        return REFUSED;
+    place_points(skipper->decoder, lane->base, skipper->first, skipper->mcu, skipper->end - skipper->room);
+    return begin_segment(skipper);
+}
+
+/* Of files: the index of each is written to `to`, where there is room for so many bytes, and 8 of them to spare.
+ * `sizes` says how many it has: 0 where the engine does not take the file, or an index would be of no use. */
+void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes, int64_t count,
+                      uint8_t *const *to, const int64_t *rooms, int64_t *sizes)
+{
+    struct skipper skippers[LANES] = {{.decoder = decoder}, {.decoder = decoder->second}}, *active[LANES];
+    int64_t number[LANES], next = 0;
+    int busy = 0;
+    while (busy || next < count) {
+        if (busy < LANES && next < count) {
+            struct skipper *idle = &skippers[busy && active[0] == skippers];
+            sizes[next] = 0;
+            if (begin_checkpoints(idle->decoder, files[next], nbytes[next]) == DONE &&
+                make_skips(idle->decoder) == DONE && begin_segment(idle) == DONE) {
+                number[idle - skippers] = next;
+                active[busy++] = idle;
+            }
+            next++;
+            continue;
+        }
+        int outcome;
+        const struct kernels *kernels = decoder->kernels;
+        int n = busy == 2 ? kernels->pass_two(active, &outcome) : kernels->pass_one(active, &outcome);
+        struct skipper *ended = active[n];
+        if (outcome == NO_MORE && (outcome = end_segment(ended)) == DONE)
+            continue;
+        if (outcome == NO_MORE)
+            sizes[number[ended - skippers]] =
+                pack_checkpoints(ended->decoder, to[number[ended - skippers]], rooms[number[ended - skippers]]);
+        active[n] = active[--busy];
+        keep_little(ended->decoder);
+    }
+}

@@ -1,0 +1,32 @@
+"""The seek index of JPEG files that are kept as they are: checkpoints from which crops can begin to decode.
+
+The engine makes it and uses it (``engine/checkpoints.c``); the page *formats* of the guide has its layout. It follows
+from the file alone, so whoever writes a record makes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from packstore.core.column import SEEK_INDEX
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Column
+from packstore.images.engine import engine_problem, get_engine
+
+
+def make_indexes(files: Sequence[Any]) -> list[bytes]:
+    """Makes the seek index of each image file, empty for one that has none.
+
+    Raises:
+        UsageError: There is no engine.
+    """
+    engine = get_engine()
+    if engine is None:
+        raise UsageError(f"a store with a seek index needs packstore's JPEG engine: {engine_problem()}")
+    return engine.make_indexes(files)
+
+
+def index_values(columns: Iterable[Column], files: Sequence[Any]) -> dict[str, list[bytes]]:
+    """Makes the values of the hidden column for records with these files; nothing if a store has no such column."""
+    return {SEEK_INDEX.name: make_indexes(files)} if any(c.name == SEEK_INDEX.name for c in columns) else {}

@@ -1,0 +1,248 @@
+"""Stores with a seek index: the same datasets, read from checkpoints on, through every command that writes stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+import packstore
+from packstore import PackedDataset, PackedLoader
+from packstore.cli import cli
+from packstore.core.errors import CorruptRecordError, UsageError
+from packstore.core.manifest import Manifest
+from packstore.images.engine import engine_problem
+from packstore.images.seek_index import make_indexes
+from packstore.stores import create_store, open_store
+from packstore.training.augment import RandomHorizontalFlip, RandomResizedCrop
+from tests.makers.datasets import pixels
+from tests.makers.seek_indexes import repaired
+from tests.makers.stores import content
+
+Need = Callable[[str, bool], None]
+SUFFIXES = (".lmdb", ".h5", ".pth")
+PROGRESSIVE, OTHER = 5, 11
+COUNT = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(request: pytest.FixtureRequest) -> None:
+    need: Need = request.getfixturevalue("need")
+    need("native", engine_problem() is None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEG files, one of them progressive, and a PNG."""
+    root = tmp_path_factory.mktemp("images") / "photos"
+    for i in range(COUNT):
+        place = root / f"class{i * 2 // COUNT}"
+        place.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(pixels(150 + i, 260 - 3 * i, i))
+        name = f"{i:02}.png" if i == OTHER else f"{i:02}.jpg"
+        image.save(place / name, **({} if i == OTHER else {"quality": 92, "progressive": i == PROGRESSIVE}))
+    return root
+
+
+def pack(folder: Path, store: Path, **options: object) -> Manifest:
+    return packstore.convert(folder, store, encoding="original", **options).manifest  # type: ignore[arg-type]
+
+
+def indexes_of(store: Path) -> list[bytes]:
+    with open_store(store) as reader:
+        return [bytes(reader.value("seek_index", i)) for i in range(len(reader))]
+
+
+def assert_indexed(store: Path, records: int = COUNT) -> None:
+    """Each record has its file's index, and the store is whole."""
+    with open_store(store) as reader:
+        files = [bytes(reader.read(i)) for i in range(len(reader))]
+    assert len(files) == records
+    assert indexes_of(store) == make_indexes(files)
+    assert any(indexes_of(store))
+    report = packstore.verify(store, decode=True)
+    assert report.ok, report.problems
+    assert "every seek index made again and compared" in report.checks
+
+
+def epoch(store: Path) -> tuple[torch.Tensor, dict[str, float]]:
+    operations = [RandomResizedCrop(48), RandomHorizontalFlip()]
+    loader = PackedLoader(PackedDataset(store), batch_size=6, augment=operations, seed=3, shuffle=True)
+    images = torch.cat([batch[0].clone() for batch in loader])
+    return images, loader.stats()
+
+
+@pytest.mark.parametrize("shard_size", [None, "100kB"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_store_with_it_is_the_same_dataset(folder: Path, tmp_path: Path, suffix: str, shard_size: str | None) -> None:
+    plain, indexed = tmp_path / f"plain{suffix}", tmp_path / f"indexed{suffix}"
+    without = pack(folder, plain, shard_size=shard_size)
+    manifest = pack(folder, indexed, shard_size=shard_size, index=True)
+    assert (manifest.dataset_digest, manifest.records_digest) == (without.dataset_digest, without.records_digest)
+    assert manifest.shards is None or len(manifest.shards) > 2
+    assert_indexed(indexed)
+    assert [i for i, index in enumerate(indexes_of(indexed)) if not index] == [PROGRESSIVE, OTHER]
+    (expected, _), (found, stats) = epoch(plain), epoch(indexed)
+    assert torch.equal(found, expected)
+    assert stats["unindexed"] == 0
+
+
+def with_indexes(store: Path, copy: Path, change: Callable[[bytes, bytes], bytes]) -> None:
+    """A copy of a store with other indexes; ``change`` gets a file and its index."""
+    with open_store(store) as reader:
+        files = [bytes(reader.read(i)) for i in range(len(reader))]
+        indexes = [change(*each) for each in zip(files, indexes_of(store), strict=True)]
+        names = ("label", "key")
+        values = {name: [reader.value(name, i) for i in range(len(reader))] for name in names}
+        manifest = reader.manifest
+        with create_store(copy, format=manifest.format, encoding="original", columns=manifest.columns) as builder:
+            builder.describe(origin=manifest.origin, normalization=None, options=manifest.options, versions={})
+            values = {"label": np.array(values["label"]), "key": [bytes(key) for key in values["key"]]}
+            builder.append(files, values | {"seek_index": indexes}, "")
+            builder.commit()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_wrong_index_is_counted_and_not_used(folder: Path, tmp_path: Path, suffix: str) -> None:
+    indexed, wrong = tmp_path / f"indexed{suffix}", tmp_path / f"wrong{suffix}"
+    pack(folder, indexed, index=True)
+    with_indexes(indexed, wrong, lambda file, index: index[:-1] + bytes([index[-1] ^ 1]) if index else b"none of it")
+    (expected, _), (found, stats) = epoch(indexed), epoch(wrong)
+    assert torch.equal(found, expected)
+    assert stats["unindexed"] == COUNT - 2  # the engine does not decode the others
+    assert packstore.verify(wrong).ok  # they are what was packed
+    problems = packstore.verify(wrong, decode=True).problems
+    assert [problem.record for problem in problems] == [*range(COUNT)]
+    assert "its seek index is not that of its file" in problems[0].what
+
+
+def test_a_forged_index_is_found_by_verify(folder: Path, tmp_path: Path) -> None:
+    """Its checksum is right, and a shift of all predictions fits itself: only making it again shows it."""
+    indexed, forged = tmp_path / "indexed.lmdb", tmp_path / "forged.lmdb"
+    pack(folder, indexed, index=True)
+
+    def shift(file: bytes, index: bytes) -> bytes:
+        return index and repaired(index[:10] + bytes([index[10] ^ 1]) + index[11:], file)
+
+    with_indexes(indexed, forged, shift)
+    epoch(forged)
+    report = packstore.verify(forged, decode=True)
+    assert {problem.record for problem in report.problems} == {*range(COUNT)} - {PROGRESSIVE, OTHER}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_command_that_writes_stores_makes_it(folder: Path, tmp_path: Path, suffix: str) -> None:
+    first, second, whole = (tmp_path / f"{name}{suffix}" for name in ("first", "second", "whole"))
+    pack(folder, whole, index=True)
+    halves = ((first, "label == class0"), (second, "label == class1"))
+    for half, where in halves:
+        packstore.select(whole, half, where=where)
+        assert_indexed(half, COUNT // 2)
+    merged = tmp_path / f"merged{suffix}"
+    packstore.merge([first, second], merged)
+    assert_indexed(merged)
+    packstore.append(first, second)
+    assert_indexed(first)
+    packed, more = tmp_path / f"packed{suffix}", tmp_path / "more" / "class0"
+    pack(folder, packed, index=True, shard_size="100kB")
+    more.mkdir(parents=True)
+    Image.fromarray(pixels(200, 300, 77)).save(more / "new.jpg", quality=92)
+    packstore.append(packed, more.parent)
+    assert_indexed(packed, COUNT + 1)
+    assert indexes_of(packed)[-1]
+    copied = tmp_path / "copied.lmdb"
+    digest = packstore.open(whole).manifest.dataset_digest
+    assert packstore.convert(whole, copied, index=True).manifest.dataset_digest == digest
+    assert_indexed(copied)
+    assert not packstore.convert(whole, tmp_path / "without.h5").manifest.has_column("seek_index")
+    packstore.select(whole, tmp_path / f"less{suffix}", drop_columns=["seek_index"])
+    assert not packstore.open(tmp_path / f"less{suffix}").manifest.has_column("seek_index")
+
+
+def test_damage_of_the_column_is_found_and_mended(folder: Path, tmp_path: Path) -> None:
+    store, mended, saved = tmp_path / "s.h5", tmp_path / "mended.h5", tmp_path / "saved.h5"
+    pack(folder, store, index=True)
+    whole, index = store.read_bytes(), indexes_of(store)[2]
+    at = whole.index(index) + 25
+    store.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    problems = packstore.verify(store).problems
+    assert len(problems) == 1
+    assert "'seek_index' is damaged" in problems[0].what
+    _, stats = epoch(store)
+    assert stats["unindexed"] == 1
+    report = packstore.repair(store, folder, mended)
+    assert report.identical
+    assert mended.read_bytes() == whole
+    packstore.salvage(store, saved)
+    assert_indexed(saved)
+
+
+def test_exports_do_not_have_it(folder: Path, tmp_path: Path) -> None:
+    indexed, exported = tmp_path / "s.lmdb", tmp_path / "out.tar"
+    digest = pack(folder, indexed, index=True).dataset_digest
+    packstore.export(indexed, exported)
+    assert pack(exported, tmp_path / "again.lmdb").dataset_digest == digest
+    assert packstore.convert(exported, tmp_path / "once.lmdb", index=True).manifest.dataset_digest == digest
+
+
+def test_on_the_command_line(folder: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["convert", str(folder), str(tmp_path / "s.lmdb"), "--index", "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert_indexed(tmp_path / "s.lmdb")
+    for encoding in ("jpeg", "seekable"):
+        with pytest.raises(UsageError, match=f"for the encoding original, not {encoding}"):
+            packstore.convert(folder, tmp_path / "other.lmdb", encoding=encoding, index=True)
+    with pytest.raises(UsageError, match="not float16"):
+        packstore.convert(folder, tmp_path / "other.pth", index=True)
+    with packstore.Writer(tmp_path / "w.lmdb", index=True) as writer:
+        for path in sorted(folder.rglob("*.jpg")):
+            writer.add(image=path)
+    assert_indexed(tmp_path / "w.lmdb", COUNT - 1)
+
+
+@pytest.mark.parametrize("shard_size", [None, "100kB"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_added_later_a_store_has_the_bytes_of_one_packed_with_it(
+    folder: Path, tmp_path: Path, suffix: str, shard_size: str | None
+) -> None:
+    store, packed = tmp_path / f"store{suffix}", tmp_path / f"packed{suffix}"
+    pack(folder, store, shard_size=shard_size)
+    manifest = pack(folder, packed, shard_size=shard_size, index=True)
+    report = packstore.add_index(store)
+    assert (report.written, report.manifest) == (True, manifest)
+    assert content(store) == content(packed)
+    assert not packstore.add_index(store).written
+    assert content(store) == content(packed)
+
+
+def test_added_later_on_the_command_line(folder: Path, tmp_path: Path) -> None:
+    store = tmp_path / "s.lmdb"
+    pack(folder, store)
+    for said in (f"{COUNT} records indexed", "has a seek index already"):
+        done = CliRunner().invoke(cli, ["index", str(store)])
+        assert done.exit_code == 0, done.output
+        assert said in done.output
+    assert_indexed(store)
+    packstore.convert(folder, tmp_path / "other.lmdb", encoding="jpeg")
+    with pytest.raises(UsageError, match="has the encoding jpeg; a seek index is for original"):
+        packstore.add_index(tmp_path / "other.lmdb")
+
+
+def test_a_damaged_record_is_not_indexed(folder: Path, tmp_path: Path) -> None:
+    store = tmp_path / "s.h5"
+    pack(folder, store)
+    with open_store(store) as reader:
+        image = bytes(reader.read(3))
+    whole = store.read_bytes()
+    at = whole.index(image) + len(image) // 2
+    damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+    store.write_bytes(damaged)
+    with pytest.raises(CorruptRecordError, match="record 3"):
+        packstore.add_index(store)
+    assert store.read_bytes() == damaged
+    assert [path.name for path in tmp_path.iterdir()] == ["s.h5"]
