@@ -103,7 +103,8 @@ def other_images() -> dict[str, bytes]:
         "lab tiff": save(Image.fromarray(PHOTO, "RGB").convert("LAB"), "TIFF"),
         "16-bit png": save(deep, "PNG"),
         "16-bit tiff": save(deep, "TIFF"),
-        "16-bit pgm": save(deep, "PPM"),
+        # Pillow before 10.3 writes none of 16 bits.
+        "16-bit pgm": b"P5\n32 32\n65535\n" + np.asarray(deep).astype(">u2").tobytes(),
         "palette png": save(palette, "PNG"),
         "palette with one transparent": save(palette, "PNG", transparency=3),
         "palette with alpha": save(palette, "PNG", transparency=bytes(range(0, 256, 8))),
@@ -335,7 +336,7 @@ def test_segments_whose_length_lies_agree(marker: int, length: int, content: byt
 def test_broken_exif_neither_warns_nor_fails(decoder: Decoder) -> None:
     broken = b"Exif\0\0II*\0\x08\0\0\0\x05\0" + b"\x12\x01\x03\0\xff\xff\xff\0\0\1\0\0"
     data = save(PHOTO, "JPEG", exif=broken)
-    with pytest.warns(UserWarning, match=r"Tag data larger than file|Corrupt EXIF data"):
+    with pytest.warns(UserWarning, match=r"Tag data larger than file|Corrupt EXIF data|Truncated File Read"):
         Image.open(io.BytesIO(data)).getexif()
     expected = reference(save(PHOTO, "JPEG"))
     np.testing.assert_array_equal(decoder.decode(data), expected)

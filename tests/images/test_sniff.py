@@ -182,6 +182,8 @@ def test_the_first_of_two_equal_tags_of_a_tiff_counts() -> None:
 
 def test_strips_beyond_64_bits() -> None:
     data = bytearray(all_images()["tiff-big"])
+    if data[2] != 43:
+        pytest.skip("this Pillow writes no BigTIFF")
     at, count = (
         struct.unpack_from("<Q", data, 8)[0],
         struct.unpack_from("<Q", data, struct.unpack_from("<Q", data, 8)[0])[0],

@@ -425,10 +425,11 @@ def simulated_cuda(order: str | int = "late") -> Iterator[Simulation]:
         stack.enter_context(_guarded())
         for name, value in names.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        patch = mock.patch.object(torch.accelerator, "is_available", return_value=True)
-        stack.enter_context(patch)
-        patch = mock.patch.object(torch.accelerator, "current_accelerator", return_value=torch.device("cuda"))
-        stack.enter_context(patch)
+        if hasattr(torch, "accelerator"):  # from torch 2.6 on
+            patch = mock.patch.object(torch.accelerator, "is_available", return_value=True)
+            stack.enter_context(patch)
+            patch = mock.patch.object(torch.accelerator, "current_accelerator", return_value=torch.device("cuda"))
+            stack.enter_context(patch)
         # torch.tensor(..., device="cuda") as a tensor of the host that is then copied, which a mode can see.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
@@ -460,10 +461,10 @@ def _known_devices() -> Any:
 
 @contextlib.contextmanager
 def _guarded() -> Iterator[None]:
-    """A build without CUDA knows no device to switch to when a tensor of it is indexed. That of the meta device, which
-    does nothing, is as good."""
+    """A build without CUDA knows no device to switch to when a tensor of it is indexed, and one with it finds none.
+    That of the meta device, which does nothing, is as good."""
     known = _known_devices()
     before = known[_CUDA]
-    known[_CUDA] = before or known[_META]
+    known[_CUDA] = known[_META]
     yield
     known[_CUDA] = before

@@ -38,7 +38,7 @@ from packstore.training.augment import (
 )
 from packstore.training.augment.base import Crops
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.rows import Rows
+from packstore.training.loader.rows import Rows, _planes
 from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
 from tests.conftest import Stores
 from tests.makers.datasets import write_image
@@ -972,6 +972,20 @@ def test_mirrored_before_resizing_or_after_is_the_same(
     assert np.array_equal(rows[1], rows[0][:, ::-1])
     assert np.array_equal(alone, rows)
     assert np.array_equal(pixels, before)
+
+
+def test_pixels_that_may_not_be_written_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where numpy before 2.1 gives no tensor over them: torch 2.4 wrote out of bounds for planes of another layout."""
+
+    def refuse(array: Any) -> None:
+        raise BufferError
+
+    monkeypatch.setattr("packstore.training.loader.rows.from_dlpack", refuse)
+    pixels = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
+    pixels.flags.writeable = False
+    planes = _planes(pixels)
+    assert planes.is_contiguous(memory_format=torch.channels_last)
+    assert np.array_equal(planes[0].permute(1, 2, 0).numpy(), pixels)
 
 
 def in_thread(function: Callable[[], Any]) -> Any:

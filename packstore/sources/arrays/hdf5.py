@@ -236,7 +236,10 @@ class _OpenHdf5(OpenArrays):
             return None if dataset.id.get_storage_size() else find_unwritten(dataset.shape, dataset.shape, axis, ())
         if dataset.id.get_num_chunks() == math.prod(-(-a // b) for a, b in zip(dataset.shape, chunk, strict=True)):
             return None
-        dataset.id.chunk_iter(lambda found: places.append(found.chunk_offset))
+        if hasattr(dataset.id, "chunk_iter"):
+            dataset.id.chunk_iter(lambda found: places.append(found.chunk_offset))
+        else:  # HDF5 before 1.12.3, as h5py 3.8 has it; slower, for each looks for its chunk
+            places += (dataset.id.get_chunk_info(n).chunk_offset for n in range(dataset.id.get_num_chunks()))
         inside = (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
         return find_unwritten(dataset.shape, chunk, axis, inside)
 

@@ -129,4 +129,4 @@ def _planes(pixels: NDArray[Any]) -> torch.Tensor:
     try:
         return from_dlpack(planes)  # from_numpy would warn
     except BufferError:  # numpy before 2.1
-        return torch.from_numpy(planes.copy())
+        return torch.from_numpy(planes.copy(order="K"))  # torch before 2.10 mixes layouts up, out of bounds
