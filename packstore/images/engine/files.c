@@ -122,7 +122,7 @@ int list_names(int directory, int64_t room, char *files, char *folders, int64_t 
         bool folder = entry->d_type == DT_DIR;
         if (entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN) {
             struct stat found;
-            folder = !fstatat(directory, name, &found, 0) && S_ISDIR(found.st_mode);
+            folder = !facts_at(directory, name, &found) && S_ISDIR(found.st_mode);
         }
         int64_t size = (int64_t)strlen(name) + 1;
         if (sizes[folder] + size <= room)
