@@ -221,6 +221,23 @@ def test_a_wrong_index_is_found_by_decoding(stores: Stores, tmp_path: Path) -> N
     assert [(p.key, p.what) for p in problems] == [("wrong", "its seek index does not match the file")]
 
 
+def test_an_index_that_a_file_brought_along_is_no_damage(stores: Stores, tmp_path: Path) -> None:
+    """As ``jpegtran -copy all -rotate 90`` leaves it: the file is as it was, and its pixels are right."""
+    with packstore.open(stores("seekable.lmdb")) as store:
+        data = bytes(store.read(0))
+    at = data.index(b"packstore\0") + 13
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    (tmp_path / "photos" / "a" / "0.jpg").write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb")
+    assert packstore.verify(tmp_path / "a.lmdb", decode=True).ok
+    loader = packstore.PackedLoader(packstore.PackedDataset(tmp_path / "a.lmdb"), 1, augment=[CenterCrop(16)])
+    ((images, _),) = loader
+    with Image.open(tmp_path / "photos/a/0.jpg") as image:
+        whole = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    top, left = (round((side - 16) / 2) for side in whole.shape[1:])
+    assert images[0].equal(whole[:, top : top + 16, left : left + 16])
+
+
 def test_what_cannot_be_seekable_is_kept_and_counted(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "photos", splits=(), per_class=2)
     Image.fromarray(pixels(30, 40, 1)).convert("CMYK").save(root / "ant" / "cmyk.jpg")
