@@ -145,7 +145,8 @@ def describe_report(report: AppendReport) -> str:
             f"  copied   {quantity(report.rewritten, 'record')} of a shard that held several splits, to one shard each"
         )
     if report.duplicates:
-        lines.append(f"  {yellow('left out')} {quantity(report.duplicates, 'sample')} whose keys the store has")
+        left_out = f"{quantity(report.duplicates, 'sample')} whose keys the store has; their content was not compared"
+        lines.append(f"  {yellow('left out')} {left_out}")
     if report.skipped:
         lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
