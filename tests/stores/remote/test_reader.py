@@ -163,6 +163,25 @@ def test_a_cache_smaller_than_the_store(bucket: Path, tmp_path: Path, monkeypatc
         reader.read(0)
 
 
+def test_waiting_for_room_that_another_reader_holds_ends(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the reader that waits has let go of its own shards; and a dropped reader holds nothing."""
+    url = put(bucket, tmp_path, make_records("uint8", 40), shard_size=200)
+    table = read_head(open_objects(url)).manifest.shards
+    assert table is not None
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(int(table.table["nbytes"][:2].sum())))
+    for name in ("_PATIENCE_SECONDS", "_MOST_PATIENCE_SECONDS"):
+        monkeypatch.setattr(f"packstore.stores.remote.reader.{name}", 0.05)
+    holding = open_store(url)
+    held = [holding.view(0), holding.view(len(holding) // 2)]
+    with opened(url) as reader:
+        with pytest.raises(CacheFullError, match=r"needs [0-9,]+ bytes"):
+            reader.read(len(reader) - 1)
+        del held, holding
+        assert len(bytes(reader.read(len(reader) - 1))) > 0
+
+
 def test_a_dataset_travels(bucket: Path, tmp_path: Path) -> None:
     url = put(bucket, tmp_path, make_records("uint8", 9))
     dataset = packstore.PackedDataset(str(url), "train")
