@@ -100,7 +100,7 @@ def _is_whole(objects: ObjectStore, shard: Shard) -> bool:
 
 
 def _shards_of(source: Path) -> dict[str, str]:
-    """Where the shards of a store lie, by their digests; nothing for another source."""
+    """Finds where the shards of a store lie, by their digests; nothing for another source."""
     try:
         with open_store(source) as reader:
             table = reader.manifest.shards

@@ -31,7 +31,7 @@ _LEAST, _MOST, _PIXEL = -0.01, 1.01, 1.0
 
 @dataclass(slots=True)
 class BoxRanges:
-    """What all boxes of a dataset say of their convention.
+    """Counts, convention by convention, the boxes of a dataset that do not fit it.
 
     Attributes:
         count: Number of boxes.
@@ -56,7 +56,8 @@ class BoxRanges:
         for name in CONVENTIONS:
             fraction = name.endswith("n")
             slack = _MOST - 1 if fraction else _PIXEL
-            corners = _corners(boxes, name.removesuffix("n"))
+            with np.errstate(invalid="ignore", over="ignore"):  # no number fits
+                corners = _corners(boxes, name.removesuffix("n"))
             fits = (corners[:, 2:] >= corners[:, :2]) & (corners[:, :2] >= -slack)
             if fraction:
                 fits &= corners[:, 2:] <= _MOST

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from packstore import PackedDataset, PackedLoader, convert, export, verify
 from packstore.augment import RandomHorizontalFlip
-from packstore.core.errors import AmbiguousSourceError, SampleError, UsageError
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, UsageError
 from packstore.sources import open_source
 from packstore.sources.boxes import CONVENTIONS, BoxRanges, to_corners
 from tests.makers.images import encode, picture
@@ -176,6 +176,31 @@ def test_metadata_with_boxes_of_their_own_and_rows_without(tmp_path: Path) -> No
     ds = PackedDataset(tmp_path / "x.lmdb", columns=("bbox", "label"))
     np.testing.assert_allclose(ds[0][0], CORNERS)
     assert (ds[0][1].tolist(), ds[1][0]) == ([0, 1, 1], None)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "NaN", "1e308"])
+def test_numbers_that_no_box_has(number: str, tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(PNG)
+    boxes = f"[[{number}, 0, {number}, 4]]"
+    (tmp_path / "metadata.jsonl").write_text(
+        f'{{"file_name": "0.png", "objects": {{"bbox": {boxes}, "category": [0]}}}}\n'
+    )
+    with suppress(PackstoreError), closing(open_source(tmp_path)) as source:
+        source.survey()
+        assert [*map(source.read, source.entries())]
+
+
+def test_a_convention_that_is_said_with_classes_by_name(tmp_path: Path) -> None:
+    types = {"bbox": pa.field("bbox", pa.list_(BOX), metadata={b"packstore.boxes": b"xywh"})}
+    schema = pa.schema([("image", IMAGE), types["bbox"], ("categories", pa.list_(pa.string()))])
+    rows = [{"image": {"bytes": PNG, "path": None}, "bbox": as_convention("xywh"), "categories": ["b", "a", "b"]}]
+    (tmp_path / "set").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "set/train.parquet")
+    with closing(open_source(tmp_path / "set")) as source:
+        source.survey()
+        (entry,) = source.entries()
+        values = source.read(entry).values
+    assert (np.array(values["bbox"]).tolist(), list(values["categories"])) == (CORNERS, [1, 0, 1])
 
 
 def test_our_own_parquet_without_its_description(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.core.fields import Boxes, Field, Image, Label, Labels, Mask
+from packstore.core.fields import Array, Boxes, Field, Image, Json, Label, Labels, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, mask_field
@@ -107,9 +107,11 @@ class HfImageFolderSource(FileRowSource):
         metadata, said = self._metadata, self.options.layout
         if metadata is None or self.sheet is not None or said == NOT_CONVERTED:
             return None
+        documents = [name for name, field in metadata.fields.items() if isinstance(field, Json)]
+        lists = [name for name, field in metadata.fields.items() if isinstance(field, Array) and field.ragged]
         kinds: dict[str, str | dict[str, str] | None] = {}
-        for line in metadata.lines():
-            for name in metadata.fields:
+        for line in metadata.lines() if documents else ():  # boxes are documents
+            for name in (*documents, *lists):
                 kinds[name] = merged_kind(kinds.get(name), kind_of_value(line.values.get(name)))
         found = find_objects({name: kind for name, kind in kinds.items() if kind is not None})
         if found is None:

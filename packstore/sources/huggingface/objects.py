@@ -86,9 +86,14 @@ class Objects:
         if any(box is None or len(box) != 4 or None in box for box in boxes):
             self.fits = False
             return
-        known = sides is not None and all(type(each) is int and each > 0 for each in sides)
+        known = sides is not None and all(type(each) is int and 0 < each < 1 << 31 for each in sides)
         every = np.array([sides] * len(boxes), np.float64) if known else None
-        self.ranges.add(np.array(boxes, np.float64).reshape(-1, 4), every)
+        try:
+            corners = np.array(boxes, np.float64).reshape(-1, 4)
+        except OverflowError:  # JSON has whole numbers of any size
+            self.fits = False
+            return
+        self.ranges.add(corners, every)
         if self.found.labels:
             classes = _member(value, self.found.labels) if self.found.boxes else labels
             self.fits &= len(classes or ()) == len(boxes)

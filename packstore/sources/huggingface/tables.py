@@ -487,7 +487,7 @@ class TableSource(RowSource):
         if found is not None and said == NOT_CONVERTED:
             warn_of_names(found.column, self._features.get(found.column))
             return None
-        if found is None or (found.convention and said is None):
+        if found is None or (found.convention and said is None and not found.named):
             return found
         sides = [name for name in ("width", "height") if name in schema.names]
         names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]
@@ -500,7 +500,7 @@ class TableSource(RowSource):
                         objects.add(values, labels, (size[0], size[1]) if len(size) == 2 else None)
             except faults() as error:
                 raise SourceError(_named(path, error)) from error
-        settled = objects.settle(said, printable(str(self.path)), self.path)
+        settled = objects.settle(said or found.convention or None, printable(str(self.path)), self.path)
         if settled is None:
             warn_of_names(found.column, self._features.get(found.column))
         return settled
