@@ -9,7 +9,7 @@ from packstore.core.errors import UsageError
 from packstore.training import augment
 from packstore.training.augment import Operation
 
-OPERATIONS = ("CenterCrop", "Cutout", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop", "Resize")
+OPERATIONS = tuple(name for name in augment.__all__ if name not in ("Draws", "InPlace", "Operation", "PerImage"))
 """Operations that can be named; those that take functions cannot."""
 MOST_PIXELS = 4096
 """The largest number that an operation is given here: a side of the images that it makes, in pixels."""
@@ -37,8 +37,8 @@ def _operation(node: ast.expr) -> Operation:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in OPERATIONS:
         raise _unfit(text)
     try:
-        positional = [ast.literal_eval(each) for each in node.args]
-        named = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords if each.arg}
+        positional = [_value(each) for each in node.args]
+        named = {str(each.arg): _value(each.value) for each in node.keywords if each.arg}
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise _unfit(text) from None
     if len(named) != len(node.keywords) or not all(map(_is_small, [*positional, *named.values()])):
@@ -50,16 +50,23 @@ def _operation(node: ast.expr) -> Operation:
     return made
 
 
+def _value(node: ast.expr) -> Any:
+    """A number, a word, an operation, or a list of them."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(each) for each in node.elts]
+    return _operation(node) if isinstance(node, ast.Call) else ast.literal_eval(node)
+
+
 def _is_small(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return len(value) <= 8 and all(map(_is_small, value))
     if isinstance(value, (int, float)):
         return abs(value) <= MOST_PIXELS
-    return value is None or isinstance(value, str)
+    return value is None or isinstance(value, str | Operation)
 
 
 def _unfit(text: str) -> UsageError:
     return UsageError(
-        f"augmentations should be calls of {', '.join(OPERATIONS)} with numbers up to {MOST_PIXELS}, "
+        f"augmentations should be calls of packstore.augment's operations with numbers up to {MOST_PIXELS}, "
         f"such as RandomResizedCrop(224), RandomHorizontalFlip(); got {text[:200]!r}"
     )

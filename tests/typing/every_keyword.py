@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import packstore
-from packstore import PackedDataset, PackedLoader, SizeError
+from packstore import PackedDataset, PackedLoader, SizeError, augment
 from packstore.augment import (
     CenterCrop,
     Cutout,
@@ -316,3 +316,34 @@ def load() -> float:
         return float(sum(images.sum() for images, *_ in ahead))
     except SizeError:
         return 0.0
+
+
+def operations() -> list[augment.Operation]:
+    gray = augment.RandomGrayscale(p=0.2)
+    return [
+        augment.ColorJitter(brightness=0.4, contrast=(0.5, 1.5), saturation=0.4, hue=0.1),
+        augment.Grayscale(num_output_channels=3),
+        augment.RandomInvert(p=0.5),
+        augment.RandomPosterize(bits=4, p=0.5),
+        augment.RandomSolarize(threshold=128, p=0.5),
+        augment.RandomAutocontrast(p=0.5),
+        augment.RandomEqualize(p=0.5),
+        augment.RandomAdjustSharpness(sharpness_factor=2, p=0.5),
+        augment.RandomChannelPermutation(),
+        augment.RandomPhotometricDistort(
+            brightness=(0.9, 1.1), contrast=(0.5, 1.5), saturation=(0.5, 1.5), hue=(-0.1, 0.1), p=0.5
+        ),
+        augment.GaussianBlur(kernel_size=(23, 23), sigma=(0.1, 2.0)),
+        augment.GaussianNoise(mean=0.0, sigma=0.1, clip=True),
+        augment.RandomErasing(p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3), value="random", count=(1, 3)),
+        augment.RandAugment(num_ops=2, magnitude=9, num_magnitude_bins=31, interpolation="bilinear", fill=(1, 2, 3)),
+        augment.TrivialAugmentWide(num_magnitude_bins=31, interpolation="nearest", fill=0),
+        augment.AutoAugment(policy="cifar10", interpolation="nearest", fill=None),
+        augment.AugMix(
+            severity=3, mixture_width=3, chain_depth=-1, alpha=1.0, all_ops=True, interpolation="bilinear", fill=None
+        ),
+        augment.RandomApply(transforms=[gray], p=0.5),
+        augment.RandomChoice(transforms=[gray], p=[1.0]),
+        augment.RandomOrder(transforms=[gray]),
+        augment.Compose(transforms=[gray]),
+    ]

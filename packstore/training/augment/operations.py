@@ -13,8 +13,8 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import PaddedImages, source_index
+from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop
-from packstore.training.augment.pixels import RandomHorizontalFlip
 from packstore.training.augment.resample import resize
 from packstore.training.random_draws import Draws
 
