@@ -9,7 +9,8 @@ from packstore.core.errors import UsageError
 from packstore.training import augment
 from packstore.training.augment import Operation
 
-OPERATIONS = tuple(name for name in augment.__all__ if name not in ("Draws", "InPlace", "Operation", "PerImage"))
+_NO_OPERATIONS = ("CutMix", "Draws", "InPlace", "Mix", "MixUp", "MixedLabels", "Operation", "PerImage")
+OPERATIONS = tuple(name for name in augment.__all__ if name not in _NO_OPERATIONS)
 """Operations that can be named; those that take functions cannot."""
 MOST_PIXELS = 4096
 """The largest number that an operation is given here: a side of the images that it makes, in pixels."""

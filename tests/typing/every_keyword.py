@@ -282,6 +282,15 @@ def load() -> float:
             InPlace(fn=torch.abs),
             doubled,
         ],
+        mix=augment.Mix(
+            mixers=[augment.MixUp(alpha=0.8), augment.CutMix(alpha=1.0)],
+            p=1.0,
+            weights=[0.5, 0.5],
+            mode="elem",
+            labels="dense",
+            label_smoothing=0.1,
+            num_classes=10,
+        ),
         normalize="imagenet",
         dtype=torch.float16,
         channels_last=True,
@@ -347,3 +356,7 @@ def operations() -> list[augment.Operation]:
         augment.RandomOrder(transforms=[gray]),
         augment.Compose(transforms=[gray]),
     ]
+
+
+def mixed(labels: augment.MixedLabels) -> augment.MixedLabels:
+    return augment.MixedLabels(first=labels.first, second=labels.second, share=labels.share)

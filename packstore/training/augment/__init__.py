@@ -26,6 +26,7 @@ from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.logic import Compose, RandomApply, RandomChoice, RandomOrder
+from packstore.training.augment.mixing import CutMix, Mix, MixedLabels, MixUp
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from packstore.training.random_draws import Draws
@@ -36,12 +37,16 @@ __all__ = [
     "CenterCrop",
     "ColorJitter",
     "Compose",
+    "CutMix",
     "Cutout",
     "Draws",
     "GaussianBlur",
     "GaussianNoise",
     "Grayscale",
     "InPlace",
+    "Mix",
+    "MixUp",
+    "MixedLabels",
     "Operation",
     "PerImage",
     "RandAugment",

@@ -29,6 +29,7 @@ from packstore.images.normalization import MeanAndStd
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
+from packstore.training.augment.mixing import CutMix, Mix, MixUp, as_mix
 from packstore.training.augment.per_image import as_operations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.arrays import as_arrays
@@ -118,7 +119,12 @@ class PackedLoader:
             itself, and each rank takes all that its own gives, unless ``rank`` is given.
         indices: Use only these items of the dataset.
         augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
-            one. A random callable draws once a batch: put it in ``PerImage``. ``Compose`` is taken apart.
+            one, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch: put
+            it in ``PerImage``. ``Compose`` is taken apart.
+        mix: :class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list of which each batch draws one,
+            or a :class:`packstore.augment.Mix` that says more. Mixes each batch with itself, after all operations and
+            the normalisation; labels become shares of classes, float32 ``(B, C)``. What is mixed is a function of the
+            rank's batch.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
@@ -178,7 +184,8 @@ class PackedLoader:
         window: int | None = None,
         sampler: Iterable[int] | None = None,
         indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
-        augment: Sequence[Any] | Step = (),
+        augment: Sequence[Any] | Step | str = (),
+        mix: Mix | Sequence[MixUp | CutMix] | MixUp | CutMix | None = None,
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool = False,
@@ -213,6 +220,7 @@ class PackedLoader:
             sampler=sampler,
             indices=indices,
             augment=as_operations(augment),
+            mix=as_mix(mix),
             normalize=normalize,
             dtype=dtype,
             channels_last=channels_last,
@@ -385,6 +393,7 @@ class PackedLoader:
             "window": self._epochs.order.window,
             "shards": self._epochs.shards_digest,
             "augment": [_described(operation) for operation in options.augment],
+            "mix": None if options.mix is None else repr(options.mix),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

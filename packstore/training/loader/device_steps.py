@@ -18,6 +18,7 @@ from packstore.images.normalization import as_normalization
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.in_place import InPlace
+from packstore.training.augment.mixing import STREAM, Drawn
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.loader.finish import BY_ENGINE, Finish
@@ -165,16 +166,41 @@ class DeviceSteps:
             return images
         return self._normalizer(images) if images.dtype == torch.uint8 else images.to(self._normalizer.dtype)
 
-    def __call__(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> Any:
-        """All steps in order; the user's ``transform`` last."""
+    def __call__(
+        self, images: torch.Tensor, records: torch.Tensor, epoch: int, ids: NDArray[np.int64]
+    ) -> tuple[Any, Drawn | None]:
+        """All steps in order; the user's ``transform`` last.
+
+        Args:
+            images: As for :meth:`augment`.
+            records: Likewise.
+            epoch: Likewise.
+            ids: The same records on the host.
+
+        Returns:
+            The images, and how they were mixed; see :meth:`mix`.
+        """
         with self._stats.timed("augment"):
-            return self.transform(self.convert(self.augment(images, records, epoch)))
+            return self.mix(self.convert(self.augment(images, records, epoch)), ids, epoch)
+
+    def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, Drawn | None]:
+        """A batch mixed with itself, after the user's ``transform``; and how, None where it was not mixed."""
+        mix = self._options.mix
+        if mix is None:
+            return self.transform(images), None
+        drawn = mix.draw(Draws(self._options.draws_seed, epoch, ids, STREAM), (images.shape[-2], images.shape[-1]))
+        return self.transform(drawn.mix_images(images)), drawn
 
     def transform(self, images: torch.Tensor) -> Any:
         """The user's ``transform``."""
         return images if self._options.transform is None else self._options.transform(images)
 
-    def labels(self, labels: torch.Tensor) -> Any:
+    def mix_labels(self, labels: torch.Tensor, mixed: Drawn, classes: int | None) -> Any:
+        """Labels of a mixed batch; ``classes`` is how many there are, if the store says."""
+        assert self._options.mix is not None
+        return self._options.mix.mix_labels(labels, mixed, classes)
+
+    def labels(self, labels: Any) -> Any:
         return labels if self._options.target_transform is None else self._options.target_transform(labels)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.training.augment.mixing import Drawn
 from packstore.training.loader.columns import Columns
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.lost_shards import in_lost_shards
@@ -49,6 +50,7 @@ class Job:
         self._cancelled = False
         self._error: Exception | None = None
         self._modes: tuple[bool, ...] = ()
+        self._mixed: Drawn | None = None
         self._records = len(ids)
         self._sent = len(ids)  # how many records are in the batch, once it is sent
 
@@ -137,7 +139,7 @@ class Job:
             assert self._slot.shipment is not None
             with self._pipeline.stats.timed("copy"):
                 images, columns, shared = self._slot.shipment.receive()
-                item = self._pipeline.item(images, columns)
+                item = self._pipeline.item(images, columns, self._mixed)
                 ring.release(self._slot, (images, shared))
             return Batch(item, self._sent, self._records - self._sent)
         finally:
@@ -177,7 +179,7 @@ class Job:
             others = [
                 self._page_locked(ring, number, tensor) for number, tensor in enumerate(others, _FIRST_OF_COLUMNS)
             ]
-        finish = partial(self._on_device, columns, kept)
+        finish = partial(self._on_device, columns, kept, ids)
         self._slot.shipment = ring.transport.send((batch, *others), finish)
 
     def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
@@ -185,13 +187,18 @@ class Job:
         return ring.buffer(self._slot, number, column.shape, column.dtype).copy_(column)
 
     def _on_device(
-        self, columns: Columns, kept: NDArray[np.int64] | None, tensors: tuple[torch.Tensor, ...]
+        self,
+        columns: Columns,
+        kept: NDArray[np.int64] | None,
+        host_ids: NDArray[np.int64],
+        tensors: tuple[torch.Tensor, ...],
     ) -> tuple[Any, dict[str, Any], list[Any]]:
         """The batch's images, its other columns, and those of them that may lie in memory of the ring."""
         images, ids = tensors[:2]
         if not self._pipeline.device_steps.in_decoding:
             images = self._pipeline.assembler.as_images(images)
-        return self._pipeline.device_steps(images, ids, self._epoch), *columns.values(iter(tensors[2:]), kept, ids)
+        images, self._mixed = self._pipeline.device_steps(images, ids, self._epoch, host_ids)
+        return images, *columns.values(iter(tensors[2:]), kept, ids)
 
     def cancel(self) -> None:
         self._cancelled = True

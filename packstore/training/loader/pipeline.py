@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
 from packstore.images.engine import get_engine
 from packstore.stores.remote.reader import FetchCounts, RemoteReader
 from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation
+from packstore.training.augment.mixing import Drawn
 from packstore.training.augment.operations import split_operations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
@@ -69,6 +71,7 @@ class Pipeline:
         )
         self.kernel = self._kernel(image, at_decoding) if kernel else None
         self.fields = Fields(dataset, options, self._further_assembler, self._further_images)
+        self._classified = _mixed_columns(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,14 +157,39 @@ class Pipeline:
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
-    def item(self, images: Any, columns: Mapping[str, Any]) -> Any:
-        """A batch as the user gets it; ``columns`` are its others, on the device."""
+    def item(self, images: Any, columns: Mapping[str, Any], mixed: Drawn | None = None) -> Any:
+        """A batch as the user gets it; ``columns`` are its others, on the device; ``mixed`` is how images were mixed."""
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
+        if mixed is not None:
+            for name in self._classified:
+                classes = self.dataset.manifest.column(name).classes
+                values[name] = self.device_steps.mix_labels(values[name], mixed, None if classes is None else len(classes))
         if "label" in values:
             values["label"] = self.device_steps.labels(values["label"])
         if self.dataset.output == "dict":
             return values
         return next(iter(values.values())) if len(values) == 1 else tuple(values.values())
+
+
+def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
+    """The columns of labels that are mixed with their images.
+
+    Raises:
+        UsageError: There are none, or columns that cannot be mixed.
+    """
+    collate, found = options.collate or {}, []
+    for name in dataset.columns:
+        column = dataset.manifest.column(name)
+        if column.type in ("image", "mask", "boxes", "keypoints") and name != "image":
+            raise UsageError(f"mix= mixes images with labels, and would leave the column {name!r} ({column.type}) as it is")
+        if (column.type == "label" and not column.nullable) or collate.get(name) == "multi_hot":
+            found.append(name)
+    if not found:
+        raise UsageError(
+            "mix= needs labels to mix: a column of type label, or of labels with collate={name: 'multi_hot'}; the "
+            f"dataset gives {', '.join(dataset.columns)}"
+        )
+    return found
 
 
 def _has_kernel(image: Column) -> bool:

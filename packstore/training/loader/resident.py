@@ -84,7 +84,7 @@ class Resident:
         gathered: torch.Tensor | None = None
         producer = ProducerStream(device)
         with_keys = "key" in pipeline.dataset.columns
-        on_host = with_keys or len(self._left_out) > 0
+        on_host = with_keys or len(self._left_out) > 0 or pipeline.options.mix is not None
         for ids, record_ids, sizes in self._epochs.groups_on(device, epoch, first, at_once, on_host):
             start = perf_counter()
             ids, record_ids, sizes, skipped = self._without_damaged(ids, record_ids, sizes)
@@ -124,7 +124,8 @@ class Resident:
                 if with_keys:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
                 pipeline.stats.add("augment", perf_counter() - start - pipeline.stats.take_timed())
-                yield Batch(pipeline.item(steps.transform(batch), columns), len(own), skip)
+                finished, mixed = steps.mix(batch, record_ids[rows], epoch)
+                yield Batch(pipeline.item(finished, columns, mixed), len(own), skip)
                 start = perf_counter()
 
     def _load(self) -> torch.Tensor | PaddedImages:
