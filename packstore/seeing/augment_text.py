@@ -8,8 +8,22 @@ from typing import Any
 from packstore.core.errors import UsageError
 from packstore.training import augment
 from packstore.training.augment import Operation
+from packstore.training.augment.per_image import as_operations
+from packstore.training.augment.recipes import RECIPES
 
-_NO_OPERATIONS = ("CutMix", "Draws", "InPlace", "Mix", "MixUp", "MixedLabels", "Operation", "PerImage")
+_NO_OPERATIONS = (
+    "CutMix",
+    "Draws",
+    "InPlace",
+    "Mix",
+    "MixUp",
+    "MixedLabels",
+    "Operation",
+    "PerImage",
+    "RECIPES",
+    "Recipe",
+    "recipe",
+)
 OPERATIONS = tuple(name for name in augment.__all__ if name not in _NO_OPERATIONS)
 """Operations that can be named; those that take functions cannot."""
 MOST_PIXELS = 4096
@@ -19,9 +33,11 @@ _LONGEST = 2000
 
 
 def parse_augment(text: str) -> list[Operation]:
-    """The operations in ``text``, as one writes them in Python, with commas between them.
+    """The operations in ``text``, as one writes them in Python, with commas between them; or those of a recipe.
 
     Raises :class:`UsageError` for anything but calls of :data:`OPERATIONS` with numbers, words and tuples of them."""
+    if text.strip() in RECIPES:
+        return list(as_operations(text.strip()))
     if len(text) > _LONGEST:
         raise UsageError(f"augmentations should take at most {_LONGEST} letters, got {len(text)}")
     try:

@@ -15,10 +15,7 @@ from torch import Tensor
 
 from packstore import augment as A  # noqa: N812
 from packstore.core.errors import UsageError
-from packstore.training.augment.interpreter import run_program
-from packstore.training.augment.matrices import inverse_affine, rotation
-from packstore.training.augment.policies import write_steps
-from packstore.training.augment.programs import (
+from packstore.images.programs import (
     INTERPOLATIONS,
     Code,
     Program,
@@ -28,6 +25,9 @@ from packstore.training.augment.programs import (
     step,
     warp_flags,
 )
+from packstore.training.augment.interpreter import run_program
+from packstore.training.augment.matrices import inverse_affine, rotation
+from packstore.training.augment.policies import write_steps
 from packstore.training.random_draws import Draws
 from tests.makers.torchvision import import_torchvision
 

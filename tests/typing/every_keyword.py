@@ -272,9 +272,9 @@ def load() -> float:
         sampler=None,
         indices=np.arange(100),
         augment=[
-            RandomResizedCrop(size=224, scale=(0.2, 1.0), ratio=(0.8, 1.25)),
+            RandomResizedCrop(size=224, scale=(0.2, 1.0), ratio=(0.8, 1.25), interpolation="random", antialias=False),
             RandomHorizontalFlip(p=0.5, alternating=True),
-            Resize(size=(64, 64)),
+            Resize(size=(64, 64), interpolation="bicubic", antialias=True),
             RandomCrop(size=32, padding=4, padding_mode="reflect", fill=0.5),
             CenterCrop(size=28),
             Cutout(size=8, fill=0.5),
@@ -355,6 +355,8 @@ def operations() -> list[augment.Operation]:
         augment.RandomChoice(transforms=[gray], p=[1.0]),
         augment.RandomOrder(transforms=[gray]),
         augment.Compose(transforms=[gray]),
+        augment.TimmAugment(config="rand-m9-mstd0.5-inc1", fill=(124, 116, 104), interpolation="random"),
+        *augment.recipe(name="deit3"),
     ]
 
 

@@ -29,9 +29,12 @@ from packstore.training.augment.logic import Compose, RandomApply, RandomChoice,
 from packstore.training.augment.mixing import CutMix, Mix, MixedLabels, MixUp
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
+from packstore.training.augment.recipes import RECIPES, Recipe, recipe
+from packstore.training.augment.timm_policies import TimmAugment
 from packstore.training.random_draws import Draws
 
 __all__ = [
+    "RECIPES",
     "AugMix",
     "AutoAugment",
     "CenterCrop",
@@ -66,6 +69,9 @@ __all__ = [
     "RandomPosterize",
     "RandomResizedCrop",
     "RandomSolarize",
+    "Recipe",
     "Resize",
+    "TimmAugment",
     "TrivialAugmentWide",
+    "recipe",
 ]

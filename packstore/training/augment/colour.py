@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import UsageError
+from packstore.images.programs import Code, Program, join_programs, new_program, step
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import chance, permutation, uniform
 from packstore.training.augment.program_operation import ProgramOperation, check_probability, check_range
-from packstore.training.augment.programs import Code, Program, join_programs, new_program, step
 from packstore.training.random_draws import Draws
 
 Range = tuple[float, float]

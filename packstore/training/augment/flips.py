@@ -9,9 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.images.programs import Code, Program, step
 from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.crop import mirror
-from packstore.training.augment.programs import Code, Program, step
 from packstore.training.random_draws import Array, Draws
 
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.images.programs import Code, Program
 from packstore.training.augment import colour_kernels as colours
 from packstore.training.augment import warp_kernels as warps
 from packstore.training.augment.base import is_channels_last
-from packstore.training.augment.programs import Code, Program
 
 Steps = NDArray[np.void]
 

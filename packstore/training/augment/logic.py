@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import UsageError
+from packstore.images.programs import Program, join_programs, pad_program
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.distributions import chance, permutation
 from packstore.training.augment.program_operation import ProgramOperation, check_probability, draws_program
-from packstore.training.augment.programs import Program, join_programs, pad_program
 from packstore.training.random_draws import Draws
 
 

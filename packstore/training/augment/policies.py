@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, warp_flags
 from packstore.training.augment.auto_augment_tables import POLICIES
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.distributions import chance, dirichlet
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.matrices import inverse_affine, rotation
 from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
-from packstore.training.augment.programs import INTERPOLATIONS, Code, Program, new_program, warp_flags
 from packstore.training.random_draws import Draws
 
 Fill = float | tuple[float, float, float] | None

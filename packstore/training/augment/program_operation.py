@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.images.programs import Program
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.interpreter import run_program
-from packstore.training.augment.programs import Program
 from packstore.training.random_draws import Draws
 
 

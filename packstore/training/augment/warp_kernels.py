@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from packstore.training.augment.programs import INTERPOLATIONS, WARP_FILLS, fill_of
+from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, fill_of
 from packstore.training.random_draws import MASK, mix
 
 

@@ -480,6 +480,8 @@ class Assembler:
             requests = Requests(prepared.views, sizes, NUMPY_DTYPE[self._column.dtype])
         form = Form(self.planes, crops.pads, crops.fill) if self._finish is None else self._finish.form(crops)
         requests.want(crops.box, crops.size, crops.window, crops.flip, out, form)
+        if crops.sampling is not None:
+            requests.refuse(np.flatnonzero((crops.sampling != 0) & (crops.size != crops.box[:, 2:]).any(1)))
         return requests
 
     def _plan(self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int) -> list[Crops]:

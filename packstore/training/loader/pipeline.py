@@ -104,6 +104,8 @@ class Pipeline:
         image by image anyway; or on the CPU, where the engine does it all."""
         operations = self.options.augment
         planned, _ = split_operations(operations, flip=True)
+        if image.kind == "fixed" and not all(op.samples_bilinearly for op in planned):
+            return ()  # the engine knows of no other way, and torch does whole batches
         if self.dataset.device.type == "cpu" and _has_kernel(image):
             padded, _ = split_operations(operations, flip=True, padded=True)
             return padded if all(_can_fill(op, image) for op in padded) else planned
@@ -158,12 +160,14 @@ class Pipeline:
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
     def item(self, images: Any, columns: Mapping[str, Any], mixed: Drawn | None = None) -> Any:
-        """A batch as the user gets it; ``columns`` are its others, on the device; ``mixed`` is how images were mixed."""
+        """A batch as the user gets it; ``columns`` are its others, on the device; ``mixed`` is how it was mixed."""
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
         if mixed is not None:
             for name in self._classified:
                 classes = self.dataset.manifest.column(name).classes
-                values[name] = self.device_steps.mix_labels(values[name], mixed, None if classes is None else len(classes))
+                values[name] = self.device_steps.mix_labels(
+                    values[name], mixed, None if classes is None else len(classes)
+                )
         if "label" in values:
             values["label"] = self.device_steps.labels(values["label"])
         if self.dataset.output == "dict":
@@ -181,7 +185,9 @@ def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
     for name in dataset.columns:
         column = dataset.manifest.column(name)
         if column.type in ("image", "mask", "boxes", "keypoints") and name != "image":
-            raise UsageError(f"mix= mixes images with labels, and would leave the column {name!r} ({column.type}) as it is")
+            raise UsageError(
+                f"mix= mixes images with labels, and would leave the column {name!r} ({column.type}) as it is"
+            )
         if (column.type == "label" and not column.nullable) or collate.get(name) == "multi_hot":
             found.append(name)
     if not found:

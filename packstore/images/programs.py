@@ -20,31 +20,63 @@ Program = NDArray[np.void]
 
 
 class Code(IntEnum):
-    """Operations, and the meaning of their parameters ``p`` and ``flags``."""
+    """Operations. ``packstore/images/engine/augment.h`` has the same numbers.
+
+    ============= ====================================================================================================
+    code          parameters ``p`` and ``flags``
+    ============= ====================================================================================================
+    IDENTITY      none; nothing changes
+    BRIGHTNESS    p[0]: factor
+    CONTRAST      p[0]: factor
+    SATURATION    p[0]: factor
+    HUE           p[0]: shift, -0.5 … 0.5
+    GRAY          none; gray in all three channels
+    INVERT        none
+    POSTERIZE     p[0]: bits kept, 0 … 8
+    SOLARIZE      p[0]: threshold
+    SOLARIZE_ADD  p[0]: added to values below p[1], up to 255
+    AUTOCONTRAST  none
+    EQUALIZE      none
+    SHARPNESS     p[0]: factor
+    BLUR          p[0], p[1]: width and height of the kernel, odd, 1 … 255; p[2], p[3]: sigma across and down, above 0
+    NOISE         p[0]: mean, p[1]: sigma, in values of 255; p[2], p[3]: seed, 16 bits each, the lower ones first;
+                  flags 1: clips, otherwise values wrap around
+    PERMUTE       p[0] … p[2]: the channel of the source that each channel shows
+    AFFINE        p[0] … p[5]: from pixels of the result to pixels of the source, both counted from the centres;
+                  flags: :func:`warp_flags`
+    PERSPECTIVE   p[0] … p[7]: coefficients as torchvision's; flags: :func:`warp_flags`
+    ERASE         p[0] … p[3]: top, left, height, width; p[4] … p[6]: values of the channels; flags 1: p[4], p[5] are
+                  the seed of random pixels, as of NOISE; flags 2: the values are bytes
+    MIRROR        none; left to right
+    FLIP          none; top to bottom
+    ============= ====================================================================================================
+
+    Random numbers are those of :func:`packstore.training.random_draws.mix`: value ``i`` of ``(height, width, 3)`` has
+    the bits ``mix((i * 0x9E3779B9 + seed) & 0xFFFFFFFF)``. The sum of their four bytes, less 510 and divided by its
+    deviation, is nearly normal.
+    """
 
     IDENTITY = 0
-    BRIGHTNESS = 1  # p[0]: factor
-    CONTRAST = 2  # p[0]: factor
-    SATURATION = 3  # p[0]: factor
-    HUE = 4  # p[0]: shift, -0.5 … 0.5
+    BRIGHTNESS = 1
+    CONTRAST = 2
+    SATURATION = 3
+    HUE = 4
     GRAY = 5
     INVERT = 6
-    POSTERIZE = 7  # p[0]: bits kept, 0 … 8
-    SOLARIZE = 8  # p[0]: threshold
-    SOLARIZE_ADD = 9  # p[0]: added to values below p[1]
+    POSTERIZE = 7
+    SOLARIZE = 8
+    SOLARIZE_ADD = 9
     AUTOCONTRAST = 10
     EQUALIZE = 11
-    SHARPNESS = 12  # p[0]: factor
-    BLUR = 13  # p[0], p[1]: kernel width and height, odd; p[2], p[3]: sigma across and down
-    NOISE = 14  # p[0]: mean, p[1]: sigma, in values of 255; p[2], p[3]: seed, 16 bits each; flags 1: clips
-    PERMUTE = 15  # p[0 … 2]: the channel of the source that each channel shows
-    AFFINE = 16  # p[0 … 5]: inverse matrix in pixels from the centres; flags: interpolation, then fill
-    PERSPECTIVE = 17  # p[0 … 7]: coefficients; flags as of AFFINE
-    ERASE = (
-        18  # p[0 … 3]: top, left, height, width; p[4 … 6]: values; flags 1: p[4], p[5] are a seed of noise; 2: bytes
-    )
-    MIRROR = 19  # left to right
-    FLIP = 20  # top to bottom
+    SHARPNESS = 12
+    BLUR = 13
+    NOISE = 14
+    PERMUTE = 15
+    AFFINE = 16
+    PERSPECTIVE = 17
+    ERASE = 18
+    MIRROR = 19
+    FLIP = 20
 
 
 GEOMETRIC = (Code.AFFINE, Code.PERSPECTIVE, Code.MIRROR, Code.FLIP)
