@@ -355,6 +355,18 @@ def operations() -> list[augment.Operation]:
         augment.RandomChoice(transforms=[gray], p=[1.0]),
         augment.RandomOrder(transforms=[gray]),
         augment.Compose(transforms=[gray]),
+        augment.RandomVerticalFlip(p=0.5),
+        augment.RandomRotation(degrees=30, interpolation="bilinear", center=(3, 4), fill=0),
+        augment.RandomAffine(
+            degrees=(-10, 10),
+            translate=(0.1, 0.1),
+            scale=(0.8, 1.2),
+            shear=(-5, 5),
+            interpolation="nearest",
+            fill=None,
+            center=None,
+        ),
+        augment.RandomPerspective(distortion_scale=0.5, p=0.5, interpolation="bilinear", fill=(1, 2, 3)),
         augment.TimmAugment(config="rand-m9-mstd0.5-inc1", fill=(124, 116, 104), interpolation="random"),
         *augment.recipe(name="deit3"),
     ]

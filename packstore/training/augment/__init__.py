@@ -31,6 +31,7 @@ from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from packstore.training.augment.recipes import RECIPES, Recipe, recipe
 from packstore.training.augment.timm_policies import TimmAugment
+from packstore.training.augment.warps import RandomAffine, RandomPerspective, RandomRotation, RandomVerticalFlip
 from packstore.training.random_draws import Draws
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "PerImage",
     "RandAugment",
     "RandomAdjustSharpness",
+    "RandomAffine",
     "RandomApply",
     "RandomAutocontrast",
     "RandomChannelPermutation",
@@ -65,10 +67,13 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomInvert",
     "RandomOrder",
+    "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomSolarize",
+    "RandomVerticalFlip",
     "Recipe",
     "Resize",
     "TimmAugment",

@@ -60,6 +60,11 @@ class Operation(ABC):
         return size
 
     @property
+    def moves_pixels(self) -> bool:
+        """Whether pixels may come to other places, so that masks, boxes and keypoints have to follow."""
+        return False
+
+    @property
     def output_size(self) -> Size | None:
         """``(height, width)`` of what comes out whatever goes in; None when that depends on what goes in."""
         return self.size_after(None)
@@ -77,6 +82,10 @@ class GeometricOperation(Operation):
     @property
     def samples_bilinearly(self) -> bool:
         """Whether it resizes, if at all, as the engine does: bilinearly and antialiased."""
+        return True
+
+    @property
+    def moves_pixels(self) -> bool:
         return True
 
     @abstractmethod

@@ -38,8 +38,18 @@ def part_programs(parts: Sequence[Any], draws: Draws, size: Size) -> list[Progra
     return [part.program(draws.child(number), size) for number, part in enumerate(parts)]
 
 
+class _Logic(ProgramOperation):
+    """An operation of operations."""
+
+    transforms: Sequence[Any]
+
+    @property
+    def moves_pixels(self) -> bool:
+        return any(part.moves_pixels for part in self.transforms)
+
+
 @dataclass(frozen=True)
-class Compose(ProgramOperation):
+class Compose(_Logic):
     """Runs operations one after the other. In a loader's list it stands for what it holds."""
 
     transforms: Sequence[Any]
@@ -54,7 +64,7 @@ class Compose(ProgramOperation):
 
 
 @dataclass(frozen=True)
-class RandomApply(ProgramOperation):
+class RandomApply(_Logic):
     """Runs all operations of a list with probability ``p``, or none, as torchvision's ``RandomApply``."""
 
     transforms: Sequence[Any]
@@ -71,7 +81,7 @@ class RandomApply(ProgramOperation):
 
 
 @dataclass(frozen=True)
-class RandomChoice(ProgramOperation):
+class RandomChoice(_Logic):
     """Runs one operation of a list, as torchvision's ``RandomChoice``.
 
     Args:
@@ -104,7 +114,7 @@ class RandomChoice(ProgramOperation):
 
 
 @dataclass(frozen=True)
-class RandomOrder(ProgramOperation):
+class RandomOrder(_Logic):
     """Runs the operations of a list in a random order, as torchvision's ``RandomOrder``."""
 
     transforms: Sequence[Any]

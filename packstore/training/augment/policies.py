@@ -119,6 +119,10 @@ class _Policy(Operation):
     interpolation: str
     fill: Any
 
+    @property
+    def moves_pixels(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         check_interpolation(self, self.interpolation, INTERPOLATIONS[:2])
         as_fill(self, self.fill)

@@ -86,6 +86,10 @@ class TimmAugment(ProgramOperation):
         as_fill(self, self.fill)
         _parse(self.config)
 
+    @property
+    def moves_pixels(self) -> bool:
+        return True
+
     def program(self, draws: Draws, size: Size) -> Program:
         plan = _parse(self.config)
         program = new_program(len(draws), plan.steps)

@@ -15,12 +15,15 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.images.engine import get_engine
 from packstore.images.normalization import as_normalization
+from packstore.images.programs import GEOMETRIC
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.in_place import InPlace
+from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.mixing import STREAM, Drawn
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.augment.per_image import PerImage
+from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.loader.finish import BY_ENGINE, Finish
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
@@ -155,7 +158,7 @@ class DeviceSteps:
     def move(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
         """The geometric operations from place ``first`` on, of further images of the records."""
         operations = self._options.augment[first:]
-        moving = [op if isinstance(op, GeometricOperation) else _unchanged for op in operations]
+        moving = [_only_moving(op) for op in operations]
         return apply_operations(moving, images, Draws(self._options.draws_seed, epoch, records), first)
 
     def convert(self, images: torch.Tensor) -> torch.Tensor:
@@ -221,6 +224,25 @@ class _Timed(Operation):
 
 def _has_generator(operation: Step) -> TypeGuard[PerImage]:
     return isinstance(operation, PerImage) and operation.generator
+
+
+@dataclass(frozen=True, repr=False)
+class _Moving(Operation):
+    """The steps of programs that move pixels."""
+
+    operation: ProgramOperation
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        program = self.operation.program(draws.on_host(), (images.shape[-2], images.shape[-1]))
+        program[~np.isin(program["code"], GEOMETRIC)] = 0
+        return run_program(images, program)
+
+
+def _only_moving(operation: Step) -> Step:
+    """The part of an operation that moves pixels."""
+    if isinstance(operation, ProgramOperation):
+        return _Moving(operation) if operation.moves_pixels else _unchanged
+    return operation if isinstance(operation, GeometricOperation) else _unchanged
 
 
 def _unchanged(images: torch.Tensor) -> torch.Tensor:
