@@ -162,10 +162,7 @@ def place_mask(
     """
     if placement.warped:
         for part in placement.parts:
-            if isinstance(part, Warp):
-                mask = part.move_mask(row, mask, fill)
-            else:
-                mask = place_mask(part, row, mask, fill)
+            mask = part.move_mask(row, mask, fill) if isinstance(part, Warp) else place_mask(part, row, mask, fill)
         if out is None:
             return np.ascontiguousarray(mask)
         out[:] = mask

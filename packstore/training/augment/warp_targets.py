@@ -100,7 +100,9 @@ def _forward(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matrices:
     mirrored, flipped = codes == Code.MIRROR, codes == Code.FLIP
     inverse[mirrored, 0, 0], inverse[mirrored, 0, 2] = -1, width[mirrored]
     inverse[flipped, 1, 1], inverse[flipped, 1, 2] = -1, height[flipped]
-    return np.linalg.pinv(inverse) if np.any(np.linalg.det(inverse) == 0) else np.linalg.inv(inverse)
+    # A scale of nearly 0 cannot be undone in float64.
+    invert = np.linalg.pinv if np.any(np.linalg.det(inverse) == 0) else np.linalg.inv
+    return np.asarray(invert(inverse), np.float64)
 
 
 def _grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:

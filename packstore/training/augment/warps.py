@@ -154,6 +154,10 @@ class RandomAffine(_Warp):
             return self._angles("shear", self.shear[:2]), self._angles("shear", self.shear[2:])
         return self._angles("shear", self.shear), (0.0, 0.0)
 
+    def _shift(self, draws: Draws, most: float, draw: int) -> NDArray[np.float64]:
+        """Whole pixels, uniform up to ``most`` either way."""
+        return np.rint(uniform(draws, -most, most, draw))
+
     def program(self, draws: Draws, size: Size) -> Program:
         height, width = size
         across, down = self._shears()
@@ -162,10 +166,7 @@ class RandomAffine(_Warp):
         matrix = inverse_affine(
             len(draws),
             uniform(draws, low, high, 0),
-            tuple(
-                np.rint(uniform(draws, -share * length, share * length, 1 + n))
-                for n, (share, length) in enumerate(zip(shares, (width, height), strict=True))
-            ),
+            (self._shift(draws, shares[0] * width, 1), self._shift(draws, shares[1] * height, 2)),
             1.0 if self.scale is None else uniform(draws, self.scale[0], self.scale[1], 3),
             (uniform(draws, *across, 4), uniform(draws, *down, 5)),
             self._centre(self.center, size),

@@ -54,7 +54,8 @@ class DeviceSteps:
             manifest: The store's.
             options: The loader's.
             stats: Where the time goes.
-            first: Place of the first operation of ``options.augment`` that runs on batches.
+            first: Place of the first operation of ``options.augment`` that runs on batches, behind those that run while
+                images are decoded, as crops or as programs.
             in_threads: Whether the threads that crop images may finish them, where no operation comes before it: on the
                 CPU, where torch's own threads would get in their way.
             decoding: Whether there are threads that decode images for the CPU.

@@ -26,6 +26,7 @@ from packstore.training.loader.device_steps import DeviceSteps
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.programs import Programs
 from packstore.training.loader.residence import SMALL_IMAGE_BYTES
 from packstore.training.loader.stats import Stats
 from packstore.training.values import as_tensor
@@ -61,11 +62,14 @@ class Pipeline:
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
         kernel = resident and on_cpu and _has_kernel(image) and options.pre_transform is None
         self.operations_at_decoding = () if resident else at_decoding
+        self._programs = Programs.after(options.augment, len(at_decoding)) if _runs_programs(image) else Programs()
+        if not on_cpu or options.pre_transform is not None or (resident and not kernel):
+            self._programs = Programs()
         self.device_steps = DeviceSteps(
             dataset.manifest,
             options,
             self.stats,
-            len(at_decoding) if kernel or not resident else 0,
+            len(at_decoding) + len(self._programs) if kernel or not resident else 0,
             in_threads=on_cpu and (kernel or not resident),
             decoding=on_cpu and not resident,
         )
@@ -94,6 +98,7 @@ class Pipeline:
                 not self.fields.carried,
                 self.checks,
                 None if self._resident else self.device_steps.finish,
+                Programs() if self._resident else self._programs,
             )
         return self._assembler
 
@@ -116,12 +121,12 @@ class Pipeline:
     def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel | None:
         """For resident images; None where they are small and only gathered, at which torch is as fast."""
         finish, floats = self.device_steps.finish, image.layout == "CHW"
-        if not operations and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
+        if not operations and not self._programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
         if finish is None:
             finish = Finish(getattr(torch, image.dtype), floats)
         height, width = image.shape[1:] if floats else image.shape[:2]
-        return Kernel((height, width), operations, finish)
+        return Kernel((height, width), operations, finish, self._programs)
 
     def _new_assembler(
         self,
@@ -130,6 +135,7 @@ class Pipeline:
         alone: bool,
         checks: Checks | None = None,
         finish: Finish | None = None,
+        programs: Programs = Programs(),
     ) -> Assembler:
         dataset, decoder = self.dataset, self.dataset.decoder
         # All decoders give the same pixels; of those beside the engine, this one costs the least under the GIL.
@@ -137,7 +143,8 @@ class Pipeline:
             decoder = get_decoder("simplejpeg", max_pixels=decoder.max_pixels)
         scaling, turned = self.options.dct_scaling, dataset.exif_transpose
         return Assembler(
-            dataset.reader, column, decoder, operations, self.stats, scaling, turned, alone, checks, finish
+            *(dataset.reader, column, decoder, operations, self.stats, scaling, turned, alone, checks, finish),
+            programs,
         )
 
     def _further_assembler(self, column: Column) -> Assembler:
@@ -196,6 +203,13 @@ def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
             f"dataset gives {', '.join(dataset.columns)}"
         )
     return found
+
+
+def _runs_programs(image: Column) -> bool:
+    """Whether the threads that decode have bytes of three channels."""
+    if image.layout is None:
+        return True
+    return image.layout == "HWC" and image.dtype == "uint8" and (image.kind == "ragged" or image.shape[-1] == 3)
 
 
 def _has_kernel(image: Column) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from packstore.images.engine import Requests
 from packstore.images.seekable import CropPlans, Index
+from packstore.images.programs import Program
 from packstore.images.sniff import ImageInfo
 from packstore.training.augment.base import Crops
 from packstore.training.loader.checks import Suspects
@@ -48,6 +49,7 @@ class Prepared:
         requests: All of it for the engine, where that is there and knows how.
         plans: Of crop-seekable images that it does not take, what their boxes need.
         plan_of: Which of these a row has.
+        program: What happens to the bytes of each row, ``(B, n)``; None for nothing.
     """
 
     out: torch.Tensor
@@ -67,6 +69,7 @@ class Prepared:
     requests: Requests | None = None
     plans: CropPlans | None = None
     plan_of: dict[int, int] = field(default_factory=dict)
+    program: Program | None = None
     _lock: Lock = field(default_factory=Lock)
 
     @property
