@@ -1,6 +1,6 @@
 /* Answers requests: plans what is needed of an image, has it decoded, two JPEG files at a time, and makes of its pixels
  * what is wanted. */
-#include "engine.h"
+#include "augment.h"
 
 #include <string.h>
 
@@ -68,18 +68,22 @@ static int make_planes(struct decoder *decoder, const struct request *request, i
                          window->width, visible.height, visible.width);
 }
 
-/* What was made becomes the answer. */
-static void convert(struct decoder *decoder)
+/* What was made goes through its program and becomes the answer. */
+static int convert(struct decoder *decoder)
 {
     const struct making *making = &decoder->making;
     const struct request *request = making->request;
     int64_t pixels = request->window.height * request->window.width;
+    struct image image = {making->to, request->window.height, request->window.width};
+    if (request->steps && run_program(decoder, &image, request->program, request->steps) != DONE)
+        return REFUSED;
     if (making->to == request->to)
-        return;
+        return DONE;
     if (making->kind == UINT8)
         convert_pixels(decoder, making->form, making->to, request->to, pixels);
     else
         convert_planes(decoder, making->form, making->kind, making->to, request->to, pixels);
+    return DONE;
 }
 
 /* From the pixels of `making->box`, which begin at `pixels`: of what may be read from there on there are `nbytes`. */
@@ -177,7 +181,7 @@ static int begin_image(struct decoder *decoder, struct team *team)
     making->resized = resized;
     making->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
     bool as_it_is = making->kind == form->to && form->planes == (making->kind != UINT8);
-    if (request->height && !resized && !request->mirrored && !window->top && !window->left &&
+    if (request->height && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
         window->height == request->height && window->width == request->width) {
         if (making->kind == UINT8)
             convert_pixels(decoder, form, request->source, request->to, pixels);
@@ -195,9 +199,7 @@ static int begin_image(struct decoder *decoder, struct team *team)
         outcome = make_planes(decoder, request, (int)form->from, (float *)making->to);
     else
         place(decoder, request, form, making->to);
-    if (outcome == DONE)
-        convert(decoder);
-    return outcome;
+    return outcome == DONE ? convert(decoder) : outcome;
 }
 
 /* Ends with an image that was decoded. */
@@ -209,8 +211,7 @@ static int end_image(struct decoder *decoder)
     if (!pixels || write_pixels(decoder, box, pixels) != DONE ||
         make_visible(decoder, pixels, stride, stride * box->height) != DONE)
         return REFUSED;
-    convert(decoder);
-    return DONE;
+    return convert(decoder);
 }
 
 /* Begins with an image as begin_image() does. */
@@ -221,7 +222,8 @@ static int begin_request(struct decoder *decoder, struct team *team, int64_t max
     const struct box *window = &request->window;
     if (!is_side(request->size_height) || !is_side(request->size_width) || !is_side(window->height) ||
         !is_side(window->width) || window->top < -MOST_SIDE || window->top > MOST_SIDE || window->left < -MOST_SIDE ||
-        window->left > MOST_SIDE || request->nbytes < 0)
+        window->left > MOST_SIDE || request->nbytes < 0 || request->steps < 0 ||
+        (request->steps && form->from != UINT8))
         return REFUSED;
     if (request->height || form->from != UINT8) {
         if (!is_side(request->height) || !is_side(request->width) ||

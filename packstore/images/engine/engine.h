@@ -23,6 +23,7 @@
  * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte
  * assemble.c  the file around it, with a seek index
  * proof.c     that the file made so holds the coefficients of the old one
+ * augment.c   programs: operations on the pixels that are shown; see augment.h
  * kernels.c   the loops that there are twice
  * answer.c    requests: what is wanted of an image
  * batch.c     what Python calls
@@ -199,9 +200,13 @@ struct request {
     uint8_t *to;
     const uint8_t *checkpoints; /* of a JPEG file: its index, see checkpoints.c; NULL for none */
     int64_t checkpoint_bytes;
+    const struct step *program; /* what is done with the bytes that are shown; see augment.h */
+    int64_t steps;              /* of the program; 0 for none */
 };
 
 struct decoder;
+struct step;
+struct augment_kernels;
 struct code;
 struct skipper;
 
@@ -232,6 +237,7 @@ struct kernels {
                      int64_t count);
     void (*sum_pixels)(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
                        int64_t pixel_count, int64_t count);
+    const struct augment_kernels *augment; /* those of programs */
 };
 
 /* What takes the coefficients of a stretch. */
@@ -313,6 +319,7 @@ struct decoder {
     struct room sums[2], wide[2], pixels, resized, line, made;
     struct taps across, down;
     struct float_taps float_across, float_down;
+    struct room copied, floats; /* of a step of a program */
 };
 
 /* Where a segment lies, and which MCUs it has. */

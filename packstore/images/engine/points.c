@@ -1,0 +1,453 @@
+/* Operations on single pixels. Neighbouring ones become tables, and these and what mixes channels one pass. */
+#include "augment.h"
+
+#include <string.h>
+
+enum { MOST_POINTS = 8 };
+
+/* Tables of the three channels, or an operation that mixes them. */
+struct colour_step {
+    int code; /* STEP_IDENTITY for tables */
+    bool alike; /* whether the three tables are the same */
+    float factor;
+    int order[3];
+    uint8_t tables[3][256];
+};
+
+/* Operations that are still to be done. */
+struct run {
+    struct decoder *decoder;
+    const struct augment_kernels *kernels;
+    const struct image *image;
+    struct colour_step points[MOST_POINTS];
+    int count;
+};
+
+/* ---- loops ---- */
+
+void table_plain(uint8_t *at, int64_t count, const uint8_t *table)
+{
+    for (int64_t i = 0; i < count; i++)
+        at[i] = table[at[i]];
+}
+
+static void join_from(uint8_t *to, const uint8_t *const planes[3], int64_t first, int64_t pixels)
+{
+    for (int64_t i = first; i < pixels; i++)
+        for (int c = 0; c < 3; c++)
+            to[3 * i + c] = planes[c][i];
+}
+
+/* Planes to pixels whose channels take turns. */
+void join_plain(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
+{
+    join_from(to, planes, 0, pixels);
+}
+
+/* As _rgb_to_grayscale_image(): torch's add_() with a factor rounds once. */
+INLINE int gray_of(uint8_t r, uint8_t g, uint8_t b, const bool fuses)
+{
+    return (int)fused((float)b, 0.114f, fused((float)g, 0.587f, (float)r * 0.2989f, fuses), fuses);
+}
+
+INLINE void gray_with(uint8_t *const planes[3], int64_t count, const bool fuses)
+{
+    uint8_t *restrict r = planes[0], *restrict g = planes[1], *restrict b = planes[2];
+    for (int64_t i = 0; i < count; i++)
+        r[i] = g[i] = b[i] = (uint8_t)gray_of(r[i], g[i], b[i], fuses);
+}
+
+INLINE int64_t sum_gray_with(uint8_t *const planes[3], int64_t count, const bool fuses)
+{
+    const uint8_t *r = planes[0], *g = planes[1], *b = planes[2];
+    int32_t sum = 0; /* of STRIP values at most */
+    for (int64_t i = 0; i < count; i++)
+        sum += gray_of(r[i], g[i], b[i], fuses);
+    return sum;
+}
+
+/* As _blend() with gray. */
+INLINE void saturate_with(uint8_t *const planes[3], int64_t count, float factor, const bool fuses)
+{
+    uint8_t *restrict r = planes[0], *restrict g = planes[1], *restrict b = planes[2];
+    float rest = (float)(1.0 - (double)factor);
+    for (int64_t i = 0; i < count; i++) {
+        float gray = (float)gray_of(r[i], g[i], b[i], fuses);
+        r[i] = to_byte(fused(gray, rest, (float)r[i] * factor, fuses));
+        g[i] = to_byte(fused(gray, rest, (float)g[i] * factor, fuses));
+        b[i] = to_byte(fused(gray, rest, (float)b[i] * factor, fuses));
+    }
+}
+
+INLINE float within_one(float value)
+{
+    value = value > 0 ? value : 0;
+    return value < 1 ? value : 1;
+}
+
+/* As adjust_hue_image(): to HSV and back. */
+INLINE void turn_hue_with(uint8_t *const planes[3], int64_t count, float shift)
+{
+    uint8_t *restrict red = planes[0], *restrict green = planes[1], *restrict blue = planes[2];
+    const float scale = (float)(1.0 / 255), sixth = (float)(1.0 / 6.0), back = (float)(255 + 1.0 - 1e-3);
+    for (int64_t i = 0; i < count; i++) {
+        float r = (float)red[i] * scale, g = (float)green[i] * scale, b = (float)blue[i] * scale;
+        float high = r > g ? r : g, low = r < g ? r : g;
+        high = high > b ? high : b;
+        low = low < b ? low : b;
+        float spread = high - low;
+        float s = spread / (spread == 0 ? 1 : high), divisor = spread == 0 ? 1 : spread;
+        float rc = (high - r) / divisor, gc = (high - g) / divisor, bc = (high - b) / divisor;
+        float first = bc - gc, second = (rc + 2) - bc, third = (gc + 4) - rc;
+        float h = high == g ? second : third;
+        h = high == r ? first : h;
+        h = h * sixth + 1;
+        h = h - (float)(int)h;
+        h = h + shift;
+        h = h - (float)(int)h;
+        float above = h + 1;
+        h = h < 0 ? above : h;
+        float six = h * 6;
+        int sector = (int)six;
+        float f = six - (float)sector;
+        sector = sector == 6 ? 0 : sector;
+        float product = s * f, rest = 1 - s;
+        float q = within_one((1 - product) * high), t = within_one((product + rest) * high), p = within_one(rest * high);
+        float to_r = sector == 1 ? q : p, to_g = sector == 3 ? q : p, to_b = sector == 5 ? q : p;
+        to_r = sector == 4 ? t : to_r;
+        to_g = sector == 0 ? t : to_g;
+        to_b = sector == 2 ? t : to_b;
+        to_r = (sector == 0) | (sector == 5) ? high : to_r;
+        to_g = (sector == 1) | (sector == 2) ? high : to_g;
+        to_b = (sector == 3) | (sector == 4) ? high : to_b;
+        red[i] = (uint8_t)(int)(to_r * back);
+        green[i] = (uint8_t)(int)(to_g * back);
+        blue[i] = (uint8_t)(int)(to_b * back);
+    }
+}
+
+/* Lowers `low` and raises `high` to the least and the largest value. */
+INLINE void extremes_of(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
+{
+    uint8_t least = *low, most = *high;
+    for (int64_t i = 0; i < count; i++) {
+        least = at[i] < least ? at[i] : least;
+        most = at[i] > most ? at[i] : most;
+    }
+    *low = least;
+    *high = most;
+}
+
+void gray_plain(uint8_t *const planes[3], int64_t count)
+{
+    gray_with(planes, count, false);
+}
+
+int64_t sum_gray_plain(uint8_t *const planes[3], int64_t count)
+{
+    return sum_gray_with(planes, count, false);
+}
+
+void saturate_plain(uint8_t *const planes[3], int64_t count, float factor)
+{
+    saturate_with(planes, count, factor, false);
+}
+
+void turn_hue_plain(uint8_t *const planes[3], int64_t count, float shift)
+{
+    turn_hue_with(planes, count, shift);
+}
+
+void extremes_plain(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
+{
+    extremes_of(at, count, low, high);
+}
+
+#ifdef HAS_AVX2
+#include <immintrin.h>
+
+/* A shuffle looks up 16 entries, and gives 0 for negative numbers. The difference of each 16 to those before is added,
+ * by exclusive or, to all values that are not below them. */
+AVX2_FMA void table_avx2(uint8_t *at, int64_t count, const uint8_t *table)
+{
+    __m256i steps[16], sixteen = _mm256_set1_epi8(16), top = _mm256_set1_epi8((char)0x80);
+    for (int k = 0; k < 16; k++) {
+        __m128i own = _mm_loadu_si128((const __m128i *)(table + 16 * k));
+        if (k % 8)
+            own = _mm_xor_si128(own, _mm_loadu_si128((const __m128i *)(table + 16 * (k - 1))));
+        steps[k] = _mm256_broadcastsi128_si256(own);
+    }
+    int64_t i = 0;
+    for (; i + 64 <= count; i += 64) {
+        __m256i a = _mm256_loadu_si256((const __m256i *)(at + i)), b = _mm256_loadu_si256((const __m256i *)(at + i + 32));
+        __m256i high_a = _mm256_xor_si256(a, top), high_b = _mm256_xor_si256(b, top);
+        __m256i to_a = _mm256_xor_si256(_mm256_shuffle_epi8(steps[0], a), _mm256_shuffle_epi8(steps[8], high_a));
+        __m256i to_b = _mm256_xor_si256(_mm256_shuffle_epi8(steps[0], b), _mm256_shuffle_epi8(steps[8], high_b));
+#pragma GCC unroll 7
+        for (int k = 1; k < 8; k++) {
+            a = _mm256_subs_epi8(a, sixteen), b = _mm256_subs_epi8(b, sixteen);
+            high_a = _mm256_subs_epi8(high_a, sixteen), high_b = _mm256_subs_epi8(high_b, sixteen);
+            to_a = _mm256_xor_si256(to_a, _mm256_shuffle_epi8(steps[k], a));
+            to_b = _mm256_xor_si256(to_b, _mm256_shuffle_epi8(steps[k], b));
+            to_a = _mm256_xor_si256(to_a, _mm256_shuffle_epi8(steps[8 + k], high_a));
+            to_b = _mm256_xor_si256(to_b, _mm256_shuffle_epi8(steps[8 + k], high_b));
+        }
+        _mm256_storeu_si256((__m256i *)(at + i), to_a);
+        _mm256_storeu_si256((__m256i *)(at + i + 32), to_b);
+    }
+    table_plain(at + i, count - i, table);
+}
+
+/* Sixteen pixels at a time: each register of the result has bytes of every plane. */
+AVX2_FMA void join_avx2(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
+{
+    int8_t places[3][3][16];
+    for (int part = 0; part < 3; part++)
+        for (int c = 0; c < 3; c++)
+            for (int i = 0; i < 16; i++)
+                places[part][c][i] = (int8_t)((16 * part + i) % 3 == c ? (16 * part + i) / 3 : -1);
+    int64_t at = 0;
+    for (; at + 16 <= pixels; at += 16) {
+        __m128i own[3];
+        for (int c = 0; c < 3; c++)
+            own[c] = _mm_loadu_si128((const __m128i *)(planes[c] + at));
+#pragma GCC unroll 3
+        for (int part = 0; part < 3; part++) {
+            const __m128i *place = (const __m128i *)places[part];
+            __m128i bytes = _mm_or_si128(_mm_or_si128(_mm_shuffle_epi8(own[0], _mm_loadu_si128(place)),
+                                                      _mm_shuffle_epi8(own[1], _mm_loadu_si128(place + 1))),
+                                         _mm_shuffle_epi8(own[2], _mm_loadu_si128(place + 2)));
+            _mm_storeu_si128((__m128i *)(to + 3 * at + 16 * part), bytes);
+        }
+    }
+    join_from(to, planes, at, pixels);
+}
+
+AVX2_FMA void gray_avx2(uint8_t *const planes[3], int64_t count)
+{
+    gray_with(planes, count, true);
+}
+
+AVX2_FMA int64_t sum_gray_avx2(uint8_t *const planes[3], int64_t count)
+{
+    return sum_gray_with(planes, count, true);
+}
+
+AVX2_FMA void saturate_avx2(uint8_t *const planes[3], int64_t count, float factor)
+{
+    saturate_with(planes, count, factor, true);
+}
+
+AVX2_FMA void turn_hue_avx2(uint8_t *const planes[3], int64_t count, float shift)
+{
+    turn_hue_with(planes, count, shift);
+}
+
+AVX2_FMA void extremes_avx2(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
+{
+    extremes_of(at, count, low, high);
+}
+#endif
+
+/* ---- passes ---- */
+
+/* The planes of pixels `first` to `first + count`, in `room`. */
+static void take_planes(const struct run *run, int64_t first, int64_t count, uint8_t *room, uint8_t *planes[3])
+{
+    static const float unused[6] = {0};
+    run->decoder->kernels->split(room, UINT8, run->image->at + 3 * first, count, unused);
+    for (int c = 0; c < 3; c++)
+        planes[c] = room + c * count;
+}
+
+static void do_colour_step(const struct run *run, const struct colour_step *point, uint8_t *planes[3], int64_t count)
+{
+    switch (point->code) {
+    case STEP_SATURATION: run->kernels->saturate(planes, count, point->factor); break;
+    case STEP_HUE: run->kernels->turn_hue(planes, count, point->factor); break;
+    case STEP_GRAY: run->kernels->gray(planes, count); break;
+    default:
+        for (int c = 0; c < 3; c++)
+            run->kernels->table(planes[c], count, point->tables[c]);
+    }
+}
+
+/* Does what is still to be done. */
+static void flush(struct run *run)
+{
+    int64_t pixels = run->image->height * run->image->width;
+    if (run->count == 1 && run->points[0].code == STEP_IDENTITY && run->points[0].alike)
+        run->kernels->table(run->image->at, 3 * pixels, run->points[0].tables[0]);
+    else if (run->count)
+        for (int64_t at = 0; at < pixels; at += STRIP) {
+            int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
+            uint8_t room[3 * STRIP], *planes[3];
+            take_planes(run, at, count, room, planes);
+            const uint8_t *shown[3] = {planes[0], planes[1], planes[2]};
+            for (int i = 0; i < run->count; i++) {
+                const struct colour_step *point = &run->points[i];
+                if (point->code != STEP_PERMUTE) {
+                    do_colour_step(run, point, planes, count);
+                    continue;
+                }
+                uint8_t copy[3 * STRIP];
+                memcpy(copy, room, (size_t)(3 * count));
+                for (int c = 0; c < 3; c++)
+                    memcpy(planes[c], copy + point->order[c] * count, (size_t)count);
+            }
+            run->kernels->join(run->image->at + 3 * at, shown, count);
+        }
+    run->count = 0;
+}
+
+static struct colour_step *new_colour_step(struct run *run, int code)
+{
+    if (run->count == MOST_POINTS)
+        flush(run);
+    struct colour_step *point = &run->points[run->count++];
+    point->code = code;
+    return point;
+}
+
+/* Adds tables; they go through those before them. `own`: of each channel, or of all three. */
+static void add_tables(struct run *run, const uint8_t *const own[3])
+{
+    bool alike = own[0] == own[1] && own[1] == own[2];
+    if (run->count && run->points[run->count - 1].code == STEP_IDENTITY) {
+        struct colour_step *point = &run->points[run->count - 1];
+        for (int c = 0; c < 3; c++)
+            for (int i = 0; i < 256; i++)
+                point->tables[c][i] = own[c][point->tables[c][i]];
+        point->alike = point->alike && alike;
+        return;
+    }
+    struct colour_step *point = new_colour_step(run, STEP_IDENTITY);
+    point->alike = alike;
+    for (int c = 0; c < 3; c++)
+        memcpy(point->tables[c], own[c], 256);
+}
+
+/* The mean of gray, as torch rounds it. */
+static float mean_gray(const struct run *run)
+{
+    int64_t pixels = run->image->height * run->image->width, sum = 0;
+    for (int64_t at = 0; at < pixels; at += STRIP) {
+        int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
+        uint8_t room[3 * STRIP], *planes[3];
+        take_planes(run, at, count, room, planes);
+        sum += run->kernels->sum_gray(planes, count);
+    }
+    return (float)((double)sum / (double)pixels);
+}
+
+/* As autocontrast_image(). */
+static void autocontrast(struct run *run)
+{
+    int64_t pixels = run->image->height * run->image->width;
+    uint8_t low[3] = {255, 255, 255}, high[3] = {0, 0, 0}, tables[3][256];
+    for (int64_t at = 0; at < pixels; at += STRIP) {
+        int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
+        uint8_t room[3 * STRIP], *planes[3];
+        take_planes(run, at, count, room, planes);
+        for (int c = 0; c < 3; c++)
+            run->kernels->extremes(planes[c], count, &low[c], &high[c]);
+    }
+    for (int c = 0; c < 3; c++) {
+        bool flat = low[c] == high[c];
+        float scale = flat ? 1 : (float)(high[c] - low[c]) * (float)(1.0 / 255);
+        for (int i = 0; i < 256; i++)
+            tables[c][i] = to_byte((float)(i - (flat ? 0 : low[c])) / scale);
+    }
+    add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]});
+}
+
+/* As equalize_image(). */
+static void equalize(struct run *run)
+{
+    int64_t pixels = run->image->height * run->image->width;
+    const uint8_t *at = run->image->at, *end = at + 3 * pixels;
+    uint32_t counts[2][3][256] = {{{0}}};
+    uint8_t tables[3][256];
+    for (; at + 6 <= end; at += 6)
+        for (int i = 0; i < 6; i++)
+            counts[i / 3][i % 3][at[i]]++;
+    for (int c = 0; at < end; at++, c++)
+        counts[0][c][*at]++;
+    for (int c = 0; c < 3; c++) {
+        uint32_t last = 0;
+        for (int i = 0; i < 256; i++) {
+            counts[0][c][i] += counts[1][c][i];
+            last = counts[0][c][i] ? counts[0][c][i] : last;
+        }
+        int64_t step = (pixels - last) / 255, before = 0;
+        for (int i = 0; i < 256; before += counts[0][c][i++]) {
+            int64_t value = step ? i ? (before + step / 2) / step : 0 : i;
+            tables[c][i] = (uint8_t)(value > 255 ? 255 : value);
+        }
+    }
+    add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]});
+}
+
+/* One table for all channels, by the parameters and, of contrast, the mean of gray. */
+static void add_table(struct run *run, const struct step *step, float mean)
+{
+    uint8_t table[256];
+    const float *p = step->p;
+    int mask = step->code == STEP_POSTERIZE ? 256 - (1 << (8 - (int)p[0])) : 0;
+    float rest = (float)(1.0 - (double)p[0]);
+    for (int i = 0; i < 256; i++)
+        switch (step->code) {
+        case STEP_BRIGHTNESS: table[i] = to_byte((float)i * p[0]); break;
+        case STEP_CONTRAST: table[i] = to_byte(fused(mean, rest, (float)i * p[0], false)); break;
+        case STEP_INVERT: table[i] = (uint8_t)(255 - i); break;
+        case STEP_POSTERIZE: table[i] = (uint8_t)(i & mask); break;
+        case STEP_SOLARIZE: table[i] = (uint8_t)((float)i >= p[0] ? 255 - i : i); break;
+        default: table[i] = (float)i < p[1] ? to_byte((float)i + p[0]) : (uint8_t)i;
+        }
+    add_tables(run, (const uint8_t *[3]){table, table, table});
+}
+
+/* Runs the steps on single pixels at the beginning of `steps`; `done`: how many there were. */
+int run_points(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count,
+               int64_t *done)
+{
+    struct run run = {.decoder = decoder, .kernels = decoder->kernels->augment, .image = image};
+    int64_t i = 0;
+    for (; i < count; i++) {
+        const struct step *step = &steps[i];
+        switch (step->code) {
+        case STEP_IDENTITY: continue;
+        case STEP_BRIGHTNESS:
+        case STEP_INVERT:
+        case STEP_POSTERIZE:
+        case STEP_SOLARIZE:
+        case STEP_SOLARIZE_ADD: add_table(&run, step, 0); continue;
+        case STEP_SATURATION:
+        case STEP_HUE: new_colour_step(&run, step->code)->factor = step->p[0]; continue;
+        case STEP_GRAY: new_colour_step(&run, step->code); continue;
+        case STEP_PERMUTE: {
+            struct colour_step *point = new_colour_step(&run, step->code);
+            for (int c = 0; c < 3; c++)
+                point->order[c] = (int)step->p[c];
+            continue;
+        }
+        case STEP_CONTRAST:
+            flush(&run);
+            add_table(&run, step, mean_gray(&run));
+            continue;
+        case STEP_AUTOCONTRAST:
+            flush(&run);
+            autocontrast(&run);
+            continue;
+        case STEP_EQUALIZE:
+            flush(&run);
+            equalize(&run);
+            continue;
+        default: break;
+        }
+        break;
+    }
+    flush(&run);
+    *done = i;
+    return DONE;
+}
