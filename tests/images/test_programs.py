@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import packstore.images.engine
-from packstore.images.engine.native import Engine, _library, augment, engine_problem
-from packstore.images.programs import INTERPOLATIONS, STEP, Code, Program, join_programs, new_program, step, warp_flags
+from packstore.images.engine.native import Engine, _library, engine_problem
+from packstore.images.programs import INTERPOLATIONS, STEP, Code, Program, step, warp_flags
 from tests.makers.torchvision import import_torchvision
 
 pytestmark = pytest.mark.skipif(engine_problem() is not None, reason=f"no engine: {engine_problem()}")
@@ -137,9 +135,7 @@ def test_blur_reflects_images_smaller_than_its_kernel_again() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (32, 32), (61, 47), (224, 200)], ids=str)
 @pytest.mark.parametrize("fill", [None, (7, 130, 255)], ids=str)
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[:2])
-def test_warps_are_those_of_torchvision(
-    functional: Any, interpolation: str, fill: Any, size: tuple[int, int]
-) -> None:
+def test_warps_are_those_of_torchvision(functional: Any, interpolation: str, fill: Any, size: tuple[int, int]) -> None:
     tv = import_torchvision()
     from torchvision.transforms.functional import _get_inverse_affine_matrix
 

@@ -25,7 +25,7 @@ from packstore.images.programs import (
     step,
     warp_flags,
 )
-from packstore.training.augment.interpreter import run_program
+from packstore.training.augment.interpreter import run_by_torch, run_program
 from packstore.training.augment.matrices import inverse_affine, rotation
 from packstore.training.augment.policies import write_steps
 from packstore.training.random_draws import Draws
@@ -94,6 +94,10 @@ EXACT = {
 shape of a tensor has it."""
 
 
+TABLES = EXACT - {Code.BRIGHTNESS, Code.GRAY, Code.AUTOCONTRAST, Code.SHARPNESS, Code.HUE}
+"""Those without floating point."""
+
+
 def agree(found: Tensor, expected: Tensor, exact: bool, share: float = 0.01) -> None:
     """Equal bytes; or within 1, on less than ``share`` of them."""
     assert found.shape == expected.shape
@@ -134,31 +138,37 @@ OPERATIONS: list[A.Operation] = [
 ]
 
 
+WAYS = pytest.mark.parametrize("run", [run_by_torch, run_program])
+"""On the CPU the second is the engine's, where there is one."""
+
+
+@WAYS
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("op", OPERATIONS, ids=str)
-def test_steps_are_those_of_torchvision(tv: Any, op: Any, size: tuple[int, int]) -> None:
+def test_steps_are_those_of_torchvision(tv: Any, op: Any, size: tuple[int, int], run: Any) -> None:
     count = 6
     program = op.program(draws(count, seed=3), size)
     images = photos(count, *size)
     before = images.clone()
     assert torch.equal(op(images, Draws(3, 0, torch.arange(count))), run_program(images, program))
     for column in range(program.shape[1]):  # step by step, so that a difference of one is not amplified
-        found = run_program(images, program[:, column : column + 1])
+        found = run(images, program[:, column : column + 1])
         assert found.dtype == torch.uint8
         for row in range(count):
-            exact = program["code"][row, column] in EXACT
+            exact = program["code"][row, column] in (EXACT if run is run_by_torch else TABLES)
             agree(found[row], by_torchvision(tv, images[row], program[row, column]), exact)
         images = found
     assert torch.equal(before, photos(count, *size))
 
 
+@WAYS
 @pytest.mark.parametrize("size", [(32, 32), (61, 47), (224, 224)], ids=str)
 @pytest.mark.parametrize("kernel", [3, 23, (5, 9)], ids=str)
-def test_blur_is_that_of_torchvision(tv: Any, kernel: Any, size: tuple[int, int]) -> None:
+def test_blur_is_that_of_torchvision(tv: Any, kernel: Any, size: tuple[int, int], run: Any) -> None:
     op = A.GaussianBlur(kernel, (0.1, 5.0))
     images = photos(4, *size)
     program = op.program(draws(4), size)
-    for found, image, each in zip(run_program(images, program), images, program[:, 0], strict=True):
+    for found, image, each in zip(run(images, program), images, program[:, 0], strict=True):
         agree(found, by_torchvision(tv, image, each), exact=False)
 
 
@@ -169,10 +179,13 @@ def test_blur_of_images_smaller_than_its_kernel_reflects_them_again() -> None:
     assert torch.equal(apply(A.GaussianBlur(23, 0.01), images, draws(2)), images)
 
 
+@WAYS
 @pytest.mark.parametrize("size", [(32, 32), (61, 47), (1, 1), (224, 200)], ids=str)
 @pytest.mark.parametrize("fill", [None, (7, 130, 255)], ids=str)
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[:2])
-def test_warps_are_those_of_torchvision(tv: Any, interpolation: str, fill: Any, size: tuple[int, int]) -> None:
+def test_warps_are_those_of_torchvision(
+    tv: Any, interpolation: str, fill: Any, size: tuple[int, int], run: Any
+) -> None:
     F = tv.transforms.v2.functional  # noqa: N806
     images = photos(4, *size)
     flags = warp_flags(INTERPOLATIONS.index(interpolation), fill)
@@ -181,8 +194,8 @@ def test_warps_are_those_of_torchvision(tv: Any, interpolation: str, fill: Any, 
     mode = tv.transforms.InterpolationMode(interpolation)
     named = {"fill": list(fill) if fill else None, "interpolation": mode}
     matrix = inverse_affine(4, angle, (shift, -shift), scale, (shear, shear / 2))
-    found = run_program(images, step(4, Code.AFFINE, *matrix.T, flags=flags))
-    turned = run_program(images, step(4, Code.AFFINE, *rotation(4, angle).T, flags=flags))
+    found = run(images, step(4, Code.AFFINE, *matrix.T, flags=flags))
+    turned = run(images, step(4, Code.AFFINE, *rotation(4, angle).T, flags=flags))
     for n in range(4):
         expected = F.affine(images[n], angle[n], [shift[n], -shift[n]], scale[n], [shear[n], shear[n] / 2], **named)
         share_equal(found[n], expected, interpolation)
@@ -361,6 +374,20 @@ def test_noise_has_the_deviation_that_it_says() -> None:
     assert abs(found.std() - 12.75) < 0.4
     erased = apply(A.RandomErasing(1, scale=(0.9, 0.9), ratio=(1, 1), value="random"), images, draws(2)).float()
     assert erased[erased != 128].std() > 50
+
+
+@pytest.mark.parametrize("op", [op for op in ALL if hasattr(op, "program")], ids=str)
+def test_the_engine_and_torch_give_nearly_the_same(op: Any) -> None:
+    """Step by step within 1 of 255; warps may take another of two pixels that are as near."""
+    images = photos(5, 48, 64)
+    program = op.program(draws(5, seed=1), (48, 64))
+    for column in range(program.shape[1]):
+        one = program[:, column : column + 1]
+        found, expected = run_program(images, one), run_by_torch(images, one)
+        difference = (found.int() - expected.int()).abs()
+        assert (difference > 1).float().mean() <= 0.001
+        assert (difference > 0).float().mean() <= 0.01
+        images = found
 
 
 @given(st.data())

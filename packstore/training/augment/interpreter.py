@@ -1,4 +1,4 @@
-"""Runs programs on batches with torch, on any device."""
+"""Runs programs on batches: with the engine on the CPU, with torch on any device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
+from packstore.images.engine import augment
 from packstore.images.programs import Code, Program
 from packstore.training.augment import colour_kernels as colours
 from packstore.training.augment import warp_kernels as warps
@@ -20,11 +21,27 @@ Steps = NDArray[np.void]
 _ANY_DTYPE = (Code.AFFINE, Code.PERSPECTIVE, Code.ERASE, Code.MIRROR, Code.FLIP, Code.PERMUTE)
 """Codes for floating point images too; the others are defined for bytes."""
 
+_SMALL_BYTES = 1 << 20
+"""Bytes of images that are sooner done than threads are started."""
+
 _CHUNK_BYTES = 1 << 20
 """Bytes of images that a step treats at a time on the CPU, so that what it makes in float32 stays in the caches."""
 
 
 def run_program(images: Tensor, program: Program) -> Tensor:
+    """As :func:`run_by_torch`, by the engine where there is one and it knows the images: bytes on the CPU."""
+    if not program["code"].any():
+        return images
+    if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[1] == 3 and images.numel():
+        pixels = images.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
+        threads = torch.get_num_threads() if images.numel() > _SMALL_BYTES else 1
+        if augment(pixels.numpy(), program, threads):
+            layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
+            return pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout)
+    return run_by_torch(images, program)
+
+
+def run_by_torch(images: Tensor, program: Program) -> Tensor:
     """``images`` ``(B, C, H, W)`` after the steps of ``program`` ``(B, n)``; they themselves stay as they are.
 
     Raises:

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.images.engine import Requests
-from packstore.images.seekable import CropPlans, Index
 from packstore.images.programs import Program
+from packstore.images.seekable import CropPlans, Index
 from packstore.images.sniff import ImageInfo
 from packstore.training.augment.base import Crops
 from packstore.training.loader.checks import Suspects
