@@ -291,6 +291,7 @@ def load() -> float:
             label_smoothing=0.1,
             num_classes=10,
         ),
+        views={"global": (2, [RandomResizedCrop(size=224)]), "local": (8, [RandomResizedCrop(size=96)])},
         normalize="imagenet",
         dtype=torch.float16,
         channels_last=True,

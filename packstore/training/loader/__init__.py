@@ -31,6 +31,7 @@ from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
 from packstore.training.augment.mixing import CutMix, Mix, MixUp, as_mix
 from packstore.training.augment.per_image import as_operations
+from packstore.training.augment.views import as_views
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import why_not_resident
@@ -125,6 +126,9 @@ class PackedLoader:
             or a :class:`packstore.augment.Mix` that says more. Mixes each batch with itself, after all operations and
             the normalisation; labels become shares of classes, float32 ``(B, C)``. What is mixed is a function of the
             rank's batch.
+        views: Several crops of each record, instead of ``augment``: ``{"global": (2, [...]), "local": (8, [...])}``. The
+            images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are then
+            a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
@@ -186,6 +190,7 @@ class PackedLoader:
         indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
         augment: Sequence[Any] | Step | str = (),
         mix: Mix | Sequence[MixUp | CutMix] | MixUp | CutMix | None = None,
+        views: Mapping[str, Any] | Sequence[Sequence[Any]] | None = None,
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool = False,
@@ -221,6 +226,7 @@ class PackedLoader:
             indices=indices,
             augment=as_operations(augment),
             mix=as_mix(mix),
+            views=as_views(views),
             normalize=normalize,
             dtype=dtype,
             channels_last=channels_last,
@@ -248,6 +254,8 @@ class PackedLoader:
         self._epochs = Epochs(dataset, batch_size, options)
         wanted = True if options.pre_transform is not None else options.resident
         streamed = why_not_resident(dataset, options.collate or {})
+        if options.views is not None:
+            streamed = "views= crops records while they are read"
         if streamed is not None and wanted is True:
             raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
         residence = (
@@ -394,6 +402,7 @@ class PackedLoader:
             "shards": self._epochs.shards_digest,
             "augment": [_described(operation) for operation in options.augment],
             "mix": None if options.mix is None else repr(options.mix),
+            "views": None if options.views is None else repr(options.views),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

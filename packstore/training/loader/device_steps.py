@@ -48,6 +48,7 @@ class DeviceSteps:
         first: int,
         in_threads: bool = False,
         decoding: bool = False,
+        seed: int | None = None,
     ) -> None:
         """
         Args:
@@ -59,8 +60,10 @@ class DeviceSteps:
             in_threads: Whether the threads that crop images may finish them, where no operation comes before it: on the
                 CPU, where torch's own threads would get in their way.
             decoding: Whether there are threads that decode images for the CPU.
+            seed: Of the operations; None for that of the options.
         """
         self._options = options
+        self._seed = options.draws_seed if seed is None else seed
         self._stats = stats
         left = tuple(options.augment)[first:]
         self.in_decoding = tuple(takewhile(_has_generator, left)) if decoding else ()
@@ -117,7 +120,7 @@ class DeviceSteps:
         results, first = [images[row] for row in rows], self._first - len(self.in_decoding)
         with self._stats.timed("per_image"):
             for stream, operation in enumerate(self.in_decoding, first):
-                draws = Draws(self._options.draws_seed, epoch, records[rows], stream)
+                draws = Draws(self._seed, epoch, records[rows], stream)
                 results = operation.call_each(results, draws.bits(0).tolist())
         found: list[torch.Tensor | None] = [None] * len(images)
         for row, result in zip(rows, results, strict=True):
@@ -143,7 +146,7 @@ class DeviceSteps:
         self, images: PaddedImages, places: torch.Tensor, records: torch.Tensor, epoch: int
     ) -> torch.Tensor:
         """:meth:`augment` of the images at ``places`` of all, which lie in memory of the first operation."""
-        draws = Draws(self._options.draws_seed, epoch, records)
+        draws = Draws(self._seed, epoch, records)
         return apply_to_padded(self._operations, images, places, draws, self._first)
 
     def augment(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
@@ -154,13 +157,13 @@ class DeviceSteps:
             records: int64 ``(B,)``, on the same device.
             epoch: For random operations.
         """
-        return apply_operations(self._operations, images, Draws(self._options.draws_seed, epoch, records), self._first)
+        return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
 
     def move(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
         """The geometric operations from place ``first`` on, of further images of the records."""
         operations = self._options.augment[first:]
         moving = [_only_moving(op) for op in operations]
-        return apply_operations(moving, images, Draws(self._options.draws_seed, epoch, records), first)
+        return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
 
     def convert(self, images: torch.Tensor) -> torch.Tensor:
         """Normalisation, dtype and memory format."""
@@ -192,11 +195,11 @@ class DeviceSteps:
         mix = self._options.mix
         if mix is None:
             return self.transform(images), None
-        drawn = mix.draw(Draws(self._options.draws_seed, epoch, ids, STREAM), (images.shape[-2], images.shape[-1]))
+        drawn = mix.draw(Draws(self._seed, epoch, ids, STREAM), (images.shape[-2], images.shape[-1]))
         return self.transform(drawn.mix_images(images)), drawn
 
-    def transform(self, images: torch.Tensor) -> Any:
-        """The user's ``transform``."""
+    def transform(self, images: Any) -> Any:
+        """The user's ``transform``, of a batch's images, or of all views of them."""
         return images if self._options.transform is None else self._options.transform(images)
 
     def mix_labels(self, labels: torch.Tensor, mixed: Drawn, classes: int | None) -> Any:

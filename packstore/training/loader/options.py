@@ -19,6 +19,7 @@ from packstore.images.normalization import MeanAndStd
 from packstore.training.augment.mixing import Mix
 from packstore.training.augment.per_image import check_functions
 from packstore.training.augment.targets import check_target_options
+from packstore.training.augment.views import Views
 from packstore.training.dataset import PackedDataset
 from packstore.training.random_draws import key
 
@@ -45,6 +46,7 @@ class LoaderOptions:
     indices: Any = None
     augment: tuple[Any, ...] = ()
     mix: Mix | None = None
+    views: Views | None = None
     normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
     channels_last: bool = False
@@ -103,6 +105,12 @@ class LoaderOptions:
             raise UsageError(f"block is another way of shuffling than {self.shuffle!r}: leave one out")
         if self.block is not None and not self.shuffle:
             raise UsageError("block is a way of shuffling: add shuffle=True")
+        if self.views is not None:
+            for name in ("augment", "mix", "pre_transform"):
+                if getattr(self, name):
+                    raise UsageError(f"views= has operations of its own for each view: leave out {name}=")
+            if self.resident is True:
+                raise UsageError("views= crops records while they are read: leave out resident=True")
         check_target_options(self.mask_fill, self.min_area, self.min_visible)
         forms = get_args(Collate)
         if self.collate is not None and not (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.mixing import Drawn
 from packstore.training.augment.operations import split_operations
+from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
@@ -29,7 +31,11 @@ from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.programs import Programs
 from packstore.training.loader.residence import SMALL_IMAGE_BYTES
 from packstore.training.loader.stats import Stats
+from packstore.training.loader.view_assembler import ViewAssembler, ViewPlan
 from packstore.training.values import as_tensor
+
+_MOVED = ("image", "mask", "boxes", "keypoints")
+"""Types of columns that would have to be cropped as their images."""
 
 
 class Batch(NamedTuple):
@@ -74,13 +80,44 @@ class Pipeline:
             decoding=on_cpu and not resident,
         )
         self.kernel = self._kernel(image, at_decoding) if kernel else None
+        self.view_steps: list[tuple[View, DeviceSteps]] = []
+        self._view_plans: list[ViewPlan] = []
+        for view in () if options.views is None else options.views.parts:
+            self._add_view(view, on_cpu)
+        if any(plan.finish is None for plan in self._view_plans):  # all views share a buffer of one type
+            self._view_plans = [replace(plan, finish=None) for plan in self._view_plans]
         self.fields = Fields(dataset, options, self._further_assembler, self._further_images)
         self._classified = _mixed_columns(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None
 
+    def _add_view(self, view: View, on_cpu: bool) -> None:
+        """Plans where the operations of a view run."""
+        image = self.dataset.manifest.image
+        if self.dataset.manifest.holds_floats:
+            raise UsageError(f"views= crops images of bytes, and the store holds {image.dtype}")
+        moved = [n for n in self.dataset.columns if self.dataset.manifest.column(n).type in _MOVED and n != "image"]
+        if moved:
+            raise UsageError(f"views= shows other parts of an image in each view, and {', '.join(moved)} cannot follow")
+        operations, _ = split_operations(view.operations, flip=True)
+        first = len(operations)
+        programs = Programs.after(view.operations, first) if on_cpu else Programs()
+        options = replace(self.options, views=None, augment=view.operations)
+        steps = DeviceSteps(
+            *(self.dataset.manifest, options, self.stats, first + len(programs)),
+            in_threads=on_cpu,
+            seed=view.seed(options.draws_seed),
+        )
+        self._view_plans.append(ViewPlan(view, operations, programs, steps.finish))
+        self.view_steps.append((view, steps))
+
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process."""
         return self.__dict__ | {"_assembler": None}
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether batches go through functions of the user's."""
+        return any(steps.calls_user_code for steps in (self.device_steps, *(steps for _, steps in self.view_steps)))
 
     @property
     def fetches(self) -> FetchCounts | None:
@@ -91,7 +128,15 @@ class Pipeline:
     @property
     def assembler(self) -> Assembler:
         """Writes records into rows of buffers."""
-        if self._assembler is None:
+        if self._assembler is None and self._view_plans:
+            dataset = self.dataset
+            self._assembler = ViewAssembler(
+                self._view_plans,
+                *(dataset.reader, dataset.manifest.image, dataset.decoder, (), self.stats),
+                exif_transpose=dataset.exif_transpose,
+                checks=self.checks,
+            )
+        elif self._assembler is None:
             self._assembler = self._new_assembler(
                 self.dataset.manifest.image,
                 self.operations_at_decoding,

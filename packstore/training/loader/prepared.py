@@ -50,6 +50,7 @@ class Prepared:
         plans: Of crop-seekable images that it does not take, what their boxes need.
         plan_of: Which of these a row has.
         program: What happens to the bytes of each row, ``(B, n)``; None for nothing.
+        views_planned: Of several views, what a :class:`ViewAssembler` has planned of each.
     """
 
     out: torch.Tensor
@@ -70,6 +71,7 @@ class Prepared:
     plans: CropPlans | None = None
     plan_of: dict[int, int] = field(default_factory=dict)
     program: Program | None = None
+    views_planned: Sequence[Any] = ()
     _lock: Lock = field(default_factory=Lock)
 
     @property

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import StoreError
 from packstore.training.augment.base import is_channels_last
 from packstore.training.augment.crop import PaddedImages
+from packstore.training.augment.mixing import Drawn
 from packstore.training.loader.by_engine import ByEngine
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.lost_shards import in_lost_shards
@@ -124,9 +125,13 @@ class Resident:
                 if with_keys:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
                 pipeline.stats.add("augment", perf_counter() - start - pipeline.stats.take_timed())
-                finished, mixed = steps.mix(batch, record_ids[rows], epoch)
-                yield Batch(pipeline.item(finished, columns, mixed), len(own), skip)
+                # No variable here: it would hold the batch while the next is made.
+                yield Batch(self._item(steps.mix(batch, record_ids[rows], epoch), columns), len(own), skip)
                 start = perf_counter()
+
+    def _item(self, mixed: tuple[Any, Drawn | None], columns: dict[str, Any]) -> Any:
+        """A batch as the user gets it, of what :meth:`DeviceSteps.mix` gives."""
+        return self._pipeline.item(mixed[0], columns, mixed[1])
 
     def _load(self) -> torch.Tensor | PaddedImages:
         if self.images is None:
