@@ -4,6 +4,7 @@
 #define KERNELS(suffix)                                                                                                \
     {.table = table_##suffix,                                                                                          \
      .join = join_##suffix,                                                                                            \
+     .blend = blend_bytes_##suffix,                                                                                    \
      .gray = gray_##suffix,                                                                                            \
      .sum_gray = sum_gray_##suffix,                                                                                    \
      .saturate = saturate_##suffix,                                                                                    \
@@ -30,6 +31,10 @@ static bool is_valid(const struct step *step)
         if (!(p[i] > -2e9f && p[i] < 2e9f))
             return false;
     switch (step->code) {
+    case STEP_BRIGHTNESS:
+    case STEP_CONTRAST:
+    case STEP_SATURATION:
+    case STEP_SHARPNESS: return p[0] >= -MOST_FACTOR && p[0] <= MOST_FACTOR;
     case STEP_HUE: return p[0] >= -0.5f && p[0] <= 0.5f;
     case STEP_POSTERIZE: return p[0] >= 0 && p[0] <= 8;
     case STEP_BLUR:

@@ -48,6 +48,7 @@ enum { NEAREST, BILINEAR, BICUBIC };      /* flags of a warp, bits 0 and 1 */
 enum { FILL_ZEROS, FILL_BLEND, FILL_EDGE }; /* bits 2 and 3 */
 enum { STRIP = 1024 };                    /* pixels that are treated at a time, so that all of it stays in the cache */
 enum { MOST_KERNEL = 255 };               /* pixels, of a blur */
+enum { MOST_FACTOR = 1000000 };           /* of colours, so that what is made of bytes fits into 32 bits */
 
 struct step {
     int32_t code, flags;
@@ -78,6 +79,7 @@ struct taps_of_warp {
 struct augment_kernels {
     void (*table)(uint8_t *at, int64_t count, const uint8_t *table);
     void (*join)(uint8_t *to, const uint8_t *const planes[3], int64_t pixels);
+    void (*blend)(uint8_t *at, int64_t count, float factor, float other, float rest);
     void (*gray)(uint8_t *const planes[3], int64_t count);
     int64_t (*sum_gray)(uint8_t *const planes[3], int64_t count);
     void (*saturate)(uint8_t *const planes[3], int64_t count, float factor);
@@ -137,6 +139,7 @@ int flip_image(struct decoder *, const struct image *);
 #define DECLARE_KERNELS(suffix)                                                                                        \
     void table_##suffix(uint8_t *, int64_t, const uint8_t *);                                                          \
     void join_##suffix(uint8_t *, const uint8_t *const planes[3], int64_t);                                            \
+    void blend_bytes_##suffix(uint8_t *, int64_t, float, float, float);                                                \
     void gray_##suffix(uint8_t *const planes[3], int64_t);                                                             \
     int64_t sum_gray_##suffix(uint8_t *const planes[3], int64_t);                                                      \
     void saturate_##suffix(uint8_t *const planes[3], int64_t, float);                                                  \

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { COLUMNS = 64 }; /* that are blurred at a time: their rows stay in the first cache */
+
 /* ---- loops ---- */
 
 /* A row of adjust_sharpness_image(): `count` values whose neighbours are 3 values away, of three rows. */
@@ -132,8 +134,9 @@ static double exponential(double x)
     return power;
 }
 
-/* As _get_gaussian_kernel1d(): the first size / 2 + 1 weights; the others are the same backwards. */
-static void make_weights(float *weights, int size, float sigma)
+/* As _get_gaussian_kernel1d(): the first half of the weights and that in the middle; the others are the same backwards.
+ * Returns how many are in the half: at the ends those are left out that are too small to be seen. */
+static int make_weights(float *weights, int size, float sigma)
 {
     int reach = size / 2;
     double exact[MOST_KERNEL / 2 + 1], total = 0;
@@ -142,8 +145,12 @@ static void make_weights(float *weights, int size, float sigma)
         exact[j] = exponential(x * x);
         total += j < reach ? 2 * exact[j] : exact[j];
     }
-    for (int j = 0; j <= reach; j++)
-        weights[j] = (float)(exact[j] / total);
+    int skipped = 0;
+    while (skipped < reach && exact[skipped] / total < 1e-7)
+        skipped++;
+    for (int j = skipped; j <= reach; j++)
+        weights[j - skipped] = (float)(exact[j] / total);
+    return reach - skipped;
 }
 
 /* The place among `length` that reflection shows at `at`, as often as it takes. */
@@ -189,24 +196,23 @@ static void blur_row(const struct decoder *decoder, const struct strip *strip, c
 int blur(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     const struct augment_kernels *kernels = decoder->kernels->augment;
-    int across = (int)step->p[0] / 2, down = (int)step->p[1] / 2;
+    float weights_across[MOST_KERNEL / 2 + 1], weights_down[MOST_KERNEL / 2 + 1];
+    int across = make_weights(weights_across, (int)step->p[0], step->p[2]);
+    int down = make_weights(weights_down, (int)step->p[1], step->p[3]);
     int64_t size = 3 * image->height * image->width, rows = 2 * down + 1;
-    struct strip strip = {.row_floats = 3 * STRIP + 64};
+    struct strip strip = {.row_floats = 3 * COLUMNS + 32};
     if (make_room(&decoder->copied, (size_t)size + PADDING) != DONE ||
         make_room(&decoder->floats,
                   (size_t)(strip.row_floats * (rows + 1) + strip.row_floats + 6 * across) * sizeof(float)) != DONE)
         return REFUSED;
     memcpy(decoder->copied.at, image->at, (size_t)size);
     struct image source = {decoder->copied.at, image->height, image->width};
-    float weights_across[MOST_KERNEL / 2 + 1], weights_down[MOST_KERNEL / 2 + 1];
-    make_weights(weights_across, 2 * across + 1, step->p[2]);
-    make_weights(weights_down, 2 * down + 1, step->p[3]);
     strip.ring = decoder->floats.at;
     strip.sum = strip.ring + strip.row_floats * rows;
     strip.line = strip.sum + strip.row_floats;
     memset(decoder->floats.at, 0, (size_t)(strip.row_floats * (rows + 2) + 6 * across) * sizeof(float));
-    for (; strip.first < image->width; strip.first += STRIP) {
-        strip.count = image->width - strip.first < STRIP ? image->width - strip.first : STRIP;
+    for (; strip.first < image->width; strip.first += COLUMNS) {
+        strip.count = image->width - strip.first < COLUMNS ? image->width - strip.first : COLUMNS;
         int64_t made = 0;
         for (int64_t y = 0; y < image->height; y++) {
             const float *shown[MOST_KERNEL];

@@ -7,9 +7,10 @@ enum { MOST_POINTS = 8 };
 
 /* Tables of the three channels, or an operation that mixes them. */
 struct colour_step {
-    int code; /* STEP_IDENTITY for tables */
-    bool alike; /* whether the three tables are the same */
-    float factor;
+    int code;    /* STEP_IDENTITY for tables */
+    bool alike;  /* whether the three tables are the same */
+    bool blends; /* whether the tables are a blend of values with `other` */
+    float factor, other;
     int order[3];
     uint8_t tables[3][256];
 };
@@ -42,6 +43,13 @@ static void join_from(uint8_t *to, const uint8_t *const planes[3], int64_t first
 void join_plain(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
 {
     join_from(to, planes, 0, pixels);
+}
+
+/* As _blend(): of each value `factor`, and of `other` the rest. */
+INLINE void blend_with(uint8_t *at, int64_t count, float factor, float other, float rest, const bool fuses)
+{
+    for (int64_t i = 0; i < count; i++)
+        at[i] = to_byte(fused(other, rest, (float)at[i] * factor, fuses));
 }
 
 /* As _rgb_to_grayscale_image(): torch's add_() with a factor rounds once. */
@@ -86,43 +94,33 @@ INLINE float within_one(float value)
 }
 
 /* As adjust_hue_image(): to HSV and back. */
-INLINE void turn_hue_with(uint8_t *const planes[3], int64_t count, float shift)
+static void turn_hue_from(uint8_t *const planes[3], int64_t first, int64_t count, float shift)
 {
-    uint8_t *restrict red = planes[0], *restrict green = planes[1], *restrict blue = planes[2];
     const float scale = (float)(1.0 / 255), sixth = (float)(1.0 / 6.0), back = (float)(255 + 1.0 - 1e-3);
-    for (int64_t i = 0; i < count; i++) {
-        float r = (float)red[i] * scale, g = (float)green[i] * scale, b = (float)blue[i] * scale;
+    for (int64_t i = first; i < count; i++) {
+        float r = (float)planes[0][i] * scale, g = (float)planes[1][i] * scale, b = (float)planes[2][i] * scale;
         float high = r > g ? r : g, low = r < g ? r : g;
         high = high > b ? high : b;
         low = low < b ? low : b;
         float spread = high - low;
         float s = spread / (spread == 0 ? 1 : high), divisor = spread == 0 ? 1 : spread;
         float rc = (high - r) / divisor, gc = (high - g) / divisor, bc = (high - b) / divisor;
-        float first = bc - gc, second = (rc + 2) - bc, third = (gc + 4) - rc;
-        float h = high == g ? second : third;
-        h = high == r ? first : h;
+        float h = high == r ? bc - gc : high == g ? (rc + 2) - bc : (gc + 4) - rc;
         h = h * sixth + 1;
         h = h - (float)(int)h;
         h = h + shift;
         h = h - (float)(int)h;
-        float above = h + 1;
-        h = h < 0 ? above : h;
+        h = h < 0 ? h + 1 : h;
         float six = h * 6;
         int sector = (int)six;
-        float f = six - (float)sector;
-        sector = sector == 6 ? 0 : sector;
-        float product = s * f, rest = 1 - s;
+        float part = six - (float)sector, product = s * part, rest = 1 - s;
         float q = within_one((1 - product) * high), t = within_one((product + rest) * high), p = within_one(rest * high);
-        float to_r = sector == 1 ? q : p, to_g = sector == 3 ? q : p, to_b = sector == 5 ? q : p;
-        to_r = sector == 4 ? t : to_r;
-        to_g = sector == 0 ? t : to_g;
-        to_b = sector == 2 ? t : to_b;
-        to_r = (sector == 0) | (sector == 5) ? high : to_r;
-        to_g = (sector == 1) | (sector == 2) ? high : to_g;
-        to_b = (sector == 3) | (sector == 4) ? high : to_b;
-        red[i] = (uint8_t)(int)(to_r * back);
-        green[i] = (uint8_t)(int)(to_g * back);
-        blue[i] = (uint8_t)(int)(to_b * back);
+        /* In each sector a channel is the highest, another the lowest: by halves of the sector's number. */
+        sector = sector == 6 ? 0 : sector;
+        float middle = sector & 1 ? q : t;
+        int highest = (sector + 1) / 2 % 3, lowest = (sector / 2 + 2) % 3;
+        for (int c = 0; c < 3; c++)
+            planes[c][i] = (uint8_t)(int)((c == highest ? high : c == lowest ? p : middle) * back);
     }
 }
 
@@ -136,6 +134,11 @@ INLINE void extremes_of(const uint8_t *at, int64_t count, uint8_t *low, uint8_t 
     }
     *low = least;
     *high = most;
+}
+
+void blend_bytes_plain(uint8_t *at, int64_t count, float factor, float other, float rest)
+{
+    blend_with(at, count, factor, other, rest, false);
 }
 
 void gray_plain(uint8_t *const planes[3], int64_t count)
@@ -155,7 +158,7 @@ void saturate_plain(uint8_t *const planes[3], int64_t count, float factor)
 
 void turn_hue_plain(uint8_t *const planes[3], int64_t count, float shift)
 {
-    turn_hue_with(planes, count, shift);
+    turn_hue_from(planes, 0, count, shift);
 }
 
 void extremes_plain(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
@@ -223,24 +226,159 @@ AVX2_FMA void join_avx2(uint8_t *to, const uint8_t *const planes[3], int64_t pix
     join_from(to, planes, at, pixels);
 }
 
+AVX2_FMA INLINE __m256 load_bytes(const uint8_t *at)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+}
+
+/* 32 values, cut off to whole numbers, and those that do not fit to 0 or 255. */
+AVX2_FMA INLINE void store_bytes(uint8_t *to, const __m256 values[4])
+{
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i low = _mm256_packs_epi32(_mm256_cvttps_epi32(values[0]), _mm256_cvttps_epi32(values[1]));
+    __m256i high = _mm256_packs_epi32(_mm256_cvttps_epi32(values[2]), _mm256_cvttps_epi32(values[3]));
+    __m256i all = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+    _mm256_storeu_si256((__m256i *)to, all);
+}
+
+AVX2_FMA INLINE __m256 gray_eight(__m256 r, __m256 g, __m256 b)
+{
+    __m256 sum = _mm256_mul_ps(r, _mm256_set1_ps(0.2989f));
+    sum = _mm256_fmadd_ps(g, _mm256_set1_ps(0.587f), sum);
+    return _mm256_fmadd_ps(b, _mm256_set1_ps(0.114f), sum);
+}
+
+AVX2_FMA void blend_bytes_avx2(uint8_t *at, int64_t count, float factor, float other, float rest)
+{
+    __m256 factors = _mm256_set1_ps(factor), others = _mm256_set1_ps(other), rests = _mm256_set1_ps(rest);
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256 values[4];
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++)
+            values[n] = _mm256_fmadd_ps(others, rests, _mm256_mul_ps(load_bytes(at + i + 8 * n), factors));
+        store_bytes(at + i, values);
+    }
+    blend_with(at + i, count - i, factor, other, rest, true);
+}
+
 AVX2_FMA void gray_avx2(uint8_t *const planes[3], int64_t count)
 {
-    gray_with(planes, count, true);
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256 values[4];
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++) {
+            int64_t at = i + 8 * n;
+            values[n] = gray_eight(load_bytes(planes[0] + at), load_bytes(planes[1] + at), load_bytes(planes[2] + at));
+        }
+        for (int c = 0; c < 3; c++)
+            store_bytes(planes[c] + i, values);
+    }
+    gray_with((uint8_t *const[3]){planes[0] + i, planes[1] + i, planes[2] + i}, count - i, true);
 }
 
 AVX2_FMA int64_t sum_gray_avx2(uint8_t *const planes[3], int64_t count)
 {
-    return sum_gray_with(planes, count, true);
+    __m256i sums = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        __m256 gray = gray_eight(load_bytes(planes[0] + i), load_bytes(planes[1] + i), load_bytes(planes[2] + i));
+        sums = _mm256_add_epi32(sums, _mm256_cvttps_epi32(gray));
+    }
+    int32_t parts[8];
+    _mm256_storeu_si256((__m256i *)parts, sums);
+    int64_t sum = sum_gray_with((uint8_t *const[3]){planes[0] + i, planes[1] + i, planes[2] + i}, count - i, true);
+    for (int n = 0; n < 8; n++)
+        sum += parts[n];
+    return sum;
 }
 
 AVX2_FMA void saturate_avx2(uint8_t *const planes[3], int64_t count, float factor)
 {
-    saturate_with(planes, count, factor, true);
+    __m256 factors = _mm256_set1_ps(factor), rests = _mm256_set1_ps((float)(1.0 - (double)factor));
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256 values[3][4];
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++) {
+            int64_t at = i + 8 * n;
+            __m256 r = load_bytes(planes[0] + at), g = load_bytes(planes[1] + at), b = load_bytes(planes[2] + at);
+            __m256 gray = _mm256_round_ps(gray_eight(r, g, b), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+            values[0][n] = _mm256_fmadd_ps(gray, rests, _mm256_mul_ps(r, factors));
+            values[1][n] = _mm256_fmadd_ps(gray, rests, _mm256_mul_ps(g, factors));
+            values[2][n] = _mm256_fmadd_ps(gray, rests, _mm256_mul_ps(b, factors));
+        }
+        for (int c = 0; c < 3; c++)
+            store_bytes(planes[c] + i, values[c]);
+    }
+    saturate_with((uint8_t *const[3]){planes[0] + i, planes[1] + i, planes[2] + i}, count - i, factor, true);
+}
+
+AVX2_FMA INLINE __m256 choose(__m256 otherwise, __m256 chosen, __m256i where)
+{
+    return _mm256_blendv_ps(otherwise, chosen, _mm256_castsi256_ps(where));
+}
+
+AVX2_FMA INLINE __m256 clip_to_one(__m256 values)
+{
+    return _mm256_min_ps(_mm256_max_ps(values, _mm256_setzero_ps()), _mm256_set1_ps(1));
+}
+
+/* turn_hue_from() of eight pixels. */
+AVX2_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256 shift)
+{
+    const __m256 one = _mm256_set1_ps(1), zero = _mm256_setzero_ps(), scale = _mm256_set1_ps((float)(1.0 / 255));
+    const __m256 back = _mm256_set1_ps((float)(255 + 1.0 - 1e-3));
+    __m256 r = _mm256_mul_ps(*red, scale), g = _mm256_mul_ps(*green, scale), b = _mm256_mul_ps(*blue, scale);
+    __m256 high = _mm256_max_ps(_mm256_max_ps(r, g), b), low = _mm256_min_ps(_mm256_min_ps(r, g), b);
+    __m256 spread = _mm256_sub_ps(high, low), flat = _mm256_cmp_ps(spread, zero, _CMP_EQ_OQ);
+    __m256 s = _mm256_div_ps(spread, _mm256_blendv_ps(high, one, flat));
+    __m256 divisor = _mm256_blendv_ps(spread, one, flat);
+    __m256 rc = _mm256_div_ps(_mm256_sub_ps(high, r), divisor), gc = _mm256_div_ps(_mm256_sub_ps(high, g), divisor),
+           bc = _mm256_div_ps(_mm256_sub_ps(high, b), divisor);
+    __m256 of_green = _mm256_sub_ps(_mm256_add_ps(rc, _mm256_set1_ps(2)), bc);
+    __m256 h = _mm256_sub_ps(_mm256_add_ps(gc, _mm256_set1_ps(4)), rc);
+    h = _mm256_blendv_ps(h, of_green, _mm256_cmp_ps(high, g, _CMP_EQ_OQ));
+    h = _mm256_blendv_ps(h, _mm256_sub_ps(bc, gc), _mm256_cmp_ps(high, r, _CMP_EQ_OQ));
+    h = _mm256_add_ps(_mm256_mul_ps(h, _mm256_set1_ps((float)(1.0 / 6.0))), one);
+    h = _mm256_sub_ps(h, _mm256_round_ps(h, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
+    h = _mm256_add_ps(h, shift);
+    h = _mm256_sub_ps(h, _mm256_round_ps(h, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
+    h = _mm256_blendv_ps(h, _mm256_add_ps(h, one), _mm256_cmp_ps(h, zero, _CMP_LT_OQ));
+    __m256 six = _mm256_mul_ps(h, _mm256_set1_ps(6));
+    __m256i sector = _mm256_cvttps_epi32(six);
+    __m256 product = _mm256_mul_ps(s, _mm256_sub_ps(six, _mm256_cvtepi32_ps(sector))), rest = _mm256_sub_ps(one, s);
+    __m256 q = clip_to_one(_mm256_mul_ps(_mm256_sub_ps(one, product), high));
+    __m256 t = clip_to_one(_mm256_mul_ps(_mm256_add_ps(product, rest), high));
+    __m256 p = clip_to_one(_mm256_mul_ps(rest, high));
+    const __m256i one_i = _mm256_set1_epi32(1), two_i = _mm256_set1_epi32(2);
+    sector = _mm256_andnot_si256(_mm256_cmpeq_epi32(sector, _mm256_set1_epi32(6)), sector);
+    __m256i lower = _mm256_srli_epi32(sector, 1), upper = _mm256_srli_epi32(_mm256_add_epi32(sector, one_i), 1);
+    __m256 middle = choose(t, q, _mm256_cmpeq_epi32(_mm256_and_si256(sector, one_i), one_i));
+    __m256i highest_g = _mm256_cmpeq_epi32(upper, one_i), highest_b = _mm256_cmpeq_epi32(upper, two_i);
+    __m256 to_r = choose(high, middle, _mm256_or_si256(highest_g, highest_b));
+    __m256 to_g = choose(middle, p, _mm256_cmpeq_epi32(lower, two_i));
+    __m256 to_b = choose(middle, p, _mm256_cmpeq_epi32(lower, _mm256_setzero_si256()));
+    *red = _mm256_mul_ps(choose(to_r, p, _mm256_cmpeq_epi32(lower, one_i)), back);
+    *green = _mm256_mul_ps(choose(to_g, high, highest_g), back);
+    *blue = _mm256_mul_ps(choose(to_b, high, highest_b), back);
 }
 
 AVX2_FMA void turn_hue_avx2(uint8_t *const planes[3], int64_t count, float shift)
 {
-    turn_hue_with(planes, count, shift);
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256 values[3][4];
+        for (int n = 0; n < 4; n++) {
+            for (int c = 0; c < 3; c++)
+                values[c][n] = load_bytes(planes[c] + i + 8 * n);
+            turn_eight(&values[0][n], &values[1][n], &values[2][n], _mm256_set1_ps(shift));
+        }
+        for (int c = 0; c < 3; c++)
+            store_bytes(planes[c] + i, values[c]);
+    }
+    turn_hue_from(planes, i, count, shift);
 }
 
 AVX2_FMA void extremes_avx2(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
@@ -260,6 +398,14 @@ static void take_planes(const struct run *run, int64_t first, int64_t count, uin
         planes[c] = room + c * count;
 }
 
+static void do_tables(const struct run *run, const struct colour_step *point, uint8_t *at, int64_t count, int channel)
+{
+    if (point->blends)
+        run->kernels->blend(at, count, point->factor, point->other, (float)(1.0 - (double)point->factor));
+    else
+        run->kernels->table(at, count, point->tables[channel]);
+}
+
 static void do_colour_step(const struct run *run, const struct colour_step *point, uint8_t *planes[3], int64_t count)
 {
     switch (point->code) {
@@ -268,7 +414,7 @@ static void do_colour_step(const struct run *run, const struct colour_step *poin
     case STEP_GRAY: run->kernels->gray(planes, count); break;
     default:
         for (int c = 0; c < 3; c++)
-            run->kernels->table(planes[c], count, point->tables[c]);
+            do_tables(run, point, planes[c], count, c);
     }
 }
 
@@ -277,7 +423,7 @@ static void flush(struct run *run)
 {
     int64_t pixels = run->image->height * run->image->width;
     if (run->count == 1 && run->points[0].code == STEP_IDENTITY && run->points[0].alike)
-        run->kernels->table(run->image->at, 3 * pixels, run->points[0].tables[0]);
+        do_tables(run, &run->points[0], run->image->at, 3 * pixels, 0);
     else if (run->count)
         for (int64_t at = 0; at < pixels; at += STRIP) {
             int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
@@ -319,10 +465,12 @@ static void add_tables(struct run *run, const uint8_t *const own[3])
             for (int i = 0; i < 256; i++)
                 point->tables[c][i] = own[c][point->tables[c][i]];
         point->alike = point->alike && alike;
+        point->blends = false;
         return;
     }
     struct colour_step *point = new_colour_step(run, STEP_IDENTITY);
     point->alike = alike;
+    point->blends = false;
     for (int c = 0; c < 3; c++)
         memcpy(point->tables[c], own[c], 256);
 }
@@ -404,7 +552,14 @@ static void add_table(struct run *run, const struct step *step, float mean)
         case STEP_SOLARIZE: table[i] = (uint8_t)((float)i >= p[0] ? 255 - i : i); break;
         default: table[i] = (float)i < p[1] ? to_byte((float)i + p[0]) : (uint8_t)i;
         }
+    bool first = !run->count || run->points[run->count - 1].code != STEP_IDENTITY;
     add_tables(run, (const uint8_t *[3]){table, table, table});
+    if (first && (step->code == STEP_BRIGHTNESS || step->code == STEP_CONTRAST)) {
+        struct colour_step *point = &run->points[run->count - 1];
+        point->blends = true;
+        point->factor = p[0];
+        point->other = mean;
+    }
 }
 
 /* Runs the steps on single pixels at the beginning of `steps`; `done`: how many there were. */
