@@ -49,6 +49,9 @@ class Code(IntEnum):
                   the seed of random pixels, as of NOISE; flags 2: the values are bytes
     MIRROR        none; left to right
     FLIP          none; top to bottom
+    KEEP          p[0]: share; remembers the image, and begins a sum with its share
+    ADD           p[0]: share; adds the image's share to the sum, and brings the remembered image back
+    MIX           none; shows the sum, clipped and cut off to whole numbers
     ============= ====================================================================================================
 
     Random numbers are those of :func:`packstore.training.random_draws.mix`: value ``i`` of ``(height, width, 3)`` has
@@ -77,6 +80,9 @@ class Code(IntEnum):
     ERASE = 18
     MIRROR = 19
     FLIP = 20
+    KEEP = 21
+    ADD = 22
+    MIX = 23
 
 
 GEOMETRIC = (Code.AFFINE, Code.PERSPECTIVE, Code.MIRROR, Code.FLIP)

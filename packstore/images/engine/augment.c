@@ -15,7 +15,10 @@
      .round = round_##suffix,                                                                                          \
      .weigh = weigh_##suffix,                                                                                          \
      .locate = locate_##suffix,                                                                                        \
+     .places = places_##suffix,                                                                                        \
      .bilinear = bilinear_##suffix,                                                                                    \
+     .bicubic = bicubic_##suffix,                                                                                      \
+     .add = add_share_##suffix,                                                                                        \
      .noise = noise_##suffix}
 
 const struct augment_kernels plain_augment = KERNELS(plain);
@@ -34,7 +37,9 @@ static bool is_valid(const struct step *step)
     case STEP_BRIGHTNESS:
     case STEP_CONTRAST:
     case STEP_SATURATION:
-    case STEP_SHARPNESS: return p[0] >= -MOST_FACTOR && p[0] <= MOST_FACTOR;
+    case STEP_SHARPNESS:
+    case STEP_KEEP:
+    case STEP_ADD: return p[0] >= -MOST_FACTOR && p[0] <= MOST_FACTOR;
     case STEP_HUE: return p[0] >= -0.5f && p[0] <= 0.5f;
     case STEP_POSTERIZE: return p[0] >= 0 && p[0] <= 8;
     case STEP_BLUR:
@@ -49,7 +54,7 @@ static bool is_valid(const struct step *step)
     case STEP_ERASE:
         return step->flags >= 0 && step->flags <= 2 &&
                (step->flags != 1 || (p[4] >= 0 && p[4] <= 65535 && p[5] >= 0 && p[5] <= 65535));
-    default: return step->code >= STEP_IDENTITY && step->code <= STEP_FLIP;
+    default: return step->code >= STEP_IDENTITY && step->code <= STEP_LAST;
     }
 }
 
@@ -57,9 +62,13 @@ static bool is_valid(const struct step *step)
  * then means nothing. */
 int run_program(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++)
-        if (!is_valid(&steps[i]))
+    bool kept = false; /* whether there is an image, and a sum, that the step can do something with */
+    for (int64_t i = 0; i < count; i++) {
+        int32_t code = steps[i].code;
+        if (!is_valid(&steps[i]) || ((code == STEP_ADD || code == STEP_MIX) && !kept))
             return REFUSED;
+        kept = kept || code == STEP_KEEP;
+    }
     int outcome = DONE;
     for (int64_t i = 0; i < count && outcome == DONE;) {
         const struct step *step = &steps[i];
@@ -73,6 +82,9 @@ int run_program(struct decoder *decoder, const struct image *image, const struct
         case STEP_ERASE: outcome = erase(decoder, image, step); break;
         case STEP_MIRROR: outcome = mirror_image(decoder, image); break;
         case STEP_FLIP: outcome = flip_image(decoder, image); break;
+        case STEP_KEEP: outcome = keep_image(decoder, image, step); break;
+        case STEP_ADD: add_image(decoder, image, step); break;
+        case STEP_MIX: mix_images(decoder, image); break;
         default: outcome = run_points(decoder, image, step, count - i, &done);
         }
         i += done;

@@ -5,7 +5,7 @@
  * points.c   colours: tables, and what mixes channels
  * blur.c     blurring and sharpening
  * warp.c     affine and perspective maps
- * erase.c    erasing, noise, mirroring
+ * erase.c    erasing, noise, mirroring, sums of images
  *
  * packstore/images/programs.py says what the steps and their parameters mean. The arithmetic is torchvision's for uint8
  * (transforms/v2/functional).
@@ -41,7 +41,11 @@ enum step_code {
     STEP_PERSPECTIVE,
     STEP_ERASE,
     STEP_MIRROR,
-    STEP_FLIP
+    STEP_FLIP,
+    STEP_KEEP,
+    STEP_ADD,
+    STEP_MIX,
+    STEP_LAST = STEP_MIX
 };
 
 enum { NEAREST, BILINEAR, BICUBIC };      /* flags of a warp, bits 0 and 1 */
@@ -92,7 +96,10 @@ struct augment_kernels {
     void (*weigh)(float *to, const float *const *rows, const float *weights, int reach, int64_t count);
     void (*locate)(float *x, float *y, uint8_t *outside, const struct map *, int64_t row, int64_t height,
                    int64_t width);
+    void (*places)(uint32_t *to, const struct taps_of_warp *, uint32_t fill, int64_t count);
     void (*bilinear)(uint8_t *to, const struct taps_of_warp *, int64_t count);
+    void (*bicubic)(uint8_t *to, const struct taps_of_warp *, int64_t count);
+    void (*add)(float *to, const uint8_t *from, float share, int64_t count);
     void (*noise)(float *to, uint32_t seed, int64_t first, int64_t count);
 };
 extern const struct augment_kernels plain_augment;
@@ -135,6 +142,9 @@ int erase(struct decoder *, const struct image *, const struct step *);
 int add_noise(struct decoder *, const struct image *, const struct step *);
 int mirror_image(struct decoder *, const struct image *);
 int flip_image(struct decoder *, const struct image *);
+int keep_image(struct decoder *, const struct image *, const struct step *);
+void add_image(struct decoder *, const struct image *, const struct step *);
+void mix_images(struct decoder *, const struct image *);
 
 #define DECLARE_KERNELS(suffix)                                                                                        \
     void table_##suffix(uint8_t *, int64_t, const uint8_t *);                                                          \
@@ -150,7 +160,10 @@ int flip_image(struct decoder *, const struct image *);
     void round_##suffix(uint8_t *, const float *, int64_t);                                                            \
     void weigh_##suffix(float *, const float *const *, const float *, int, int64_t);                                   \
     void locate_##suffix(float *, float *, uint8_t *, const struct map *, int64_t, int64_t, int64_t);                  \
+    void places_##suffix(uint32_t *, const struct taps_of_warp *, uint32_t, int64_t);                                  \
     void bilinear_##suffix(uint8_t *, const struct taps_of_warp *, int64_t);                                           \
+    void bicubic_##suffix(uint8_t *, const struct taps_of_warp *, int64_t);                                            \
+    void add_share_##suffix(float *, const uint8_t *, float, int64_t);                                                 \
     void noise_##suffix(float *, uint32_t, int64_t, int64_t);
 DECLARE_KERNELS(plain)
 #ifdef HAS_AVX2

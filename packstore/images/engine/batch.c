@@ -47,6 +47,8 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->line,
                             &decoder->copied,
                             &decoder->floats,
+                            &decoder->kept,
+                            &decoder->sum,
                             &decoder->made,
                             &decoder->float_across.room,
                             &decoder->float_down.room,

@@ -319,7 +319,7 @@ struct decoder {
     struct room sums[2], wide[2], pixels, resized, line, made;
     struct taps across, down;
     struct float_taps float_across, float_down;
-    struct room copied, floats; /* of a step of a program */
+    struct room copied, floats, kept, sum; /* of a step of a program; of several: an image, and a sum of images */
 };
 
 /* Where a segment lies, and which MCUs it has. */

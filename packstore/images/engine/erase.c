@@ -1,4 +1,4 @@
-/* Erasing, noise, mirroring. */
+/* Erasing, noise, mirroring, sums of images. */
 #include "augment.h"
 
 #include <string.h>
@@ -27,12 +27,28 @@ INLINE void noise_of(float *restrict to, uint32_t seed, int64_t first, int64_t c
     }
 }
 
+INLINE void add_share_of(float *restrict to, const uint8_t *restrict from, float share, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        to[i] += (float)from[i] * share;
+}
+
+void add_share_plain(float *to, const uint8_t *from, float share, int64_t count)
+{
+    add_share_of(to, from, share, count);
+}
+
 void noise_plain(float *to, uint32_t seed, int64_t first, int64_t count)
 {
     noise_of(to, seed, first, count);
 }
 
 #ifdef HAS_AVX2
+AVX2_FMA void add_share_avx2(float *to, const uint8_t *from, float share, int64_t count)
+{
+    add_share_of(to, from, share, count);
+}
+
 AVX2_FMA void noise_avx2(float *to, uint32_t seed, int64_t first, int64_t count)
 {
     noise_of(to, seed, first, count);
@@ -127,4 +143,32 @@ int flip_image(struct decoder *decoder, const struct image *image)
         memcpy(other, decoder->copied.at, (size_t)row_bytes);
     }
     return DONE;
+}
+
+/* Remembers the image, and begins a sum with its share. */
+int keep_image(struct decoder *decoder, const struct image *image, const struct step *step)
+{
+    size_t size = (size_t)(3 * image->height * image->width);
+    if (make_room(&decoder->kept, size) != DONE || make_room(&decoder->sum, size * sizeof(float)) != DONE)
+        return REFUSED;
+    memcpy(decoder->kept.at, image->at, size);
+    memset(decoder->sum.at, 0, size * sizeof(float));
+    decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], (int64_t)size);
+    return DONE;
+}
+
+/* Adds the image's share to the sum, and brings the remembered image back. */
+void add_image(struct decoder *decoder, const struct image *image, const struct step *step)
+{
+    int64_t size = 3 * image->height * image->width;
+    decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], size);
+    memcpy(image->at, decoder->kept.at, (size_t)size);
+}
+
+/* Shows the sum. */
+void mix_images(struct decoder *decoder, const struct image *image)
+{
+    const float *sum = decoder->sum.at;
+    for (int64_t i = 0; i < 3 * image->height * image->width; i++)
+        image->at[i] = to_byte(sum[i]);
 }
