@@ -315,6 +315,7 @@ def test_augmix_mixes_its_chains() -> None:
                 expected + run_program(images, program) * torch.from_numpy(weights[:, n + 1])[:, None, None, None]
             )
         agree(apply(op, images, draws(5, seed=2)), expected.clamp(0, 255).to(torch.uint8), exact=False)
+        agree(run_by_torch(images, op.program(draws(5, seed=2), (40, 30))), apply(op, images, draws(5, seed=2)), False)
 
 
 def test_beta_and_dirichlet_have_their_moments() -> None:

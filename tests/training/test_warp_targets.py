@@ -189,7 +189,7 @@ def test_images_of_one_pixel_are_warped() -> None:
 
 def test_what_cannot_follow_is_refused() -> None:
     with pytest.raises(UsageError, match="AugMix mixes images"):
-        check_targets([A.AugMix()], ["mask"])
+        check_targets([A.RandomApply([A.Compose([A.AugMix()])])], ["mask"])
     with pytest.raises(UsageError, match="further images"):
         check_targets([A.AugMix()], ["image"])
     check_targets([A.RandAugment(), A.RandomErasing()], ["mask", "boxes"])

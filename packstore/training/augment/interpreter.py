@@ -21,6 +21,9 @@ Steps = NDArray[np.void]
 _ANY_DTYPE = (Code.AFFINE, Code.PERSPECTIVE, Code.ERASE, Code.MIRROR, Code.FLIP, Code.PERMUTE)
 """Codes for floating point images too; the others are defined for bytes."""
 
+_MIXING = (Code.KEEP, Code.ADD, Code.MIX)
+"""Codes of sums of images. In a column of a program all of them are the same one."""
+
 _SMALL_BYTES = 1 << 20
 """Bytes of images that are sooner done than threads are started."""
 
@@ -58,6 +61,7 @@ def run_by_torch(images: Tensor, program: Program) -> Tensor:
     step = len(images)
     if images.device.type == "cpu":
         step = max(1, _CHUNK_BYTES // max(1, images[:1].nbytes))
+    kept, mixed = images, images
     for column in range(program.shape[1]):
         kinds = codes[:, column].astype(np.int64) << 32 | _mode_bits(codes[:, column], flags[:, column])
         for kind in np.unique(kinds).tolist():
@@ -66,6 +70,20 @@ def run_by_torch(images: Tensor, program: Program) -> Tensor:
                 continue
             _check(images, code)
             rows = np.flatnonzero(kinds == kind)
+            if code in _MIXING:
+                index = torch.from_numpy(rows).to(images.device)
+                share = torch.from_numpy(program["p"][rows, column, 0].copy()).to(images.device)[:, None, None, None]
+                chosen = result.index_select(0, index)
+                if code == Code.KEEP:
+                    kept, mixed = result.clone(), torch.zeros_like(result, dtype=torch.float32)
+                if code != Code.MIX:
+                    mixed.index_add_(0, index, chosen * share)
+                if code == Code.ADD:
+                    result.index_copy_(0, index, kept.index_select(0, index))
+                elif code == Code.MIX:
+                    shown = mixed.index_select(0, index).clamp_(0, 255).to(torch.uint8)
+                    result.index_copy_(0, index, shown)
+                continue
             for first in range(0, len(rows), step):
                 part = rows[first : first + step]
                 index = torch.from_numpy(part).to(images.device, non_blocking=True)

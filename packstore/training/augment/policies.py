@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, warp_flags
+from packstore.images.programs import INTERPOLATIONS, Code, Program, join_programs, new_program, step, warp_flags
 from packstore.training.augment.auto_augment_tables import POLICIES
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.distributions import chance, dirichlet
-from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.matrices import inverse_affine, rotation
 from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
 from packstore.training.random_draws import Draws
@@ -282,7 +280,7 @@ class AutoAugment(_Policy, ProgramOperation):
 
 
 @dataclass(frozen=True)
-class AugMix(_Policy):
+class AugMix(_Policy, ProgramOperation):
     """Mixes an image with several chains of random operations on it, as torchvision's ``AugMix`` (Hendrycks, 2019).
 
     Args:
@@ -337,13 +335,13 @@ class AugMix(_Policy):
             )
         return program
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        chains, weights = self.chains(draws.on_host(), (images.shape[-2], images.shape[-1]))
-        shares = torch.from_numpy(np.ascontiguousarray(weights.T)).to(images.device)[:, :, None, None, None]
-        mixed = images * shares[0]
-        for program, share in zip(chains, shares[1:], strict=True):
-            mixed.add_(run_program(images, program) * share)
-        return mixed.clamp_(0, 255).to(images.dtype)
+    def program(self, draws: Draws, size: Size) -> Program:
+        chains, weights = self.chains(draws, size)
+        count = len(draws)
+        parts = [step(count, Code.KEEP, weights[:, 0])]
+        for number, chain in enumerate(chains, 1):
+            parts += [chain, step(count, Code.ADD, weights[:, number])]
+        return join_programs([*parts, step(count, Code.MIX)], count)
 
 
 def check_bins(operation: Operation, bins: Any) -> None:

@@ -339,7 +339,7 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
         instead: What moves images and targets together, for messages.
     """
     moved = [name for name in ("mask", "boxes", "keypoints") if name in types]
-    if any(isinstance(op, AugMix) for op in ops) and (moved or "image" in types):
+    if any(map(_mixes, ops)) and (moved or "image" in types):
         others = " and ".join([*moved, *(["further images"] if "image" in types else [])])
         raise UsageError(f"AugMix mixes images that lie in different places, and {others} cannot follow")
     if not moved:
@@ -362,6 +362,11 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
                 f"{op!r}: padding_mode {op.pads!r} shows parts of the image again, which have no {moved[-1]}; use "
                 "padding_mode='constant'"
             )
+
+
+def _mixes(op: Any) -> bool:
+    """Whether an operation is AugMix, or holds it."""
+    return isinstance(op, AugMix) or any(map(_mixes, getattr(op, "transforms", ())))
 
 
 def _all_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
