@@ -172,6 +172,7 @@ static struct request wanted(const struct file *file, int64_t kind, uint8_t **ra
     request.window = (struct box){0, 0, 1 + (int64_t)any(40), 1 + (int64_t)any(40)};
     if (any(2))
         request.window.top = side(50) - 25, request.window.left = side(50) - 25;
+    request.sampling = any(2) ? 0 : any(20) ? (int64_t)any(3) : (int64_t)any(9) - 4;
     if (!any(3) && (kind == UINT8 || !any(20))) {
         request.steps = (int64_t)any(4);
         request.program = steps + any(sizeof steps / sizeof *steps - (uint64_t)request.steps);

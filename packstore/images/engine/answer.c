@@ -128,6 +128,7 @@ static int plan_box(struct decoder *decoder)
         making->box = (struct box){box->top + top, box->left + left, visible->height, visible->width};
         return DONE;
     }
+    across->sampling = down->sampling = request->sampling;
     if (make_taps(across, box->width, request->size_width, left, visible->width, request->mirrored, 4) ||
         make_taps(down, box->height, request->size_height, top, visible->height, false, 2))
         return REFUSED;
@@ -179,6 +180,9 @@ static int begin_image(struct decoder *decoder, struct team *team)
     int64_t pixels = window->height * window->width;
     bool resized = request->size_height != request->box.height || request->size_width != request->box.width;
     making->resized = resized;
+    if (resized && (request->sampling < SAMPLE_BILINEAR ||
+                    request->sampling > (form->from == UINT8 ? SAMPLE_BICUBIC : SAMPLE_BILINEAR)))
+        return REFUSED;
     making->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
     bool as_it_is = making->kind == form->to && form->planes == (making->kind != UINT8);
     if (request->height && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&

@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 15
+#define INTERFACE 16
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 

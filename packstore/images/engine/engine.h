@@ -54,6 +54,7 @@
 #endif
 
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
+enum { SAMPLE_BILINEAR, SAMPLE_NEAREST, SAMPLE_BICUBIC };
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
 enum { AC_TABLE, DC_TABLE, BAND_TABLE };     /* the last for bands of coefficients of progressive scans */
 enum { DONE = 0, REFUSED = 1, NO_MORE = 2, BEGUN = 3 };
@@ -164,6 +165,7 @@ struct taps {
     int32_t *at;
     int16_t *weights;
     int taps, precision;
+    int64_t sampling;    /* set before they are made */
     int64_t first, stop; /* of the source, needed for all of them */
     struct room places, rounded, exact;
 };
@@ -202,6 +204,7 @@ struct request {
     int64_t checkpoint_bytes;
     const struct step *program; /* what is done with the bytes that are shown; see augment.h */
     int64_t steps;              /* of the program; 0 for none */
+    int64_t sampling;           /* how bytes are resized */
 };
 
 struct decoder;

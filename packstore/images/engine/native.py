@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from packstore.images.programs import STEP, Program
 
-_INTERFACE = 15
+_INTERFACE = 16
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
-_FIELDS = 20
+_FIELDS = 21
 """Numbers of a request in ``batch.c``, 8 bytes each."""
 _SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
 _BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
-_INDEX, _PROGRAM = slice(16, 18), slice(18, 20)
+_INDEX, _PROGRAM, _SAMPLING = slice(16, 18), slice(18, 20), 20
 
 _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
 """In the order of ``engine.h``; uint16 for bfloat16."""
@@ -145,11 +145,13 @@ class Requests:
         out: NDArray[Any],
         form: Form = Form(),
         programs: Program | None = None,
+        sampling: NDArray[np.int64] | None = None,
     ) -> None:
         """Says what is wanted: the arrays of :class:`packstore.training.augment.base.Crops`, and the rows that it is
         written to: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, 3)`` or as ``form`` says, of the
         windows' size. ``programs``, ``(N, n)``, of sources of bytes, run on the windows' bytes before they are
-        converted."""
+        converted. ``sampling``, ``(N,)``: how bytes are resized, 0 bilinear, 1 nearest, 2 bicubic; others are
+        refused."""
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
         if out.shape[0] != len(fields) or (windows[:, 2:] != size).any() or channels != (3,):
@@ -165,6 +167,7 @@ class Requests:
         fields[:, _TO] = out.ctypes.data + np.arange(len(fields)) * out.strides[0]
         self._kept.append(out)
         fields[:, _PROGRAM] = 0
+        fields[:, _SAMPLING] = 0 if sampling is None else sampling
         if programs is not None and programs.size:
             if self._kind != 3:
                 raise ValueError("programs work on bytes, and these sources are floating point")
