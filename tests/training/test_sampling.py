@@ -50,13 +50,13 @@ def test_bytes_are_those_of_torchvision(tv: Any, sampling: str, source: Any, tar
 
 
 @pytest.mark.parametrize(("source", "target"), SIZES, ids=str)
-@pytest.mark.parametrize("sampling", SAMPLINGS[:1] + SAMPLINGS[2:5])
+@pytest.mark.parametrize("sampling", ["bilinear", "bicubic"])
 def test_products_are_within_one_of_it(sampling: str, source: Any, target: Any) -> None:
     images = photos(2, *source)
     box = torch.tensor([(0, 0, *source)])
     difference = resize_by_products(images, box, target, sampling).int() - resize(images, target, sampling).int()
     # Weights of 16 bits, and of noise: some are off by two.
-    assert difference.abs().max() <= (2 if sampling in ("bicubic", "lanczos") else 1)
+    assert difference.abs().max() <= (2 if sampling == "bicubic" else 1)
     assert (difference != 0).float().mean() < 0.3
 
 

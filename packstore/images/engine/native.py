@@ -178,10 +178,6 @@ class Requests:
             fields[:, _PROGRAM][:, 1] = np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0)
             self._kept.append(programs)
 
-    def refuse(self, rows: NDArray[np.int64]) -> None:
-        """Makes the engine refuse some requests, which are then answered in another way."""
-        self._fields[rows[:, None], [1, 16, 17]] = 0
-
     def want_whole(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
         """Says that all pixels of the JPEG files from ``first`` on are wanted, and what they are written to."""
         self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())

@@ -80,9 +80,9 @@ class GeometricOperation(Operation):
     """Whether it resizes images, one by one."""
 
     @property
-    def samples_bilinearly(self) -> bool:
-        """Whether it resizes, if at all, as the engine does: bilinearly and antialiased."""
-        return True
+    def samplings(self) -> set[int]:
+        """How it may resize: numbers of :data:`SAMPLINGS`."""
+        return {0}
 
     @property
     def moves_pixels(self) -> bool:

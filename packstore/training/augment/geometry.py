@@ -36,15 +36,21 @@ def check_sampling(operation: GeometricOperation, interpolation: Any, antialias:
         raise UsageError(f"{name}: antialias should be True or False, got {antialias!r}")
 
 
-def draw_sampling(operation: Resize | RandomResizedCrop, draws: Draws, draw: int) -> Array | None:
+def samplings_of(interpolation: str, antialias: bool) -> set[int]:
+    """Numbers of :data:`SAMPLINGS` for what a user says."""
+    plain = {} if antialias else {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
+    names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
+    return {SAMPLINGS.index(plain.get(name, name)) for name in names}
+
+
+def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
     """:attr:`Crops.sampling` of an operation that resizes."""
-    if operation.samples_bilinearly:
+    numbers = sorted(operation.samplings)
+    if numbers == [0]:
         return None
-    plain = {} if operation.antialias else {"bilinear": 5, "bicubic": 6}
-    first, second = (plain.get(name, SAMPLINGS.index(name)) for name in ("bilinear", "bicubic"))
-    if operation.interpolation == "random":
-        return first + draws.integers(2, draw) * (second - first)
-    return draws.records * 0 + plain.get(operation.interpolation, SAMPLINGS.index(operation.interpolation))
+    if len(numbers) == 1:
+        return draws.records * 0 + numbers[0]
+    return numbers[0] + draws.integers(2, draw) * (numbers[1] - numbers[0])
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,8 @@ class Resize(GeometricOperation):
         return Crops(box, size, join([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 0))
 
     @property
-    def samples_bilinearly(self) -> bool:
-        return self.interpolation == "bilinear" and self.antialias
+    def samplings(self) -> set[int]:
+        return samplings_of(self.interpolation, self.antialias)
 
 
 @dataclass(frozen=True)
@@ -337,8 +343,8 @@ class RandomResizedCrop(GeometricOperation):
         return Crops(found, size, join([size * 0, size]), crops.flip, sampling=sampling)
 
     @property
-    def samples_bilinearly(self) -> bool:
-        return self.interpolation == "bilinear" and self.antialias
+    def samplings(self) -> set[int]:
+        return samplings_of(self.interpolation, self.antialias)
 
     def _centre(self, height: Array, width: Array) -> tuple[Array, Array]:
         low, high = self.ratio

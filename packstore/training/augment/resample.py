@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from packstore.core.errors import UsageError
 from packstore.training.augment.base import SAMPLINGS, Size, is_channels_last
 
 
@@ -28,16 +29,14 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
     height, width = images.shape[-2:]
     if (height, width) == size:
         return images
-    by_pillow = sampling in ("box", "lanczos")
     # For images that become one pixel wide torch 2.13 fails (uint8) or gives wrong values (float, in planes).
     by_products = images.device.type != "cpu" or (size[1] == 1 and not sampling.startswith("plain"))
-    by_products |= by_pillow and (images.dtype != torch.uint8 or images.shape[1] != 3)
     if by_products and sampling in _FILTERS:
         whole = torch.zeros((1, 4), dtype=torch.int64, device=images.device)  # one box for all
         # Filled there: for a tensor that comes from the host, the host would wait.
         whole[:, 2], whole[:, 3] = height, width
         return resize_by_products(images, whole, size, sampling)
-    if by_pillow:
+    if sampling in ("box", "lanczos"):
         return _resize_by_pillow(images, size, sampling)
     # Of half precision torch has no such kernel; of the plain ones it has none for bytes that rounds as torchvision.
     wide = images if images.dtype in (torch.uint8, torch.float32, torch.float64) else images.float()
@@ -52,13 +51,19 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
 
 
 def _resize_by_pillow(images: Tensor, size: Size, sampling: str) -> Tensor:
+    """For bytes; those of a device come to the host for it."""
+    if images.dtype != torch.uint8 or images.shape[1] != 3:
+        raise UsageError(
+            f"{sampling} resizes bytes of three channels, and these images are {images.dtype}: use bicubic"
+        )
     from PIL import Image
 
     way = Image.Resampling.BOX if sampling == "box" else Image.Resampling.LANCZOS
     layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
-    pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+    pixels = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
     found = [np.asarray(Image.fromarray(each).resize((size[1], size[0]), way)) for each in pixels]
-    return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).contiguous(memory_format=layout)
+    result = torch.from_numpy(np.stack(found)).to(images.device)
+    return result.permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
 
 def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | None = None) -> Tensor:
@@ -147,16 +152,8 @@ def _cubic(distance: Tensor, a: float = -0.5) -> Tensor:
     return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(distance)))
 
 
-def _box(distance: Tensor) -> Tensor:
-    return ((distance > -0.5) & (distance <= 0.5)).to(distance.dtype)
-
-
-def _lanczos(distance: Tensor) -> Tensor:
-    return torch.where(distance.abs() < 3, torch.sinc(distance) * torch.sinc(distance / 3), torch.zeros_like(distance))
-
-
-_FILTERS = {"bilinear": _triangle, "bicubic": _cubic, "box": _box, "lanczos": _lanczos}
-"""Weights by the signed distance of a pixel in units of the scale."""
+_FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
+"""Weights by the distance of a pixel in units of the scale."""
 
 
 def weights(start: Tensor, length: Tensor, source: int, target: int, sampling: str = "bilinear") -> Tensor:
@@ -170,7 +167,7 @@ def weights(start: Tensor, length: Tensor, source: int, target: int, sampling: s
         length: int64 ``(B,)``: its pixels.
         source: Pixels of the image along this side.
         target: Pixels wanted.
-        sampling: Name of an antialiased filter of :data:`SAMPLINGS`.
+        sampling: Name of a filter in ``_FILTERS``.
     """
     device = start.device
     scale = (length.double() / target)[:, None]

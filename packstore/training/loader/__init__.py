@@ -126,8 +126,8 @@ class PackedLoader:
             or a :class:`packstore.augment.Mix` that says more. Mixes each batch with itself, after all operations and
             the normalisation; labels become shares of classes, float32 ``(B, C)``. What is mixed is a function of the
             rank's batch.
-        views: Several crops of each record, instead of ``augment``: ``{"global": (2, [...]), "local": (8, [...])}``. The
-            images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are then
+        views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
+            The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are then
             a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.

@@ -33,7 +33,7 @@ from packstore.training.loader.checks import Checks, Images
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.prepared import Header, Prepared
-from packstore.training.loader.programs import Programs
+from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import at_record, stored_bytes
@@ -75,7 +75,7 @@ class Assembler:
         alone: bool = True,
         checks: Checks | None = None,
         finish: Finish | None = None,
-        programs: Programs = Programs(),
+        programs: Programs = NO_PROGRAMS,
     ) -> None:
         """
         Args:
@@ -488,9 +488,7 @@ class Assembler:
         if requests is None:
             requests = Requests(prepared.views, sizes, NUMPY_DTYPE[self._column.dtype])
         form = Form(self.planes, crops.pads, crops.fill) if self._finish is None else self._finish.form(crops)
-        requests.want(crops.box, crops.size, crops.window, crops.flip, out, form, prepared.program)
-        if crops.sampling is not None:
-            requests.refuse(np.flatnonzero((crops.sampling != 0) & (crops.size != crops.box[:, 2:]).any(1)))
+        requests.want(crops.box, crops.size, crops.window, crops.flip, out, form, prepared.program, crops.sampling)
         return requests
 
     def _plan(self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int) -> list[Crops]:

@@ -65,5 +65,6 @@ class Kernel:
         """
         requests = Requests.of_array(images, places)
         program = self._programs.draw(draws, self.finish.size(self.shape))
-        requests.want(crops.box, crops.size, crops.window, crops.flip, as_numpy(out), self.finish.form(crops), program)
+        form = self.finish.form(crops)
+        requests.want(crops.box, crops.size, crops.window, crops.flip, as_numpy(out), form, program, crops.sampling)
         return requests

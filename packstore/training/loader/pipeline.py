@@ -28,7 +28,7 @@ from packstore.training.loader.device_steps import DeviceSteps
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.programs import Programs
+from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.residence import SMALL_IMAGE_BYTES
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.view_assembler import ViewAssembler, ViewPlan
@@ -68,9 +68,9 @@ class Pipeline:
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
         kernel = resident and on_cpu and _has_kernel(image) and options.pre_transform is None
         self.operations_at_decoding = () if resident else at_decoding
-        self._programs = Programs.after(options.augment, len(at_decoding)) if _runs_programs(image) else Programs()
+        self._programs = Programs.after(options.augment, len(at_decoding)) if _runs_programs(image) else NO_PROGRAMS
         if not on_cpu or options.pre_transform is not None or (resident and not kernel):
-            self._programs = Programs()
+            self._programs = NO_PROGRAMS
         self.device_steps = DeviceSteps(
             dataset.manifest,
             options,
@@ -100,7 +100,7 @@ class Pipeline:
             raise UsageError(f"views= shows other parts of an image in each view, and {', '.join(moved)} cannot follow")
         operations, _ = split_operations(view.operations, flip=True)
         first = len(operations)
-        programs = Programs.after(view.operations, first) if on_cpu else Programs()
+        programs = Programs.after(view.operations, first) if on_cpu else NO_PROGRAMS
         options = replace(self.options, views=None, augment=view.operations)
         steps = DeviceSteps(
             *(self.dataset.manifest, options, self.stats, first + len(programs)),
@@ -143,7 +143,7 @@ class Pipeline:
                 not self.fields.carried,
                 self.checks,
                 None if self._resident else self.device_steps.finish,
-                Programs() if self._resident else self._programs,
+                NO_PROGRAMS if self._resident else self._programs,
             )
         return self._assembler
 
@@ -154,7 +154,7 @@ class Pipeline:
         image by image anyway; or on the CPU, where the engine does it all."""
         operations = self.options.augment
         planned, _ = split_operations(operations, flip=True)
-        if image.kind == "fixed" and not all(op.samples_bilinearly for op in planned):
+        if image.kind == "fixed" and not all(op.samplings <= _known_samplings(image) for op in planned):
             return ()  # the engine knows of no other way, and torch does whole batches
         if self.dataset.device.type == "cpu" and _has_kernel(image):
             padded, _ = split_operations(operations, flip=True, padded=True)
@@ -180,7 +180,7 @@ class Pipeline:
         alone: bool,
         checks: Checks | None = None,
         finish: Finish | None = None,
-        programs: Programs = Programs(),
+        programs: Programs = NO_PROGRAMS,
     ) -> Assembler:
         dataset, decoder = self.dataset, self.dataset.decoder
         # All decoders give the same pixels; of those beside the engine, this one costs the least under the GIL.
@@ -248,6 +248,11 @@ def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
             f"dataset gives {', '.join(dataset.columns)}"
         )
     return found
+
+
+def _known_samplings(image: Column) -> set[int]:
+    """How the engine can resize images of an array: numbers of :data:`SAMPLINGS`."""
+    return {0, 1, 2} if image.layout == "HWC" else {0}
 
 
 def _runs_programs(image: Column) -> bool:

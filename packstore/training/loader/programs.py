@@ -51,3 +51,6 @@ class Programs:
         engine = get_engine()
         assert engine is not None
         engine.augment(pixels, program)
+
+
+NO_PROGRAMS = Programs()

@@ -200,9 +200,7 @@ class ViewAssembler(Assembler):
             sizes = np.array([image.shape[:2] for image in sources], np.int64)
             requests = Requests(sources, sizes)
             array, form = as_numpy(out), plan.made.form(crops)
-            requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program)
-            if crops.sampling is not None:
-                requests.refuse(np.flatnonzero((crops.sampling != 0) & (crops.size != crops.box[:, 2:]).any(1)))
+            requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
             refused = engine.run(requests, 0, len(out), self._decoder.max_pixels)
         left = np.flatnonzero(refused)
         if not len(left):
