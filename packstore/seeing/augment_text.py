@@ -15,7 +15,7 @@ _NO_OPERATIONS = (
     "CutMix",
     "Draws",
     "InPlace",
-    "Mix",
+    "BatchMixer",
     "MixUp",
     "MixedLabels",
     "Operation",

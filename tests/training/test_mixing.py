@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from packstore import PackedDataset, PackedLoader
-from packstore.augment import CutMix, Draws, Mix, MixedLabels, MixUp, RandomHorizontalFlip, RandomResizedCrop
+from packstore.augment import BatchMixer, CutMix, Draws, MixedLabels, MixUp, RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.errors import UsageError
 from packstore.training.augment.mixing import STREAM
 from tests.makers.torchvision import import_torchvision
@@ -35,7 +35,7 @@ def images(count: int, size: tuple[int, int] = (24, 31), dtype: torch.dtype = to
 @pytest.mark.parametrize("mixer", [MixUp(0.8), CutMix(1.0), MixUp(0.1), CutMix(0.3)], ids=str)
 def test_a_batch_is_mixed_as_by_torchvision(tv: Any, mixer: Any, seed: int) -> None:
     batch, labels = images(7), torch.arange(7) % 5
-    mix = Mix([mixer])
+    mix = BatchMixer([mixer])
     drawn = mix.draw(draws(7, seed), (24, 31))
     share = float(drawn.share[0])
     assert (drawn.share == share).all()
@@ -53,7 +53,7 @@ def test_a_batch_is_mixed_as_by_torchvision(tv: Any, mixer: Any, seed: int) -> N
 
 def test_boxes_are_those_of_torchvision() -> None:
     """Its formulas, from the same share and middle."""
-    mix = Mix([CutMix(1.0)], mode="elem")
+    mix = BatchMixer([CutMix(1.0)], mode="elem")
     drawn = mix.draw(draws(500), (24, 31))
     heights, widths = drawn.box[:, 2] - drawn.box[:, 0], drawn.box[:, 3] - drawn.box[:, 1]
     assert (heights <= 24).all()
@@ -66,7 +66,7 @@ def test_boxes_are_those_of_torchvision() -> None:
 @pytest.mark.parametrize("count", [6, 7, 1])
 @pytest.mark.parametrize("mode", ["pair", "elem"])
 def test_pairs_and_elements_are_mixed_with_the_opposite_row(mode: Any, count: int) -> None:
-    mix = Mix([MixUp(0.8), CutMix(1.0)], mode=mode, p=0.7)
+    mix = BatchMixer([MixUp(0.8), CutMix(1.0)], mode=mode, p=0.7)
     drawn = mix.draw(draws(count, 5), (24, 31))
     batch = images(count)
     found = drawn.mix_images(batch)
@@ -86,7 +86,7 @@ def test_pairs_and_elements_are_mixed_with_the_opposite_row(mode: Any, count: in
 
 
 def test_switching_and_probability_are_kept() -> None:
-    drawn = Mix([MixUp(0.5), CutMix(1.0)], p=0.6, weights=(1, 3), mode="elem").draw(draws(20000), (100, 100))
+    drawn = BatchMixer([MixUp(0.5), CutMix(1.0)], p=0.6, weights=(1, 3), mode="elem").draw(draws(20000), (100, 100))
     mixed = drawn.share < 1
     assert abs(mixed.mean() - 0.6) < 0.02
     assert abs(drawn.cuts[mixed].mean() - 0.75) < 0.02
@@ -95,7 +95,7 @@ def test_switching_and_probability_are_kept() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float64])
 def test_all_types_are_mixed(dtype: torch.dtype) -> None:
     batch = images(4, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    drawn = Mix([MixUp(1.0), CutMix(1.0)], mode="elem").draw(draws(4, 3), (24, 31))
+    drawn = BatchMixer([MixUp(1.0), CutMix(1.0)], mode="elem").draw(draws(4, 3), (24, 31))
     found = drawn.mix_images(batch)
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=torch.channels_last)
@@ -103,7 +103,7 @@ def test_all_types_are_mixed(dtype: torch.dtype) -> None:
 
 
 def test_labels_are_smoothed_as_by_timm() -> None:
-    labels, mix = torch.tensor([0, 2, 1, 2]), Mix([MixUp(1.0)], label_smoothing=0.1, mode="elem")
+    labels, mix = torch.tensor([0, 2, 1, 2]), BatchMixer([MixUp(1.0)], label_smoothing=0.1, mode="elem")
     drawn = mix.draw(draws(4), (8, 8))
     on, off = 1 - 0.1 + 0.1 / 4, 0.1 / 4
     plain = torch.full((4, 4), off)
@@ -112,7 +112,7 @@ def test_labels_are_smoothed_as_by_timm() -> None:
     found = mix.mix_labels(labels, drawn, 4)
     assert torch.allclose(found, plain * share + plain.flip(0) * (1 - share))
     assert torch.allclose(found.sum(1), torch.ones(4))
-    pairs = Mix([MixUp(1.0)], labels="pairs").mix_labels(labels, drawn, None)
+    pairs = BatchMixer([MixUp(1.0)], labels="pairs").mix_labels(labels, drawn, None)
     assert isinstance(pairs, MixedLabels)
     assert torch.equal(pairs.second, labels.flip(0))
 
@@ -121,20 +121,20 @@ def test_what_cannot_be_is_refused() -> None:
     for make in (
         lambda: MixUp(0),
         lambda: CutMix(-1),
-        lambda: Mix([]),
-        lambda: Mix([RandomHorizontalFlip()]),  # type: ignore[list-item]
-        lambda: Mix([MixUp()], mode="half"),  # type: ignore[arg-type]
-        lambda: Mix([MixUp()], p=2),
-        lambda: Mix([MixUp()], weights=[1, 2]),
-        lambda: Mix([MixUp()], labels="pairs", label_smoothing=0.1),
+        lambda: BatchMixer([]),
+        lambda: BatchMixer([RandomHorizontalFlip()]),  # type: ignore[list-item]
+        lambda: BatchMixer([MixUp()], mode="half"),  # type: ignore[arg-type]
+        lambda: BatchMixer([MixUp()], p=2),
+        lambda: BatchMixer([MixUp()], weights=[1, 2]),
+        lambda: BatchMixer([MixUp()], labels="pairs", label_smoothing=0.1),
     ):
         with pytest.raises(UsageError):
             make()
-    drawn = Mix([MixUp()]).draw(draws(2), (8, 8))
+    drawn = BatchMixer([MixUp()]).draw(draws(2), (8, 8))
     with pytest.raises(UsageError, match="num_classes"):
-        Mix([MixUp()]).mix_labels(torch.tensor([0, 1]), drawn, None)
+        BatchMixer([MixUp()]).mix_labels(torch.tensor([0, 1]), drawn, None)
     with pytest.raises(UsageError, match="a label is 7, and there are 5 classes"):
-        Mix([MixUp()]).mix_labels(torch.tensor([0, 7]), drawn, 5)
+        BatchMixer([MixUp()]).mix_labels(torch.tensor([0, 7]), drawn, 5)
 
 
 # In a loader --------------------------------------------------------------------------------------------------------
@@ -185,10 +185,10 @@ def test_a_loader_resumes_with_the_same_mix(stores: Any) -> None:
 
 
 def test_pairs_and_arrays(stores: Any) -> None:
-    batch = load(stores("files.lmdb"), augment=RandomResizedCrop(24), mix=Mix([MixUp()], labels="pairs"))[0]
+    batch = load(stores("files.lmdb"), augment=RandomResizedCrop(24), mix=BatchMixer([MixUp()], labels="pairs"))[0]
     assert isinstance(batch[1], MixedLabels)
     batch = load(
-        stores("files.lmdb"), augment=RandomResizedCrop(24), mix=Mix([MixUp()], labels="pairs"), output="numpy"
+        stores("files.lmdb"), augment=RandomResizedCrop(24), mix=BatchMixer([MixUp()], labels="pairs"), output="numpy"
     )[0]
     assert isinstance(batch[1].share, np.ndarray)
 

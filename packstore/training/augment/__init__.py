@@ -26,7 +26,7 @@ from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.logic import Compose, RandomApply, RandomChoice, RandomOrder
-from packstore.training.augment.mixing import CutMix, Mix, MixedLabels, MixUp
+from packstore.training.augment.mixing import BatchMixer, CutMix, MixedLabels, MixUp
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from packstore.training.augment.recipes import RECIPES, Recipe, recipe
@@ -38,6 +38,7 @@ __all__ = [
     "RECIPES",
     "AugMix",
     "AutoAugment",
+    "BatchMixer",
     "CenterCrop",
     "ColorJitter",
     "Compose",
@@ -48,7 +49,6 @@ __all__ = [
     "GaussianNoise",
     "Grayscale",
     "InPlace",
-    "Mix",
     "MixUp",
     "MixedLabels",
     "Operation",

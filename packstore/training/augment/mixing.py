@@ -80,7 +80,7 @@ class CutMix(_Mixer):
 
 
 @dataclass(frozen=True)
-class Mix:
+class BatchMixer:
     """Chooses among ways of mixing, and how many choices a batch has.
 
     Args:
@@ -110,23 +110,27 @@ class Mix:
     def __post_init__(self) -> None:
         known = isinstance(self.mixers, Sequence) and all(isinstance(each, MixUp | CutMix) for each in self.mixers)
         if not known or not self.mixers:
-            raise UsageError(f"mix= takes MixUp, CutMix, a list of them or Mix, got {self.mixers!r}")
+            raise UsageError(f"mix= takes MixUp, CutMix, a list of them or BatchMixer, got {self.mixers!r}")
         object.__setattr__(self, "mixers", tuple(self.mixers))
         for name in ("p", "label_smoothing"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise UsageError(f"Mix: {name} should be 0 … 1, got {value!r}")
+                raise UsageError(f"BatchMixer: {name} should be 0 … 1, got {value!r}")
         if self.mode not in ("batch", "pair", "elem"):
-            raise UsageError(f"Mix: mode should be 'batch', 'pair' or 'elem', got {self.mode!r}")
+            raise UsageError(f"BatchMixer: mode should be 'batch', 'pair' or 'elem', got {self.mode!r}")
         if self.labels not in ("dense", "pairs"):
-            raise UsageError(f"Mix: labels should be 'dense' or 'pairs', got {self.labels!r}")
+            raise UsageError(f"BatchMixer: labels should be 'dense' or 'pairs', got {self.labels!r}")
         if self.labels == "pairs" and self.label_smoothing:
-            raise UsageError("Mix: label_smoothing is for labels='dense'; a loss has an option of its own for it")
+            raise UsageError(
+                "BatchMixer: label_smoothing is for labels='dense'; a loss has an option of its own for it"
+            )
         if self.num_classes is not None and (not isinstance(self.num_classes, int) or self.num_classes < 1):
-            raise UsageError(f"Mix: num_classes should be a positive integer, got {self.num_classes!r}")
+            raise UsageError(f"BatchMixer: num_classes should be a positive integer, got {self.num_classes!r}")
         if self.weights is not None:
             if len(self.weights) != len(self.mixers) or min(self.weights) < 0 or sum(self.weights) <= 0:
-                raise UsageError(f"Mix: weights should be a number of at least 0 for each mixer, got {self.weights!r}")
+                raise UsageError(
+                    f"BatchMixer: weights should be a number of at least 0 for each mixer, got {self.weights!r}"
+                )
             object.__setattr__(self, "weights", tuple(self.weights))
 
     def draw(self, draws: Draws, size: tuple[int, int]) -> Drawn:
@@ -186,7 +190,7 @@ class Mix:
 
     def _one_hot(self, labels: Tensor, classes: int | None) -> Tensor:
         if classes is None:
-            raise UsageError("mix=: the store has no class names to count; say Mix([...], num_classes=…)")
+            raise UsageError("mix=: the store has no class names to count; say BatchMixer([...], num_classes=…)")
         off = self.label_smoothing / classes
         result = torch.full((len(labels), classes), off, device=labels.device, dtype=torch.float32)
         known = (labels >= 0) & (labels < classes)
@@ -237,11 +241,11 @@ class Drawn:
         return result.contiguous(memory_format=layout)
 
 
-def as_mix(mix: Any) -> Mix | None:
-    """A user's ``mix=``. Raises :class:`UsageError` for anything but mixers, lists of them and :class:`Mix`."""
-    if mix is None or isinstance(mix, Mix):
+def as_mix(mix: Any) -> BatchMixer | None:
+    """A user's ``mix=``. Raises :class:`UsageError` for anything but mixers, lists of them and :class:`BatchMixer`."""
+    if mix is None or isinstance(mix, BatchMixer):
         return mix
     mixers = [mix] if isinstance(mix, MixUp | CutMix) else mix
     if isinstance(mixers, Sequence) and not mixers:
         return None
-    return Mix(mixers)
+    return BatchMixer(mixers)

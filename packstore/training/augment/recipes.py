@@ -14,7 +14,7 @@ from packstore.training.augment.erasing import RandomErasing
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop, RandomResizedCrop
 from packstore.training.augment.logic import RandomApply, RandomChoice
-from packstore.training.augment.mixing import CutMix, Mix, MixUp
+from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
 from packstore.training.augment.policies import RandAugment, TrivialAugmentWide
 from packstore.training.augment.timm_policies import TimmAugment
 
@@ -35,7 +35,7 @@ class _Source:
 
     make: Callable[[], Any]
     source: str
-    mix: Callable[[], Mix] | None = None
+    mix: Callable[[], BatchMixer] | None = None
     normalize: str = "imagenet"
 
 
@@ -50,7 +50,7 @@ class Recipe(list[Any]):
         normalize: What goes into ``normalize=``.
     """
 
-    def __init__(self, name: str, operations: Any, source: str, mix: Mix | None, normalize: str) -> None:
+    def __init__(self, name: str, operations: Any, source: str, mix: BatchMixer | None, normalize: str) -> None:
         several = isinstance(operations, dict)
         super().__init__([] if several else operations)
         self.name = name
@@ -76,7 +76,7 @@ def _timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> _Source
     return _Source(
         lambda: [RandomResizedCrop(size, interpolation="random"), RandomHorizontalFlip(), TimmAugment(policy)],
         "Wightman, Touvron, Jégou, 'ResNet strikes back' (2021), table 2; timm 1.0, data/transforms_factory.py",
-        lambda: Mix([MixUp(mixup), CutMix(1.0)], label_smoothing=smoothing),
+        lambda: BatchMixer([MixUp(mixup), CutMix(1.0)], label_smoothing=smoothing),
     )
 
 
@@ -133,7 +133,7 @@ _RECIPES = {
         ],
         "Vryniotis, 'How to train state-of-the-art models using TorchVision's latest primitives' (2021); "
         "pytorch/vision, references/classification/presets.py",
-        lambda: Mix([MixUp(0.2), CutMix(1.0)], label_smoothing=0.1),
+        lambda: BatchMixer([MixUp(0.2), CutMix(1.0)], label_smoothing=0.1),
     ),
     "timm-rsb-a1": _timm_rsb(224, "rand-m7-mstd0.5-inc1", 0.2, 0.1),
     "timm-rsb-a2": _timm_rsb(224, "rand-m7-mstd0.5-inc1", 0.1, 0.0),
@@ -142,7 +142,7 @@ _RECIPES = {
         _deit3,
         "Touvron, Cord, Jégou, 'DeiT III: Revenge of the ViT' (2022); facebookresearch/deit, augment.py and "
         "README_revenge.md",
-        lambda: Mix([MixUp(0.8), CutMix(1.0)]),
+        lambda: BatchMixer([MixUp(0.8), CutMix(1.0)]),
     ),
     "mae-pretrain": _Source(
         lambda: [RandomResizedCrop(224, scale=(0.2, 1.0), interpolation="bicubic"), RandomHorizontalFlip()],
@@ -156,7 +156,7 @@ _RECIPES = {
             RandomErasing(0.25, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value="random"),
         ],
         "He et al. (2021), table 9; facebookresearch/mae, main_finetune.py and util/datasets.py",
-        lambda: Mix([MixUp(0.8), CutMix(1.0)], label_smoothing=0.1),
+        lambda: BatchMixer([MixUp(0.8), CutMix(1.0)], label_smoothing=0.1),
     ),
     "dino": _Source(
         lambda: _dino(0.4, 15),

@@ -85,8 +85,8 @@ def as_views(views: Any) -> Views | None:
         split_operations(view.operations)
         if output_size(split_operations(view.operations, flip=True)[0]) is None:
             raise UsageError(
-                f"the crops of view {view.name!r} have no common size: begin with RandomResizedCrop, or with Resize and "
-                "then CenterCrop or RandomCrop (without padding)"
+                f"the crops of view {view.name!r} have no common size: begin with RandomResizedCrop, or with Resize "
+                "and then CenterCrop or RandomCrop (without padding)"
             )
     return Views(parts, not isinstance(views, Mapping))
 

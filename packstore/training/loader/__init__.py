@@ -29,7 +29,7 @@ from packstore.images.normalization import MeanAndStd
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
-from packstore.training.augment.mixing import CutMix, Mix, MixUp, as_mix
+from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp, as_mix
 from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.views import as_views
 from packstore.training.dataset import PackedDataset
@@ -123,12 +123,12 @@ class PackedLoader:
             one, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch: put
             it in ``PerImage``. ``Compose`` is taken apart.
         mix: :class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list of which each batch draws one,
-            or a :class:`packstore.augment.Mix` that says more. Mixes each batch with itself, after all operations and
-            the normalisation; labels become shares of classes, float32 ``(B, C)``. What is mixed is a function of the
-            rank's batch.
+            or a :class:`packstore.augment.BatchMixer` that says more. Mixes each batch with itself, after all operations
+            and the normalisation; labels become shares of classes, float32 ``(B, C)``. What is mixed is a function of
+            the rank's batch.
         views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
-            The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are then
-            a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
+            The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are
+            then a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
@@ -189,7 +189,7 @@ class PackedLoader:
         sampler: Iterable[int] | None = None,
         indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
         augment: Sequence[Any] | Step | str = (),
-        mix: Mix | Sequence[MixUp | CutMix] | MixUp | CutMix | None = None,
+        mix: BatchMixer | Sequence[MixUp | CutMix] | MixUp | CutMix | None = None,
         views: Mapping[str, Any] | Sequence[Sequence[Any]] | None = None,
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,

@@ -16,7 +16,7 @@ from packstore.core.arguments import function_or_none, text_or_none, true_or_fal
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
-from packstore.training.augment.mixing import Mix
+from packstore.training.augment.mixing import BatchMixer
 from packstore.training.augment.per_image import check_functions
 from packstore.training.augment.targets import check_target_options
 from packstore.training.augment.views import Views
@@ -45,7 +45,7 @@ class LoaderOptions:
     sampler: Iterable[int] | None = None
     indices: Any = None
     augment: tuple[Any, ...] = ()
-    mix: Mix | None = None
+    mix: BatchMixer | None = None
     views: Views | None = None
     normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
