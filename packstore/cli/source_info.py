@@ -90,7 +90,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
         if name:
             rows.append(("split", f"{printable(name)}: {quantity(count, 'sample')}" if survey.counted else name))
     shape = f" of shape {_dimensions(survey.shape)}" if survey.shape else ""
-    files = survey.encoding in ("original", "jpeg", "seekable")
+    files = survey.encoding in ("original", "jpeg")
     rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
     rows += [(f"column {column.name}", describe_column(column)) for column in visible_columns(survey.columns)]
     if not any(column.type in ("label", "labels") for column in survey.columns):

@@ -32,6 +32,7 @@ _MAX_RECORDS = 10**10  # LMDB keys have ten digits
 _MAX_COLUMNS = 1000
 MAX_JSON_BYTES = 64 << 20
 """The longest manifest; one with a thousand class names has about 30 KB, and a skipped file takes about 100 bytes."""
+_FORMER_ENCODING = "seekable"  # JPEG files that packstore 0.1 had rewritten: files like others
 _MAX_JSON_VALUES = 4_000_000
 """Values in it; one takes up to about 100 bytes of memory."""
 
@@ -303,6 +304,8 @@ class Manifest:
             raise ManifestError(f"the manifest cannot be read: {error}") from None
         if digest != found:
             raise ManifestError(f"the manifest is damaged: its SHA-256 is {found}, expected {digest!r}")
+        if plain.get("encoding") == _FORMER_ENCODING:
+            plain["encoding"] = "original"
         manifest = cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
         manifest.__dict__["digest"] = digest  # to compute it again would be half the time of opening a shard
         return manifest

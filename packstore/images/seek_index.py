@@ -15,6 +15,17 @@ from packstore.core.manifest import Column
 from packstore.images.engine import engine_problem, get_engine
 
 
+def has_index(asked: bool | None, encoding: str) -> bool:
+    """Whether a store of this encoding is packed with a seek index; ``asked`` None for yes wherever the engine is.
+
+    Raises:
+        UsageError: One was asked for, of an encoding that has none.
+    """
+    if asked and encoding != "original":
+        raise UsageError(f"a seek index is for the encoding original, not {encoding}; leave the index out")
+    return asked if asked is not None else encoding == "original" and get_engine() is not None
+
+
 def make_indexes(files: Sequence[Any]) -> list[bytes]:
     """Makes the seek index of each image file, empty for one that has none.
 

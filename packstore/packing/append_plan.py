@@ -314,6 +314,7 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
             "quality": quality if type(quality) is int else None,
             "normalize": manifest.normalization or ("none" if manifest.holds_floats else None),
             "exif_transpose": encode.exif_transpose,
+            "progressive": encode.progressive,
         }  # fmt: skip
     return ConvertOptions(
         encoding=manifest.encoding,

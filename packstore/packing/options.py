@@ -49,7 +49,8 @@ class ConvertOptions:
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
     cluster: str | None = None
-    index: bool = False
+    index: bool | None = None
+    progressive: Literal["baseline"] | None = None
 
     def __post_init__(self) -> None:
         text_or_none(source_kind=self.source_kind, split=self.split, format=self.format, encoding=self.encoding)
@@ -66,7 +67,9 @@ class ConvertOptions:
             if name == "max_pixels" or getattr(self, name) is not None:
                 whole(name, getattr(self, name))
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
-        true_or_false(overwrite=self.overwrite, restart=self.restart, index=self.index)
+        true_or_false(overwrite=self.overwrite, restart=self.restart)
+        if self.index is not None:
+            true_or_false(index=self.index)
         if self.fit is not None and self.size is None:
             raise UsageError("fit says how an image comes to a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":

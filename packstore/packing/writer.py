@@ -98,7 +98,7 @@ class Writer:
         workers: int | None = None,
         decoder: str = "auto",
         max_pixels: int = MAX_PIXELS,
-        index: bool = False,
+        index: bool | None = None,
         progress: bool | ProgressCallback = False,
     ) -> None:
         """Checks the destination; nothing is written before samples are there.

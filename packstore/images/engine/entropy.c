@@ -1,21 +1,14 @@
 /* Huffman decoding of restart segments, two at a time: ITU-T T.81, F.2.2 and B.1.1.5. */
 #include "reader.h"
 
-/*
- * Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6, or in
- * that of the scan. Beyond 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors.
- */
+/* Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6. Beyond 64
+ * are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors. */
 const uint8_t natural_place[256] = {
     63, 0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40,
     48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15,
     23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [65 ... 255] = 63};
-const uint8_t scan_place[256] = {
-    63, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
-    21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42,
-    43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, [65 ... 255] = 63};
-
 /* Copies coded data without the zero bytes behind 0xFF (B.1.1.5) up to the next marker; its place, or NULL for none. */
-const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
+static const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
 {
     uint8_t *out = *to;
     while (from < end) {
@@ -48,11 +41,14 @@ static uint8_t *unstuff_part(uint8_t *out, const uint8_t *from, const uint8_t *s
     return out;
 }
 
-/* Gives the lane what lies between two checkpoints. The first byte is none of stuffing. */
-static int take_part(struct lane *lane, const struct located *part)
+/* Gives the lane the next of the parts that were located. The first byte of one is none of stuffing. */
+static int take_located(struct decoder *decoder, struct lane *lane)
 {
-    const uint8_t *file = lane->decoder->file, *from = file + part->start;
-    uint8_t *end = from[-1] == 0xFF ? NULL : unstuff_part(lane->room, from, file + part->marker + (part->end_bit > 0));
+    if (decoder->next_segment >= decoder->segments)
+        return NO_MORE;
+    const struct located *part = (const struct located *)decoder->located.at + decoder->next_segment++;
+    const uint8_t *from = decoder->file + part->start, *stop = decoder->file + part->marker + (part->end_bit > 0);
+    uint8_t *end = from[-1] == 0xFF ? NULL : unstuff_part(lane->room, from, stop);
     if (!end)
         return REFUSED;
     lane->end = end;
@@ -65,25 +61,8 @@ static int take_part(struct lane *lane, const struct located *part)
     return DONE;
 }
 
-/* Gives the lane the next segment of those that were located. */
-static int take_located(struct decoder *decoder, struct lane *lane)
-{
-    if (decoder->next_segment >= decoder->segments)
-        return NO_MORE;
-    const struct located *located = (const struct located *)decoder->located.at + decoder->next_segment++;
-    uint8_t *end = lane->room;
-    const uint8_t *marker = decoder->file + located->marker;
-    if (located->part)
-        return take_part(lane, located);
-    if (unstuff(&end, decoder->file + located->start, marker + 2) != marker)
-        return REFUSED;
-    lane->end = end;
-    lane->mcu = located->mcu;
-    lane->left = located->count;
-    return DONE;
-}
-
-/* The same of a file whose segments are found on the way: all of them, to the end of the image, in their order. */
+/* The same of a file whose restart segments are found on the way: all of them, to the end of the image, in their order.
+ */
 static int take_following(struct decoder *decoder, struct lane *lane)
 {
     const struct headers *headers = &decoder->headers;
@@ -380,14 +359,4 @@ struct decoder *decode_together(struct team *team, int *outcome)
             return decoder;
         }
     }
-}
-
-/* Decodes the segments that are needed of one image. */
-int decode_segments(struct decoder *decoder)
-{
-    struct team team = {.count = 0};
-    int outcome = join(&team, decoder);
-    if (outcome == DONE)
-        decode_together(&team, &outcome);
-    return outcome;
 }

@@ -51,7 +51,7 @@ static int make_segments(struct decoder *decoder, const uint8_t *file, int64_t n
         decoder->unindexed++;
         decoder->checkpoints = NULL;
     }
-    if (by_checkpoints || locate_segments(decoder, file, nbytes) == DONE) {
+    if (by_checkpoints) {
         const struct located *located = decoder->located.at;
         most = 0;
         for (int64_t i = 0; i < decoder->segments; i++)
