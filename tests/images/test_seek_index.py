@@ -21,7 +21,7 @@ from packstore.images.seek_index import make_indexes
 from packstore.stores import create_store, open_store
 from packstore.training.augment import RandomHorizontalFlip, RandomResizedCrop
 from tests.makers.datasets import pixels
-from tests.makers.seek_indexes import repaired
+from tests.makers.seek_indexes import repaired, with_indexes
 from tests.makers.stores import content
 
 Need = Callable[[str, bool], None]
@@ -90,21 +90,6 @@ def test_a_store_with_it_is_the_same_dataset(folder: Path, tmp_path: Path, suffi
     (expected, _), (found, stats) = epoch(plain), epoch(indexed)
     assert torch.equal(found, expected)
     assert stats["unindexed"] == 0
-
-
-def with_indexes(store: Path, copy: Path, change: Callable[[bytes, bytes], bytes]) -> None:
-    """A copy of a store with other indexes; ``change`` gets a file and its index."""
-    with open_store(store) as reader:
-        files = [bytes(reader.read(i)) for i in range(len(reader))]
-        indexes = [change(*each) for each in zip(files, indexes_of(store), strict=True)]
-        names = ("label", "key")
-        values = {name: [reader.value(name, i) for i in range(len(reader))] for name in names}
-        manifest = reader.manifest
-        with create_store(copy, format=manifest.format, encoding="original", columns=manifest.columns) as builder:
-            builder.describe(origin=manifest.origin, normalization=None, options=manifest.options, versions={})
-            values = {"label": np.array(values["label"]), "key": [bytes(key) for key in values["key"]]}
-            builder.append(files, values | {"seek_index": indexes}, "")
-            builder.commit()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
