@@ -41,7 +41,8 @@ from tests.makers.images import tiny
 PASSING: dict[str, Any] = {"shard_size": 30_000}
 ENCODINGS: dict[str, dict[str, Any]] = {
     "original": {"encoding": "original", **PASSING},
-    "seekable": {"encoding": "seekable", "shard_size": 20_000},
+    "original without index": {"encoding": "original", "index": False, **PASSING},
+    "baseline": {"encoding": "original", "progressive": "baseline", **PASSING},
     "jpeg": {"encoding": "jpeg", "resize": 32, "shard_size": 4000},
     "uint8": {"encoding": "uint8", "size": 16, "shard_size": 5 * 768},
     "ragged": {"encoding": "uint8", "max_side": 40, "shard_size": 20_000},
