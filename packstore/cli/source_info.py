@@ -143,7 +143,7 @@ def describe_column(column: Column) -> str:
 
 
 def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """Name and type of each column beside images, labels, keys, checksums and seek index; a row that says that there are none."""
+    """Name and type of each column beside images, labels and what packing makes; or a row that says there are none."""
     beside = [c for c in visible_columns(columns) if c.name not in ("image", "label", "key", *_MADE)]
     rows = [(c.name, describe_column(c)) for c in beside]
     return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]

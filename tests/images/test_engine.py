@@ -78,7 +78,7 @@ def engines() -> list[Engine]:
         check_resizing,
         check_together,
         check_forms,
-            pytest.param(check_checkpoints, marks=pytest.mark.slow),
+        pytest.param(check_checkpoints, marks=pytest.mark.slow),
         check_wrong_checkpoints,
         pytest.param(check_guard_pages, marks=pytest.mark.slow),
         check_refusals,

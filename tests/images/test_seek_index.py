@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -16,18 +17,26 @@ from packstore import PackedDataset, PackedLoader
 from packstore.cli import cli
 from packstore.core.errors import CorruptRecordError, UsageError
 from packstore.core.manifest import Manifest
+from packstore.images.decoders import DECODERS, UNAVAILABLE, available_decoders
 from packstore.images.engine import engine_problem
 from packstore.images.seek_index import make_indexes
-from packstore.stores import create_store, open_store
-from packstore.training.augment import RandomHorizontalFlip, RandomResizedCrop
+from packstore.stores import open_store
+from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.makers.datasets import pixels
-from tests.makers.seek_indexes import repaired, with_indexes
+from tests.makers.seek_indexes import outside, repaired, with_changes
 from tests.makers.stores import content
 
 Need = Callable[[str, bool], None]
 SUFFIXES = (".lmdb", ".h5", ".pth")
 PROGRESSIVE, OTHER = 5, 11
 COUNT = 20
+RANDOM = (RandomResizedCrop(48), RandomHorizontalFlip())
+LISTS = {
+    "small crops": (RandomResizedCrop(24, scale=(0.01, 0.2)),),
+    "evaluation": (Resize(60), CenterCrop(48)),
+    "crops": (RandomCrop(60), RandomHorizontalFlip()),
+    "whole": (Resize((40, 50)),),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,9 +79,11 @@ def assert_indexed(store: Path, records: int = COUNT) -> None:
     assert "every seek index made again and compared" in report.checks
 
 
-def epoch(store: Path) -> tuple[torch.Tensor, dict[str, float]]:
-    operations = [RandomResizedCrop(48), RandomHorizontalFlip()]
-    loader = PackedLoader(PackedDataset(store), batch_size=6, augment=operations, seed=3, shuffle=True)
+def epoch(
+    store: Path, operations: Sequence[Any] = RANDOM, decoder: str = "auto", **options: Any
+) -> tuple[torch.Tensor, dict[str, float]]:
+    dataset = PackedDataset(store, decoder=decoder)
+    loader = PackedLoader(dataset, batch_size=6, augment=[*operations], seed=3, shuffle=True, **options)
     images = torch.cat([batch[0].clone() for batch in loader])
     return images, loader.stats()
 
@@ -92,11 +103,128 @@ def test_a_store_with_it_is_the_same_dataset(folder: Path, tmp_path: Path, suffi
     assert stats["unindexed"] == 0
 
 
+@pytest.fixture(scope="module")
+def stores(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A store by its name, which says whether it has an index."""
+    root = tmp_path_factory.mktemp("stores")
+
+    def get(name: str) -> Path:
+        if not (root / name).exists():
+            pack(folder, root / name, index=name.startswith("indexed"))
+        return root / name
+
+    return get
+
+
+Stores = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("operations", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_batches_are_those_without_it(stores: Stores, suffix: str, operations: Sequence[Any]) -> None:
+    expected, _ = epoch(stores("plain.lmdb"), operations)
+    found, stats = epoch(stores(f"indexed{suffix}"), operations, workers=3)
+    assert torch.equal(found, expected)
+    assert stats["unindexed"] == 0
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_every_decoder_gives_the_same_batches(stores: Stores, decoder: str, need: Need) -> None:
+    need(decoder, not available_decoders()[decoder].startswith(UNAVAILABLE))
+    expected, _ = epoch(stores("plain.lmdb"))
+    assert torch.equal(epoch(stores("indexed.lmdb"), decoder=decoder)[0], expected)
+
+
+def test_scaled_while_decoding_it_is_close(stores: Stores) -> None:
+    operations = (RandomResizedCrop(16, scale=(0.8, 1.0)),)
+    expected, _ = epoch(stores("plain.lmdb"), operations)
+    assert torch.equal(epoch(stores("indexed.lmdb"), operations, dct_scaling=False)[0], expected)
+    scaled, _ = epoch(stores("indexed.lmdb"), operations, dct_scaling=True)
+    assert 0 < (scaled.float() - expected.float()).abs().mean() < 9
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_only_what_a_crop_needs_is_decoded(stores: Stores, tmp_path: Path, suffix: str) -> None:
+    """Coded bytes beside it may be anything, which without an index is damage."""
+    side, sizes = 24, []
+
+    def damage(file: bytes, index: bytes) -> tuple[bytes, bytes]:
+        with Image.open(BytesIO(file)) as image:
+            box = (round((image.height - side) / 2), round((image.width - side) / 2), side, side)
+        changed = outside(index, file, box) if index else file
+        sizes.append(sum(a != b for a, b in zip(changed, file, strict=True)))
+        return changed, index
+
+    damaged, without = tmp_path / f"damaged{suffix}", tmp_path / f"without{suffix}"
+    with_changes(stores(f"indexed{suffix}"), damaged, damage)
+    assert sum(size > 2000 for size in sizes) == COUNT - 2
+    expected, _ = epoch(stores("plain.lmdb"), (CenterCrop(side),))
+    found, stats = epoch(damaged, (CenterCrop(side),))
+    assert torch.equal(found, expected)
+    assert stats["unindexed"] == 0
+    with_changes(damaged, without, lambda file, _: (file, b""))
+    others, _ = epoch(without, (CenterCrop(side),), on_error="skip")
+    assert len(others) < COUNT or not torch.equal(others, expected)
+
+
+def test_without_the_engine(stores: Stores, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with an index is read, none is packed, and one that is asked for is an error before anything is done."""
+    expected, _ = epoch(stores("plain.lmdb"))
+    indexed = stores("indexed.lmdb")
+    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not compiled"))
+    assert torch.equal(epoch(indexed)[0], expected)
+    with pytest.raises(UsageError, match="needs packstore's JPEG engine: not compiled"):
+        pack(folder, tmp_path / "a.lmdb", index=True)
+    assert list(tmp_path.iterdir()) == []
+    assert not pack(folder, tmp_path / "a.lmdb").has_column("seek_index")
+    with packstore.Writer(tmp_path / "w.lmdb") as writer:
+        writer.add(image=next(folder.rglob("*.jpg")))
+    assert not packstore.open(tmp_path / "w.lmdb").manifest.has_column("seek_index")
+    report = packstore.verify(indexed, decode=True)
+    assert report.ok
+    assert not any("seek index" in check for check in report.checks)
+
+
+def test_what_has_it_by_default(folder: Path, tmp_path: Path) -> None:
+    """Image files, wherever they come from; neither pixels nor files that were made smaller."""
+    arrays = [{"image": pixels(30, 40, i)} for i in range(3)]
+    encodings: dict[str, dict[str, Any]] = {
+        "jpeg.lmdb": {"encoding": "jpeg"},
+        "uint8.h5": {"encoding": "uint8"},
+        "half.pth": {"size": 32},
+    }
+    for name, options in encodings.items():
+        manifest = packstore.convert(folder, tmp_path / name, **options).manifest
+        assert not manifest.has_column("seek_index"), name
+    packstore.convert(arrays, tmp_path / "arrays.h5", encoding="uint8")
+    for number, name in enumerate(("uint8.h5", "arrays.h5")):
+        manifest = packstore.convert(tmp_path / name, tmp_path / f"{number}.lmdb", encoding="original").manifest
+        assert manifest.encoding == "uint8"
+        assert not manifest.has_column("seek_index"), name
+    assert pack(folder, tmp_path / "files.pth").has_column("seek_index")
+    for option, there in (("--no-index", False), ("--quiet", True), ("--index", True)):
+        store = tmp_path / f"cli{option}.lmdb"
+        done = CliRunner().invoke(cli, ["convert", str(folder), str(store), option])
+        assert done.exit_code == 0, done.output
+        assert "seek_index" not in done.output
+        assert packstore.open(store).manifest.has_column("seek_index") == there
+    said = CliRunner().invoke(cli, ["info", str(tmp_path / "files.pth")]).output
+    assert "uint8, where crops of each JPEG file begin to decode" in said
+    for asked in (None, True, False):
+        with packstore.Writer(tmp_path / f"{asked}.lmdb", index=asked) as writer:
+            writer.add(image=next(folder.rglob("*.jpg")))
+        assert packstore.open(tmp_path / f"{asked}.lmdb").manifest.has_column("seek_index") == (asked is not False)
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_wrong_index_is_counted_and_not_used(folder: Path, tmp_path: Path, suffix: str) -> None:
     indexed, wrong = tmp_path / f"indexed{suffix}", tmp_path / f"wrong{suffix}"
     pack(folder, indexed, index=True)
-    with_indexes(indexed, wrong, lambda file, index: index[:-1] + bytes([index[-1] ^ 1]) if index else b"none of it")
+
+    def spoil(file: bytes, index: bytes) -> tuple[bytes, bytes]:
+        return file, index[:-1] + bytes([index[-1] ^ 1]) if index else b"none of it"
+
+    with_changes(indexed, wrong, spoil)
     (expected, _), (found, stats) = epoch(indexed), epoch(wrong)
     assert torch.equal(found, expected)
     assert stats["unindexed"] == COUNT - 2  # the engine does not decode the others
@@ -111,10 +239,10 @@ def test_a_forged_index_is_found_by_verify(folder: Path, tmp_path: Path) -> None
     indexed, forged = tmp_path / "indexed.lmdb", tmp_path / "forged.lmdb"
     pack(folder, indexed, index=True)
 
-    def shift(file: bytes, index: bytes) -> bytes:
-        return index and repaired(index[:10] + bytes([index[10] ^ 1]) + index[11:], file)
+    def shift(file: bytes, index: bytes) -> tuple[bytes, bytes]:
+        return file, index and repaired(index[:10] + bytes([index[10] ^ 1]) + index[11:], file)
 
-    with_indexes(indexed, forged, shift)
+    with_changes(indexed, forged, shift)
     epoch(forged)
     report = packstore.verify(forged, decode=True)
     assert {problem.record for problem in report.problems} == {*range(COUNT)} - {PROGRESSIVE, OTHER}

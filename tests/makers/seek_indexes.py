@@ -66,18 +66,18 @@ def outside(index: bytes, data: bytes, box: tuple[int, int, int, int]) -> bytes:
     return bytes(changed)
 
 
-def with_indexes(store: Path, copy: Path, change: Callable[[bytes, bytes], bytes]) -> None:
-    """Writes a copy of a store with other indexes; ``change`` gets a file and its index."""
+def with_changes(store: Path, copy: Path, change: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
+    """Writes a copy of a store with other files and indexes; ``change`` gets and returns a file and its index."""
     with open_store(store) as reader:
-        files = [bytes(reader.read(i)) for i in range(len(reader))]
-        old = [bytes(reader.value("seek_index", i)) for i in range(len(reader))]
-        indexes = [change(*each) for each in zip(files, old, strict=True)]
-        labels = np.array([reader.value("label", i) for i in range(len(reader))])
-        keys = [bytes(reader.value("key", i)) for i in range(len(reader))]
+        numbers = range(len(reader))
+        changed = [change(bytes(reader.read(i)), bytes(reader.value("seek_index", i))) for i in numbers]
+        labels = np.array([reader.value("label", i) for i in numbers])
+        values = {"key": [bytes(reader.key(i).encode()) for i in numbers], "label": labels}
         manifest = reader.manifest
         with create_store(copy, format=manifest.format, encoding="original", columns=manifest.columns) as builder:
             builder.describe(origin=manifest.origin, normalization=None, options=manifest.options, versions={})
-            builder.append(files, {"label": labels, "key": keys, "seek_index": indexes}, "")
+            files, indexes = ([*each] for each in zip(*changed, strict=True))
+            builder.append(files, values | {"seek_index": indexes}, "")
             builder.commit()
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from loader import random_box
 from numpy.typing import NDArray
+from packstore.images.seekable import plan_crops, read_index
 from peers_task import Batches, Epochs, Task, image_size
 
 from packstore import PackedDataset
 from packstore.images.decoders import get_decoder
-from packstore.images.seekable import plan_crops, read_index
 
 
 def bare(task: Task) -> Epochs:
