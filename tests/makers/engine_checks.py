@@ -48,7 +48,7 @@ def save(image: NDArray[np.uint8], sampling: str = "420", **options: object) -> 
 
 def tall(data: bytes) -> bytes:
     """A 4:2:2 file as one of 4:4:0, with height and width exchanged: as many MCUs, of as many blocks."""
-    frame = next(segment for segment in segments(data) if segment.marker in (0xC0, 0xC1))
+    frame = next(segment for segment in segments(data) if segment.marker in (0xC0, 0xC1, 0xC2))
     at, changed = frame.start, bytearray(data)
     changed[at + 5 : at + 9] = data[at + 7 : at + 9] + data[at + 5 : at + 7]
     changed[at + 11] = 0x12
