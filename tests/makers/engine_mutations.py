@@ -122,7 +122,6 @@ MUTATIONS = [
     Mutation("tables.c", "code >= (1 << length) - 1", "code >= (1 << length)"),
     Mutation("tables.c", "symbol > DC_BITS", "symbol > 15"),
     Mutation("tables.c", "size > AC_BITS", "size > 15"),
-    Mutation("tables.c", "!(size || !symbol || symbol == 0xF0)", "0"),
     Mutation("entropy.c", "lane->cut_short ? at <= lane->end : at == lane->end", "at <= lane->end"),
     Mutation("entropy.c", "if (!marker || marker[1] != expected)", "if (!marker)"),
     Mutation("entropy.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE", "k >= NO_CODE"),
