@@ -31,6 +31,7 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
 {
     struct room *rooms[] = {&decoder->located,
                             &decoder->points,
+                            &decoder->missing,
                             &decoder->skips,
                             &decoder->unstuffed[0],
                             &decoder->unstuffed[1],

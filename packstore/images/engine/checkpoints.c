@@ -21,6 +21,7 @@ enum {
     MOST_CHANGE_BITS = 15,
     MOST_PIECE = 255,
     PIECE_BYTES = 800, /* of coded data: fewer are 1% faster, for a third more bytes */
+    LEAST_BYTES = 2 * PIECE_BYTES, /* of coded data; of fewer nothing worth an index is passed over */
     MOST_BYTES = 1 << 26
 };
 
@@ -321,7 +322,7 @@ int begin_checkpoints(struct decoder *decoder, const uint8_t *file, int64_t nbyt
     if (read_headers(headers, file, nbytes) != DONE || nbytes > MOST_BYTES)
         return REFUSED;
     int64_t total = (int64_t)headers->rows * headers->across, coded = nbytes - headers->scan_at;
-    if (coded * 4 < total * headers->blocks ||
+    if (coded * 4 < total * headers->blocks || coded < LEAST_BYTES ||
         make_room(&decoder->points, (size_t)(total + 1) * sizeof(struct point)) != DONE)
         return REFUSED;
     int64_t piece = (PIECE_BYTES * total + coded / 2) / (coded ? coded : 1);

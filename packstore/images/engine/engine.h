@@ -47,7 +47,7 @@
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
 enum { AC_TABLE, DC_TABLE };
-enum { DONE = 0, REFUSED = 1, NO_MORE = 2, BEGUN = 3 };
+enum { DONE = 0, REFUSED = 1, NO_MORE = 2, BEGUN = 3, HELD = 4 };
 enum {
     COMPONENTS = 3,    /* at most */
     MCU_BLOCKS = 6,    /* at most, with the samplings that are known here */
@@ -55,11 +55,12 @@ enum {
     MOST_SIDE = 65500, /* pixels, as libjpeg has it */
     LANES = 2,         /* more are not faster */
     STRETCH = 256,     /* blocks, at most, that are decoded before they become pixels */
+    ROWS_KEPT = 8,     /* of MCUs, whose samples stay in the caches until they are pixels; a power of 2 */
     LOOKUP_BITS = 11,  /* of a code and its value, decoded by one lookup */
     AHEAD = 512,       /* bytes behind coded data that may be looked at: a block has 64 * 27 bits at most */
     PADDING = 64,      /* bytes behind rows of samples that vector instructions may touch */
     MOST_SEGMENTS = 1 << 20,
-    MOST_DC = 1 << 13,     /* of what is predicted: 8-bit samples give 2^11, times 8 */
+    MOST_DC = 1 << 13, /* of what is predicted: 8-bit samples give 2^11, times 8 */
     /* Dequantised. Beyond it the 16-bit arithmetic of libjpeg-turbo's vector instructions gives something else than its
        C. No image of 8 bits has such. */
     MOST_COEFFICIENT = 4095
@@ -119,7 +120,7 @@ struct lane {
     const struct block_tables *block, *block_end;
     int64_t mcu, count, left;   /* first of the stretch; its MCUs; those of the segment from there on */
     bool open, cut_short;       /* whether it has a segment; whether more of that follows than is wanted */
-    int outcome;                /* once it has ended: NO_MORE or REFUSED */
+    int outcome;                /* once it has stopped: NO_MORE, HELD or REFUSED */
     const struct located *part; /* of a part between checkpoints; else NULL */
     int64_t base;               /* where in the file the segment begins, as long as segments are found on the way */
     int predicted[COMPONENTS];
@@ -159,6 +160,13 @@ struct float_taps {
     int taps;
     int64_t first, stop;
     struct room room;
+};
+
+/* Rows on their way through resize_rows(). */
+struct resizing {
+    int64_t row_bytes, reach; /* bytes of a row that is resized across; of what is read of one of the source */
+    int64_t first, most;      /* the row of the source that lies first of those kept; how many are, at most */
+    int64_t read, made;       /* rows of the source that were taken; rows that are complete */
 };
 
 /* What the sources of a call are, and what is made of them. */
@@ -215,9 +223,6 @@ struct kernels {
                        int64_t pixel_count, int64_t count);
 };
 
-/* What takes the coefficients of a stretch. */
-typedef int stretch_function(struct decoder *, const struct lane *, int *predicted);
-
 /* What is being made of a request for pixels. */
 struct making {
     const struct request *request; /* NULL for none */
@@ -228,6 +233,7 @@ struct making {
     struct box visible; /* the part of the window that lies in the resized box */
     struct box box;     /* of the image, whose pixels are needed */
     uint8_t *shown;     /* where the visible part goes */
+    int64_t rows;       /* of the box that were made of a JPEG file's samples */
     uint8_t *refused;
 };
 
@@ -235,8 +241,6 @@ struct decoder {
     struct decoder *second; /* for the image that is decoded together with this one's */
     struct making making;
     const struct kernels *kernels;
-    stretch_function *use_stretch;
-    const uint8_t *place; /* the order of the coefficients of a block */
     uint32_t crc[8][256];
     struct headers headers;
     struct huffman dc[TABLES], ac[TABLES];
@@ -247,6 +251,8 @@ struct decoder {
     struct lane lanes[LANES];
     /* MCUs that are needed */
     int64_t row0, row1, column0, column1;
+    struct room missing; /* of each row of them, how many have no samples yet */
+    int64_t whole;       /* rows before the first of which some are missing */
     /* segments: either `located`, one after the other, or found on the way */
     const uint8_t *file, *file_end, *scan; /* what follows of the scan; NULL where segments are located */
     struct room located, unstuffed[LANES];
@@ -261,8 +267,11 @@ struct decoder {
     /* samples of these MCUs */
     struct room plane[COMPONENTS];
     int64_t stride[COMPONENTS];
+    int64_t kept; /* rows of MCUs that a plane has room for, one after the other and from the start again */
+    bool held;    /* a lane waits until rows before its own are pixels */
     struct room sums[2], wide[2], pixels, resized, line, made;
     struct taps across, down;
+    struct resizing resizing;
     struct float_taps float_across, float_down;
 };
 
@@ -323,7 +332,8 @@ int two_lanes_avx2(struct lane *const *);
 /* pixels.c */
 int prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
 int begin_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *);
-int write_pixels(struct decoder *, const struct box *, uint8_t *to);
+int64_t note_samples(struct decoder *, int64_t mcu, int64_t count);
+void write_pixels(struct decoder *, const struct box *, uint8_t *to);
 
 /* idct.c */
 extern const uint8_t paired_place[256];
@@ -344,8 +354,9 @@ void mirror_avx2(uint8_t *to, const uint8_t *from, int64_t pixels);
 
 /* resize.c */
 int make_taps(struct taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored, int multiple);
-int resize(struct decoder *, const uint8_t *source, int64_t nbytes, int64_t height, int64_t stride, uint8_t *to,
-           int64_t to_stride, int64_t rows, int64_t columns);
+int begin_resizing(struct decoder *, int64_t columns);
+void resize_rows(struct decoder *, const uint8_t *a, const uint8_t *b);
+int resize(struct decoder *, const uint8_t *pixels, int64_t nbytes, int64_t stride);
 
 void rows_plain(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
 void rows_avx2(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
@@ -402,6 +413,7 @@ int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t r
              bool is_all);
 
 /* answer.c */
+void use_rows(struct decoder *, int64_t bottom);
 void answer_all(struct decoder *, const struct request *, int64_t count, const struct form *, int64_t max_pixels,
                 uint8_t *refused);
 
