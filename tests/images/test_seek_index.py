@@ -277,6 +277,27 @@ def test_every_command_that_writes_stores_makes_it(folder: Path, tmp_path: Path,
     assert not packstore.open(tmp_path / f"less{suffix}").manifest.has_column("seek_index")
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_stores_with_and_without_it_together(folder: Path, tmp_path: Path, order: int) -> None:
+    """What is made of them has one if all have."""
+    first, second, whole = (tmp_path / f"{name}.lmdb" for name in ("first", "second", "whole"))
+    pack(folder, whole)
+    packstore.select(whole, first, where="label == class0")
+    packstore.select(whole, second, where="label == class1", drop_columns=["seek_index"])
+    stores = [first, second][::order]
+    merged = packstore.merge(stores, tmp_path / "merged.lmdb").manifest
+    assert not merged.has_column("seek_index")
+    assert packstore.verify(tmp_path / "merged.lmdb", decode=True).ok
+    crops = [RandomResizedCrop(24)]
+    images = [torch.cat([batch[0].clone() for batch in PackedLoader(packstore.concat(stores), 6, augment=crops)])]
+    dataset = PackedDataset(tmp_path / "merged.lmdb")
+    images.append(torch.cat([batch[0].clone() for batch in PackedLoader(dataset, 6, augment=crops)]))
+    assert torch.equal(*images)
+    report = packstore.append(first, second)
+    assert report.manifest.has_column("seek_index")
+    assert_indexed(first)
+
+
 def test_damage_of_the_column_is_found_and_mended(folder: Path, tmp_path: Path) -> None:
     store, mended, saved = tmp_path / "s.h5", tmp_path / "mended.h5", tmp_path / "saved.h5"
     pack(folder, store, index=True)

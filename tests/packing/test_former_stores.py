@@ -116,8 +116,11 @@ def _appended(store: Path, out: Path) -> None:
 
 def _merged(store: Path, out: Path) -> None:
     """With a store of today, which has a seek index; the merged one has none."""
-    shutil.copytree(PHOTOS, store.parent / "more" / "photos")
-    packstore.convert(store.parent / "more", store.parent / "more.h5", source_kind="flat")
+    for file in PHOTOS.rglob("*.jpg"):
+        copy = store.parent / "more" / file.parent.name / f"new-{file.name}"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    packstore.convert(store.parent / "more", store.parent / "more.h5")
     packstore.merge([store, store.parent / "more.h5"], out)
 
 
@@ -155,7 +158,7 @@ def test_resized_files_are_those_of_the_encoding_jpeg(tmp_path: Path) -> None:
     assert packstore.verify(store, decode=True).problems == ()
     packstore.append(store, PHOTOS, key_prefix="new/")
     assert packstore.verify(store, decode=True).problems == ()
-    assert packstore.convert(store, tmp_path / "new.lmdb").manifest.encoding == "original"
+    assert packstore.convert(store, tmp_path / "new.lmdb").manifest.encoding == "jpeg"
 
 
 def test_their_source_has_other_bytes(store: Path) -> None:
