@@ -106,6 +106,7 @@ def is_progressive(data: bytes) -> bool:
 def test_pixels_and_metadata_stay_and_other_files_are_untouched(folder: Path, tmp_path: Path) -> None:
     report = pack(folder, tmp_path / "a.lmdb")
     assert report.manifest.options["progressive"] == "baseline"
+    assert report.manifest.versions["TurboJPEG"].startswith("libjpeg-turbo ")
     decoder, changed = get_decoder("pillow"), 0
     for key, data in files_of(tmp_path / "a.lmdb").items():
         file = (folder / key).read_bytes()
