@@ -103,7 +103,12 @@ class Assembler:
         self._exif_transpose = exif_transpose
         self._encoded = column.layout is None
         self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
-        self._has_indexes = self._engine_decodes and self._main and reader.manifest.has_column(SEEK_INDEX.name)
+        self._has_indexes = (
+            self._engine_decodes
+            and self._main
+            and reader.manifest.has_column(SEEK_INDEX.name)
+            and reader.manifest.column(SEEK_INDEX.name).nbytes > 0
+        )
         self._has_shapes = not self._encoded and column.kind == "ragged"
         self._view: Callable[[int], Any] = self._views.view if self._main else partial(stored_bytes, reader, column)
         self._own_sizes = False
