@@ -23,7 +23,7 @@ from packstore.cli import cli
 from packstore.cli.bench import describe, to_json
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.core.progress import Progress, no_progress
-from packstore.diagnose.bench import AUGMENTS, BenchOptions, BenchReport, augmentation, bench, decode_rate
+from packstore.diagnose.bench import AUGMENTS, BenchOptions, BenchReport, augmentation, bench, decode_rate, trials
 from packstore.diagnose.bench.advice import Rates, Trial, advise, ceilings, core_seconds, cores_for, efficiency, judge
 from packstore.diagnose.bench.measure import Clock, EndToEnd, random_records, reading
 from packstore.diagnose.bench.trials import candidates
@@ -482,3 +482,21 @@ def test_the_table_of_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert "skipped: gone (not installed)" in lines
     assert "| 10,000 | lmdb | 2.5 | 2.5 | 2 | 2.5 | 0.0 | 2.5 |" in lines
     assert json.loads(report.write(results, tmp_path / "out")[0].read_text()) == results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("indexed", [True, False])
+def test_the_sample_is_packed_as_the_store_is(
+    folder: Path, tmp_path: Path, indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def convert(*paths: Any, **options: Any) -> Any:
+        asked.append(options.get("index"))
+        return packstore.convert(*paths, **options)
+
+    monkeypatch.setattr(trials, "convert", convert)
+    path = packstore.convert(folder, tmp_path / "a.lmdb", index=indexed).destination
+    report = bench(path, BenchOptions(split="train", **{**QUICK, "size": 20}))
+    assert asked[0] == indexed
+    assert ("--encoding original --index" in [trial.how for trial in report.trials]) == (not indexed)
