@@ -305,10 +305,21 @@ class Manifest:
         if digest != found:
             raise ManifestError(f"the manifest is damaged: its SHA-256 is {found}, expected {digest!r}")
         if plain.get("encoding") == _FORMER_ENCODING:
-            plain["encoding"] = "original"
+            plain = _without_former_encoding(plain)
         manifest = cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
         manifest.__dict__["digest"] = digest  # to compute it again would be half the time of opening a shard
         return manifest
+
+
+def _without_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
+    """Says of JPEG files that were rewritten or made anew what they are: ``original``, or if resized ``jpeg``."""
+    options = plain.get("options")
+    if not isinstance(options, dict):
+        return plain
+    resized = any(options.get(name) is not None for name in ("size", "resize", "max_side"))
+    gone = ("not_seekable",) if resized else ("not_seekable", "quality")
+    kept = {name: value for name, value in options.items() if name not in gone}
+    return plain | {"encoding": "jpeg" if resized else "original", "options": kept}
 
 
 def _is_sealed(text: bytes, digest: object) -> bool:

@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from packstore.core.errors import UsageError, printable
-from packstore.images.turbojpeg_library import find_library
+from packstore.images.turbojpeg_library import find_library, turbo_version
 
 _FUNCTIONS = ("tjInitTransform", "tjTransform", "tjGetErrorStr2", "tjFree", "tjDestroy")
 _OPTIMIZE = 256  # TJXOPT_OPTIMIZE of turbojpeg.h; older versions know nothing of it
@@ -56,6 +56,12 @@ def make_baseline(data: bytes) -> bytes:
     finally:
         library.tjFree(result)
         library.tjDestroy(handle)
+
+
+def baseline_version() -> str:
+    """Version of the library, on which the bytes depend. Raises :class:`UsageError` as :func:`make_baseline`."""
+    _load()
+    return f"libjpeg-turbo {turbo_version(find_library(*_FUNCTIONS)) or 'of unknown version'}"
 
 
 @functools.cache

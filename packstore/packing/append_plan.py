@@ -257,6 +257,7 @@ def _alike(plan: AppendPlan, other: Manifest) -> bool:
     return (
         (other.encoding, other.normalization) == (manifest.encoding, manifest.normalization)
         and bool(other.options.get(exif)) == bool(manifest.options.get(exif))
+        and manifest.options.get("progressive") in (None, other.options.get("progressive"))
         and own == others
     )
 
@@ -304,11 +305,11 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
     """How samples become records like those of the store."""
     manifest, options = plan.manifest, plan.options
     other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
-    shape: dict[str, Any] = {}
+    encode = encode_options(manifest)
+    shape: dict[str, Any] = {"progressive": encode.progressive}
     if other is None or other.encoding != manifest.encoding:
-        encode = encode_options(manifest)
         quality = manifest.options.get("quality")
-        shape = {
+        shape |= {
             "size": encode.size,
             "fit": encode.fit if encode.size is not None else None,
             "resize": encode.resize,
@@ -316,7 +317,6 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
             "quality": quality if type(quality) is int else None,
             "normalize": manifest.normalization or ("none" if manifest.holds_floats else None),
             "exif_transpose": encode.exif_transpose,
-            "progressive": encode.progressive,
         }  # fmt: skip
     return ConvertOptions(
         encoding=manifest.encoding,

@@ -396,6 +396,8 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         options["split"] = options["split"] or store.options.get("split")
         if plan.encoder().passes_through:
             options["quality"] = store.options.get("quality")
+            if "progressive" in store.options:
+                options["progressive"] = store.options["progressive"]
     return options
 
 
@@ -413,7 +415,7 @@ def accepted_losses(manifest: Manifest) -> list[str]:
 
 def made_alike(manifest: Manifest, other: Manifest) -> bool:
     """Whether two stores were made by the same options, so that equal images give equal records."""
-    names = (*_GEOMETRY, "quality") if manifest.encoding == other.encoding else _GEOMETRY
+    names = (*_GEOMETRY, "quality", "progressive") if manifest.encoding == other.encoding else _GEOMETRY
     return all(manifest.options.get(name) == other.options.get(name) for name in names)
 
 

@@ -92,7 +92,8 @@ def try_out(
         folder.mkdir(parents=True)
         for number, data in enumerate(sample.data[:RECORDS]):
             (folder / f"{number:05}{_suffix(data)}").write_bytes(data)
-        for number, way in enumerate([Candidate("", {"encoding": "original"}), *ways]):
+        indexed = dataset.manifest.has_column(SEEK_INDEX.name)
+        for number, way in enumerate([Candidate("", {"encoding": "original", "index": indexed}), *ways]):
             path = Path(scratch) / str(number)
             try:
                 convert(

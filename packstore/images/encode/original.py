@@ -7,7 +7,7 @@ import numpy as np
 from packstore.core.columns import ImageData
 from packstore.core.errors import DecodeError
 from packstore.images.encode.base import Encoded, Encoding, SourceImages
-from packstore.images.progressive import NotBaselineError, make_baseline
+from packstore.images.progressive import NotBaselineError, baseline_version, make_baseline
 from packstore.images.sniff import sniff
 
 
@@ -32,6 +32,11 @@ class Original(Encoding):
     @classmethod
     def holds(cls, source: type[Encoding]) -> bool:
         return source.layout is None
+
+    def versions(self) -> dict[str, str]:
+        """Raises :class:`UsageError` at once if progressive files are to be made baseline and cannot be."""
+        progressive = {} if self.options.progressive is None else {"TurboJPEG": baseline_version()}
+        return super().versions() | progressive
 
     def encode(self, key: str, image: ImageData) -> Encoded:
         kept = self.keep(key, image)
