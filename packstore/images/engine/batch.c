@@ -89,8 +89,7 @@ static bool has_avx2(void)
     unsigned eax, ebx, ecx = 0, edx;
     /* Not every compiler can be asked for the third by its name. */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
-           __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
-           ecx & bit_F16C;
+           __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx & bit_F16C;
 }
 #endif
 

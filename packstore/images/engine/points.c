@@ -114,7 +114,8 @@ static void turn_hue_from(uint8_t *const planes[3], int64_t first, int64_t count
         float six = h * 6;
         int sector = (int)six;
         float part = six - (float)sector, product = s * part, rest = 1 - s;
-        float q = within_one((1 - product) * high), t = within_one((product + rest) * high), p = within_one(rest * high);
+        float q = within_one((1 - product) * high), t = within_one((product + rest) * high),
+              p = within_one(rest * high);
         /* In each sector a channel is the highest, another the lowest: by halves of the sector's number. */
         sector = sector == 6 ? 0 : sector;
         float middle = sector & 1 ? q : t;
@@ -167,8 +168,6 @@ void extremes_plain(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *hig
 }
 
 #ifdef HAS_AVX2
-#include <immintrin.h>
-
 /* A shuffle looks up 16 entries, and gives 0 for negative numbers. The difference of each 16 to those before is added,
  * by exclusive or, to all values that are not below them. */
 AVX2_FMA void table_avx2(uint8_t *at, int64_t count, const uint8_t *table)
@@ -182,7 +181,8 @@ AVX2_FMA void table_avx2(uint8_t *at, int64_t count, const uint8_t *table)
     }
     int64_t i = 0;
     for (; i + 64 <= count; i += 64) {
-        __m256i a = _mm256_loadu_si256((const __m256i *)(at + i)), b = _mm256_loadu_si256((const __m256i *)(at + i + 32));
+        __m256i a = _mm256_loadu_si256((const __m256i *)(at + i)),
+                b = _mm256_loadu_si256((const __m256i *)(at + i + 32));
         __m256i high_a = _mm256_xor_si256(a, top), high_b = _mm256_xor_si256(b, top);
         __m256i to_a = _mm256_xor_si256(_mm256_shuffle_epi8(steps[0], a), _mm256_shuffle_epi8(steps[8], high_a));
         __m256i to_b = _mm256_xor_si256(_mm256_shuffle_epi8(steps[0], b), _mm256_shuffle_epi8(steps[8], high_b));
@@ -224,21 +224,6 @@ AVX2_FMA void join_avx2(uint8_t *to, const uint8_t *const planes[3], int64_t pix
         }
     }
     join_from(to, planes, at, pixels);
-}
-
-AVX2_FMA INLINE __m256 load_bytes(const uint8_t *at)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
-}
-
-/* 32 values, cut off to whole numbers, and those that do not fit to 0 or 255. */
-AVX2_FMA INLINE void store_bytes(uint8_t *to, const __m256 values[4])
-{
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    __m256i low = _mm256_packs_epi32(_mm256_cvttps_epi32(values[0]), _mm256_cvttps_epi32(values[1]));
-    __m256i high = _mm256_packs_epi32(_mm256_cvttps_epi32(values[2]), _mm256_cvttps_epi32(values[3]));
-    __m256i all = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
-    _mm256_storeu_si256((__m256i *)to, all);
 }
 
 AVX2_FMA INLINE __m256 gray_eight(__m256 r, __m256 g, __m256 b)
