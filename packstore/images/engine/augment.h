@@ -2,7 +2,8 @@
  * Programs: operations with drawn parameters, on the pixels of an image, (height, width, 3), in place.
  *
  * augment.c  runs the steps of a program
- * points.c   colours: tables, and what mixes channels
+ * points.c   colours: steps become tables and passes
+ * channels.c the loops of these
  * blur.c     blurring and sharpening
  * warp.c     affine and perspective maps
  * erase.c    erasing, noise, mirroring, sums of images
