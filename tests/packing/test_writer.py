@@ -64,7 +64,7 @@ def test_samples_like_those_of_coco_come_back(tmp_path: Path, suffix: str, shard
     manifest = write(path, samples, COCO, split="train", shard_size=shard_size).manifest
     assert [column.name for column in manifest.columns] == [
         *("image", "boxes", "labels", "captions", "mask", "mask_shape", "image_id", "note", "note_valid"),
-        *("key", "checksum", "row_checksum"),
+        *("key", "checksum", "row_checksum", "seek_index"),
     ]
     assert manifest.column("labels").classes == COCO_CLASSES
     assert manifest.column("labels").parallel == "boxes"
@@ -149,6 +149,7 @@ def test_types_are_inferred(tmp_path: Path) -> None:
         "key": ("text", "ragged", "uint8", ()),
         "checksum": ("array", "fixed", "uint64", ()),
         "row_checksum": ("array", "fixed", "uint64", ()),
+        "seek_index": ("array", "ragged", "uint8", ()),
     }
     with packstore.open(tmp_path / "a.h5") as store:
         assert store.item("image", 2) == samples[2]["photo"]

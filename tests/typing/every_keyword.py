@@ -57,6 +57,7 @@ def convert(mean: list[float], std: list[float]) -> int:
         max_pixels=100_000_000,
         cluster="processes:2",
         index=False,
+        progressive="baseline",
         progress=True,
     )
     return report.manifest.records
@@ -86,7 +87,6 @@ def export() -> tuple[str, ...]:
         to="webdataset",
         encode="jpeg",
         quality=90,
-        strip_index=False,
         shard_size="500MB",
         overwrite=True,
         restart=True,

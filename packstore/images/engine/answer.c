@@ -86,34 +86,29 @@ static int convert(struct decoder *decoder)
     return DONE;
 }
 
-/* From the pixels of `making->box`, which begin at `pixels`: of what may be read from there on there are `nbytes`. */
-static int make_visible(struct decoder *decoder, const uint8_t *pixels, int64_t stride, int64_t nbytes)
+/* The image's rows above `bottom` have samples: makes pixels of those that are new, while they are in the caches. */
+void use_rows(struct decoder *decoder, int64_t bottom)
 {
-    const struct making *making = &decoder->making;
-    const struct box *visible = &making->visible;
-    int64_t to_stride = 3 * making->request->window.width;
-    if (making->resized)
-        return resize(decoder, pixels, nbytes, making->box.height, stride, making->shown, to_stride, visible->height,
-                      visible->width);
-    uint8_t *to = making->shown;
-    for (int64_t y = 0; to != pixels && y < visible->height; y++, pixels += stride, to += to_stride) {
-        if (making->request->mirrored)
-            decoder->kernels->mirror(to, pixels, visible->width);
-        else
-            memcpy(to, pixels, (size_t)(3 * visible->width));
+    struct making *making = &decoder->making;
+    const struct box *box = &making->box;
+    int64_t stop = bottom - box->top < box->height ? bottom - box->top : box->height;
+    uint8_t *pixels = decoder->pixels.at;
+    while (making->rows < stop) {
+        int64_t count = making->resized ? 2 : 1;
+        if (making->rows + count > stop) {
+            if (stop < box->height)
+                return;
+            count = 1;
+        }
+        const struct box rows = {box->top + making->rows, box->left, count, box->width};
+        uint8_t *to = making->shown + making->rows * 3 * making->request->window.width;
+        write_pixels(decoder, &rows, making->resized || making->request->mirrored ? pixels : to);
+        if (making->resized)
+            resize_rows(decoder, pixels, pixels + (count - 1) * 3 * box->width);
+        else if (making->request->mirrored)
+            decoder->kernels->mirror(to, pixels, box->width);
+        making->rows += count;
     }
-    return DONE;
-}
-
-/* Where the pixels of a JPEG file's box go: where they are to be seen, if nothing comes between. NULL for no memory. */
-static uint8_t *decoded(struct decoder *decoder)
-{
-    const struct making *making = &decoder->making;
-    const struct request *request = making->request;
-    if (!making->resized && !request->mirrored && making->visible.width == request->window.width)
-        return making->shown;
-    size_t nbytes = (size_t)(3 * making->box.height * making->box.width);
-    return make_room(&decoder->pixels, nbytes) == DONE ? decoder->pixels.at : NULL;
 }
 
 /* The box of the image whose pixels the visible part needs. */
@@ -161,11 +156,15 @@ static int begin_pixels(struct decoder *decoder, struct team *team)
         return REFUSED;
     if (request->height) {
         int64_t first = 3 * (making->box.top * request->width + making->box.left);
-        return make_visible(decoder, request->source + first, 3 * request->width, request->nbytes - first);
+        return resize(decoder, request->source + first, request->nbytes - first, 3 * request->width);
     }
     decoder->checkpoints = making->without_index ? NULL : request->checkpoints;
     decoder->checkpoint_bytes = request->checkpoint_bytes;
-    if (begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
+    making->rows = 0;
+    if (making->resized && begin_resizing(decoder, visible->width) != DONE)
+        return REFUSED;
+    if (make_room(&decoder->pixels, (size_t)(6 * making->box.width + decoder->resizing.reach)) != DONE ||
+        begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
         return REFUSED;
     return BEGUN;
 }
@@ -209,11 +208,7 @@ static int begin_image(struct decoder *decoder, struct team *team)
 /* Ends with an image that was decoded. */
 static int end_image(struct decoder *decoder)
 {
-    const struct box *box = &decoder->making.box;
-    uint8_t *pixels = decoded(decoder);
-    int64_t stride = 3 * box->width;
-    if (!pixels || write_pixels(decoder, box, pixels) != DONE ||
-        make_visible(decoder, pixels, stride, stride * box->height) != DONE)
+    if (decoder->making.rows != decoder->making.box.height)
         return REFUSED;
     return convert(decoder);
 }

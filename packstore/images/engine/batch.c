@@ -30,8 +30,8 @@ int make_room(struct room *room, size_t size)
 static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, size_t *), size_t *argument)
 {
     struct room *rooms[] = {&decoder->located,
-                            &decoder->joined,
                             &decoder->points,
+                            &decoder->missing,
                             &decoder->skips,
                             &decoder->unstuffed[0],
                             &decoder->unstuffed[1],
@@ -47,7 +47,7 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->line,
                             &decoder->copied,
                             &decoder->floats,
-                            &decoder->kept,
+                            &decoder->remembered,
                             &decoder->sum,
                             &decoder->made,
                             &decoder->float_across.room,
@@ -57,14 +57,7 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->across.rounded,
                             &decoder->down.places,
                             &decoder->down.exact,
-                            &decoder->down.rounded,
-                            &decoder->rewriting.tokens,
-                            &decoder->rewriting.scan,
-                            &decoder->rewriting.made,
-                            &decoder->rewriting.coefficients,
-                            &decoder->rewriting.firsts,
-                            &decoder->rewriting.packed,
-                            &decoder->rewriting.ends};
+                            &decoder->down.rounded};
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
         each(rooms[i], argument);
 }
@@ -245,28 +238,4 @@ EXPORT int packstore_engine_list_names(int directory, int64_t room, char *files,
 EXPORT uint64_t packstore_engine_highway_hash(const uint8_t *data, uint64_t size)
 {
     return highway_hash(data, size);
-}
-
-/* See rewrite() in rewrite.c and assemble() in assemble.c: the number of bytes of the new file, and where it lies; 0
- * where the old one is refused. */
-EXPORT int64_t packstore_engine_rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval,
-                                        int index, const uint8_t **made)
-{
-    int64_t scan_bytes = rewrite(decoder, file, nbytes, interval);
-    int64_t count = scan_bytes ? assemble(decoder, file, nbytes, scan_bytes, index) : 0;
-    if (!count) {
-        decoder->rewriting.segments = 0; /* there is nothing to check a file by */
-        keep_little(decoder);
-    }
-    *made = decoder->rewriting.made.at;
-    return count;
-}
-
-/* See check_rewritten() in proof.c: whether the new file decodes to the same as the old one. */
-EXPORT int packstore_engine_check_rewritten(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
-{
-    int same = check_rewritten(decoder, file, nbytes) == DONE;
-    decoder->rewriting.segments = 0;
-    keep_little(decoder);
-    return same;
 }

@@ -172,9 +172,9 @@ int flip_image(struct decoder *decoder, const struct image *image)
 int keep_image(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     size_t size = (size_t)(3 * image->height * image->width);
-    if (make_room(&decoder->kept, size) != DONE || make_room(&decoder->sum, size * sizeof(float)) != DONE)
+    if (make_room(&decoder->remembered, size) != DONE || make_room(&decoder->sum, size * sizeof(float)) != DONE)
         return REFUSED;
-    memcpy(decoder->kept.at, image->at, size);
+    memcpy(decoder->remembered.at, image->at, size);
     memset(decoder->sum.at, 0, size * sizeof(float));
     decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], (int64_t)size);
     return DONE;
@@ -185,7 +185,7 @@ void add_image(struct decoder *decoder, const struct image *image, const struct 
 {
     int64_t size = 3 * image->height * image->width;
     decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], size);
-    memcpy(image->at, decoder->kept.at, (size_t)size);
+    memcpy(image->at, decoder->remembered.at, (size_t)size);
 }
 
 /* Shows the sum. */

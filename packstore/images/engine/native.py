@@ -211,7 +211,6 @@ class Engine:
             raise MemoryError
         self._size = np.empty(2, np.int64)
         self._size_at = self._size.ctypes.data
-        self._made = ctypes.c_void_p()
         self.unindexed = 0
 
     def __del__(self) -> None:
@@ -298,28 +297,6 @@ class Engine:
             for image, unknown in zip(images, refused.tolist(), strict=True):
                 yield None if unknown else image
             first = stop
-
-    def rewrite(self, data: bytes, interval: int, index: bool = True) -> bytes | None:
-        """A JPEG file with a restart marker after every ``interval`` MCUs, none for 0, and with optimal Huffman tables.
-        Without the GIL.
-
-        Args:
-            data: The file.
-            interval: With an index, a divisor of the MCUs in a row.
-            index: With a seek index, which takes restart markers, and with what follows the end of the image. Otherwise
-                the bytes are those of ``jpegtran -copy all -optimize -restart``.
-
-        Returns:
-            The new file; None where the engine refuses the old one.
-        """
-        made, library = self._made, self._library
-        nbytes = library.packstore_engine_rewrite(self._decoder, data, len(data), interval, index, ctypes.byref(made))
-        return ctypes.string_at(made, nbytes) if nbytes else None
-
-    def confirms(self, made: bytes) -> bool:
-        """Whether a seekable file, decoded through its index, has the size, sampling, quantisation and coefficients of
-        the one that :meth:`rewrite` has rewritten just before. Without the GIL."""
-        return bool(self._library.packstore_engine_check_rewritten(self._decoder, made, len(made)))
 
     def decode(
         self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None
@@ -528,12 +505,6 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_augment.restype = number
     library.packstore_engine_checkpoints.argtypes = (*(pointer, pointer, pointer, number), *(pointer, pointer, pointer))
     library.packstore_engine_checkpoints.restype = None
-    library.packstore_engine_rewrite.argtypes, library.packstore_engine_rewrite.restype = (
-        (pointer, ctypes.c_char_p, number, number, ctypes.c_int, pointer),
-        number,
-    )
-    library.packstore_engine_check_rewritten.argtypes = (pointer, ctypes.c_char_p, number)
-    library.packstore_engine_check_rewritten.restype = ctypes.c_int
     if hasattr(library, "packstore_engine_highway_hash"):
         library.packstore_engine_highway_hash.argtypes = (pointer, ctypes.c_uint64)
         library.packstore_engine_highway_hash.restype = ctypes.c_uint64
