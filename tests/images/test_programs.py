@@ -237,6 +237,7 @@ STEPS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(STEPS, min_size=1, max_size=20), st.integers(1, 50), st.integers(1, 50), st.integers(0, 9))
 def test_chains_are_their_steps_with_any_number_of_threads(steps: Any, height: int, width: int, seed: int) -> None:
     images = photos(5, height, width, seed)

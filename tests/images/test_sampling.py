@@ -45,6 +45,7 @@ def wanted(image: Any, sizes: Any, box: Any, size: Any, window: Any, mirrored: b
     return found
 
 
+@pytest.mark.slow
 @given(SIDES, SIDES, SIDES, st.integers(2, 120), st.sampled_from(range(3)), st.booleans(), st.integers(0, 999))
 def test_pixels_are_those_of_torch(
     height: int, width: int, rows: int, columns: int, number: int, mirrored: bool, seed: int

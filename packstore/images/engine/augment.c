@@ -18,6 +18,7 @@
      .places = places_##suffix,                                                                                        \
      .bilinear = bilinear_##suffix,                                                                                    \
      .bicubic = bicubic_##suffix,                                                                                      \
+     .cut = cut_off_##suffix,                                                                                          \
      .add = add_share_##suffix,                                                                                        \
      .noise = noise_##suffix}
 
@@ -37,9 +38,9 @@ static bool is_valid(const struct step *step)
     case STEP_BRIGHTNESS:
     case STEP_CONTRAST:
     case STEP_SATURATION:
-    case STEP_SHARPNESS:
+    case STEP_SHARPNESS: return p[0] >= -MOST_FACTOR && p[0] <= MOST_FACTOR;
     case STEP_KEEP:
-    case STEP_ADD: return p[0] >= -MOST_FACTOR && p[0] <= MOST_FACTOR;
+    case STEP_ADD: return p[0] >= -MOST_SHARE && p[0] <= MOST_SHARE;
     case STEP_HUE: return p[0] >= -0.5f && p[0] <= 0.5f;
     case STEP_POSTERIZE: return p[0] >= 0 && p[0] <= 8;
     case STEP_BLUR:

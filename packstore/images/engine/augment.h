@@ -2,7 +2,8 @@
  * Programs: operations with drawn parameters, on the pixels of an image, (height, width, 3), in place.
  *
  * augment.c  runs the steps of a program
- * points.c   colours: tables, and what mixes channels
+ * points.c   colours: steps become tables and passes
+ * channels.c the loops of these
  * blur.c     blurring and sharpening
  * warp.c     affine and perspective maps
  * erase.c    erasing, noise, mirroring, sums of images
@@ -48,11 +49,12 @@ enum step_code {
     STEP_LAST = STEP_MIX
 };
 
-enum { NEAREST, BILINEAR, BICUBIC };      /* flags of a warp, bits 0 and 1 */
+enum { NEAREST, BILINEAR, BICUBIC };        /* flags of a warp, bits 0 and 1 */
 enum { FILL_ZEROS, FILL_BLEND, FILL_EDGE }; /* bits 2 and 3 */
-enum { STRIP = 1024 };                    /* pixels that are treated at a time, so that all of it stays in the cache */
-enum { MOST_KERNEL = 255 };               /* pixels, of a blur */
-enum { MOST_FACTOR = 1000000 };           /* of colours, so that what is made of bytes fits into 32 bits */
+enum { STRIP = 1024 };          /* pixels that are treated at a time, so that all of it stays in the cache */
+enum { MOST_KERNEL = 255 };     /* pixels, of a blur */
+enum { MOST_SHARE = 1000 };     /* of a sum of images, likewise */
+enum { MOST_FACTOR = 1000000 }; /* of colours, so that what is made of bytes fits into 32 bits */
 
 struct step {
     int32_t code, flags;
@@ -73,7 +75,7 @@ struct map {
 struct taps_of_warp {
     const uint8_t *at; /* pixels of the source, with PADDING behind them */
     int64_t height, width;
-    const float *x, *y; /* of each pixel of a row, in pixels of the source */
+    const float *x, *y;     /* of each pixel of a row, in pixels of the source */
     const uint8_t *outside; /* FILL_EDGE: which of them show the fill */
     int way;
     float fill[3];
@@ -99,6 +101,7 @@ struct augment_kernels {
     void (*places)(uint32_t *to, const struct taps_of_warp *, uint32_t fill, int64_t count);
     void (*bilinear)(uint8_t *to, const struct taps_of_warp *, int64_t count);
     void (*bicubic)(uint8_t *to, const struct taps_of_warp *, int64_t count);
+    void (*cut)(uint8_t *to, const float *from, int64_t count);
     void (*add)(float *to, const uint8_t *from, float share, int64_t count);
     void (*noise)(float *to, uint32_t seed, int64_t first, int64_t count);
 };
@@ -107,8 +110,8 @@ extern const struct augment_kernels plain_augment;
 extern const struct augment_kernels avx2_augment;
 #endif
 
-/* a * b + c, rounded once, as torch has it. A processor without that instruction: of numbers with so few bits the sum in
- * double is exact. */
+/* a * b + c, rounded once, as torch has it. A processor without that instruction: of numbers with so few bits the sum
+ * in double is exact. */
 INLINE float fused(float a, float b, float c, const bool fuses)
 {
     return fuses ? __builtin_fmaf(a, b, c) : (float)((double)a * (double)b + (double)c);
@@ -127,6 +130,32 @@ INLINE float round_even(float value)
 {
     return (value + 0x1.8p23f) - 0x1.8p23f;
 }
+
+#ifdef HAS_AVX2
+#include <immintrin.h>
+
+AVX2_FMA INLINE __m256 load_bytes(const uint8_t *at)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+}
+
+/* 32 whole numbers, and those that do not fit as 0 or 255. */
+AVX2_FMA INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
+{
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i low = _mm256_packs_epi32(numbers[0], numbers[1]), high = _mm256_packs_epi32(numbers[2], numbers[3]);
+    __m256i all = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+    _mm256_storeu_si256((__m256i *)to, all);
+}
+
+/* 32 values, cut off to whole numbers, and those that do not fit to 0 or 255. */
+AVX2_FMA INLINE void store_bytes(uint8_t *to, const __m256 values[4])
+{
+    const __m256i numbers[4] = {_mm256_cvttps_epi32(values[0]), _mm256_cvttps_epi32(values[1]),
+                                _mm256_cvttps_epi32(values[2]), _mm256_cvttps_epi32(values[3])};
+    store_numbers(to, numbers);
+}
+#endif
 
 /* augment.c */
 int run_program(struct decoder *, const struct image *, const struct step *, int64_t count);
@@ -163,6 +192,7 @@ void mix_images(struct decoder *, const struct image *);
     void places_##suffix(uint32_t *, const struct taps_of_warp *, uint32_t, int64_t);                                  \
     void bilinear_##suffix(uint8_t *, const struct taps_of_warp *, int64_t);                                           \
     void bicubic_##suffix(uint8_t *, const struct taps_of_warp *, int64_t);                                            \
+    void cut_off_##suffix(uint8_t *, const float *, int64_t);                                                          \
     void add_share_##suffix(float *, const uint8_t *, float, int64_t);                                                 \
     void noise_##suffix(float *, uint32_t, int64_t, int64_t);
 DECLARE_KERNELS(plain)

@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 17
+#define INTERFACE 16
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -47,7 +47,7 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->line,
                             &decoder->copied,
                             &decoder->floats,
-                            &decoder->kept,
+                            &decoder->remembered,
                             &decoder->sum,
                             &decoder->made,
                             &decoder->float_across.room,
@@ -82,8 +82,7 @@ static bool has_avx2(void)
     unsigned eax, ebx, ecx = 0, edx;
     /* Not every compiler can be asked for the third by its name. */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
-           __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
-           ecx & bit_F16C;
+           __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx & bit_F16C;
 }
 #endif
 

@@ -22,15 +22,15 @@ INLINE void sharpen_with(uint8_t *restrict to, const uint8_t *restrict above, co
     }
 }
 
-INLINE void bytes_to_floats_of(float *restrict to, const uint8_t *restrict from, int64_t count)
+static void bytes_to_floats_from(float *to, const uint8_t *from, int64_t first, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = first; i < count; i++)
         to[i] = (float)from[i];
 }
 
-INLINE void round_of(uint8_t *restrict to, const float *restrict from, int64_t count)
+static void round_from(uint8_t *to, const float *from, int64_t first, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = first; i < count; i++)
         to[i] = to_byte(round_even(from[i]));
 }
 
@@ -65,12 +65,12 @@ void sharpen_plain(uint8_t *to, const uint8_t *above, const uint8_t *row, const 
 
 void bytes_to_floats_plain(float *to, const uint8_t *from, int64_t count)
 {
-    bytes_to_floats_of(to, from, count);
+    bytes_to_floats_from(to, from, 0, count);
 }
 
 void round_plain(uint8_t *to, const float *from, int64_t count)
 {
-    round_of(to, from, count);
+    round_from(to, from, 0, count);
 }
 
 void weigh_plain(float *to, const float *const *rows, const float *weights, int reach, int64_t count)
@@ -79,20 +79,60 @@ void weigh_plain(float *to, const float *const *rows, const float *weights, int 
 }
 
 #ifdef HAS_AVX2
+/* Sixteen bytes as 16-bit numbers. */
+AVX2_FMA INLINE __m256i sixteen_of(const uint8_t *at)
+{
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
+}
+
+AVX2_FMA INLINE __m256i sum_three(const uint8_t *at)
+{
+    return _mm256_add_epi16(_mm256_add_epi16(sixteen_of(at - 3), sixteen_of(at)), sixteen_of(at + 3));
+}
+
 AVX2_FMA void sharpen_avx2(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
                            float factor)
 {
-    sharpen_with(to, above, row, below, count, factor, true);
+    const __m256 rests = _mm256_set1_ps((float)(1.0 - (double)factor));
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256 values[4];
+#pragma GCC unroll 2
+        for (int n = 0; n < 2; n++) {
+            int64_t at = i + 16 * n;
+            __m256i own = sixteen_of(row + at), sum = _mm256_add_epi16(sum_three(above + at), sum_three(below + at));
+            sum = _mm256_add_epi16(_mm256_add_epi16(sum, sum_three(row + at)), _mm256_slli_epi16(own, 2));
+            sum = _mm256_add_epi16(_mm256_add_epi16(sum, sum), _mm256_set1_epi16(13));
+            __m256i smooth = _mm256_srli_epi16(_mm256_mulhi_epu16(sum, _mm256_set1_epi16(20165)), 3);
+            __m256i change = _mm256_sub_epi16(smooth, own);
+            __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(change)));
+            __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(change, 1)));
+            values[2 * n] = _mm256_fmadd_ps(low, rests, load_bytes(row + at));
+            values[2 * n + 1] = _mm256_fmadd_ps(high, rests, load_bytes(row + at + 8));
+        }
+        store_bytes(to + i, values);
+    }
+    sharpen_with(to + i, above + i, row + i, below + i, count - i, factor, true);
 }
 
 AVX2_FMA void bytes_to_floats_avx2(float *to, const uint8_t *from, int64_t count)
 {
-    bytes_to_floats_of(to, from, count);
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(to + i, load_bytes(from + i));
+    bytes_to_floats_from(to, from, i, count);
 }
 
 AVX2_FMA void round_avx2(uint8_t *to, const float *from, int64_t count)
 {
-    round_of(to, from, count);
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256i numbers[4];
+        for (int n = 0; n < 4; n++)
+            numbers[n] = _mm256_cvtps_epi32(_mm256_loadu_ps(from + i + 8 * n));
+        store_numbers(to + i, numbers);
+    }
+    round_from(to, from, i, count);
 }
 
 AVX2_FMA void weigh_avx2(float *to, const float *const *rows, const float *weights, int reach, int64_t count)

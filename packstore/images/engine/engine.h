@@ -282,7 +282,7 @@ struct decoder {
     struct taps across, down;
     struct resizing resizing;
     struct float_taps float_across, float_down;
-    struct room copied, floats, kept, sum; /* of a step of a program; of several: an image, and a sum of images */
+    struct room copied, floats, remembered, sum; /* of a step of a program; of several: an image, and a sum of images */
 };
 
 /* Where a part of the scan between checkpoints lies, and which MCUs it has. */

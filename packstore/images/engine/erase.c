@@ -38,6 +38,17 @@ void add_share_plain(float *to, const uint8_t *from, float share, int64_t count)
     add_share_of(to, from, share, count);
 }
 
+static void cut_off_from(uint8_t *to, const float *from, int64_t first, int64_t count)
+{
+    for (int64_t i = first; i < count; i++)
+        to[i] = to_byte(from[i]);
+}
+
+void cut_off_plain(uint8_t *to, const float *from, int64_t count)
+{
+    cut_off_from(to, from, 0, count);
+}
+
 void noise_plain(float *to, uint32_t seed, int64_t first, int64_t count)
 {
     noise_of(to, seed, first, count);
@@ -47,6 +58,18 @@ void noise_plain(float *to, uint32_t seed, int64_t first, int64_t count)
 AVX2_FMA void add_share_avx2(float *to, const uint8_t *from, float share, int64_t count)
 {
     add_share_of(to, from, share, count);
+}
+
+AVX2_FMA void cut_off_avx2(uint8_t *to, const float *from, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256 values[4];
+        for (int n = 0; n < 4; n++)
+            values[n] = _mm256_loadu_ps(from + i + 8 * n);
+        store_bytes(to + i, values);
+    }
+    cut_off_from(to, from, i, count);
 }
 
 AVX2_FMA void noise_avx2(float *to, uint32_t seed, int64_t first, int64_t count)
@@ -88,7 +111,7 @@ int add_noise(struct decoder *decoder, const struct image *image, const struct s
 /* `value` within 0 to `most`. */
 static int64_t within(float value, int64_t most)
 {
-    return value < 0 ? 0 : value > (float)most ? most : (int64_t)value;
+    return value<0 ? 0 : value>(float) most ? most : (int64_t)value;
 }
 
 /* Overwrites the part of a box that lies in the image. */
@@ -109,8 +132,8 @@ int erase(struct decoder *decoder, const struct image *image, const struct step 
             if (step->flags == 1)
                 decoder->kernels->augment->noise(noise, seed_of(p + 4), number, count);
             for (int64_t i = 0; i < count; i++)
-                to[i] = step->flags == 1 ? to_byte(round_even(noise[i] * deviations[i % 3] + means[i % 3]))
-                                         : colour[i % 3];
+                to[i] =
+                    step->flags == 1 ? to_byte(round_even(noise[i] * deviations[i % 3] + means[i % 3])) : colour[i % 3];
             to += count;
             number += count;
         }
@@ -149,9 +172,9 @@ int flip_image(struct decoder *decoder, const struct image *image)
 int keep_image(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     size_t size = (size_t)(3 * image->height * image->width);
-    if (make_room(&decoder->kept, size) != DONE || make_room(&decoder->sum, size * sizeof(float)) != DONE)
+    if (make_room(&decoder->remembered, size) != DONE || make_room(&decoder->sum, size * sizeof(float)) != DONE)
         return REFUSED;
-    memcpy(decoder->kept.at, image->at, size);
+    memcpy(decoder->remembered.at, image->at, size);
     memset(decoder->sum.at, 0, size * sizeof(float));
     decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], (int64_t)size);
     return DONE;
@@ -162,13 +185,11 @@ void add_image(struct decoder *decoder, const struct image *image, const struct 
 {
     int64_t size = 3 * image->height * image->width;
     decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], size);
-    memcpy(image->at, decoder->kept.at, (size_t)size);
+    memcpy(image->at, decoder->remembered.at, (size_t)size);
 }
 
 /* Shows the sum. */
 void mix_images(struct decoder *decoder, const struct image *image)
 {
-    const float *sum = decoder->sum.at;
-    for (int64_t i = 0; i < 3 * image->height * image->width; i++)
-        image->at[i] = to_byte(sum[i]);
+    decoder->kernels->augment->cut(image->at, decoder->sum.at, 3 * image->height * image->width);
 }

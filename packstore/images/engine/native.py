@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from packstore.images.programs import STEP, Program
 
-_INTERFACE = 17
+_INTERFACE = 16
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _FIELDS = 21
 """Numbers of a request in ``batch.c``, 8 bytes each."""

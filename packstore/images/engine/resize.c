@@ -6,7 +6,8 @@
 
 enum { WEIGHT_BITS = 22, SPARE_ROWS = 64 };
 
-/* The weight of a pixel at a distance, in units of the scale: aa_filter() of HelperInterpLinear or HelperInterpCubic. */
+/* The weight of a pixel at a distance, in units of the scale: aa_filter() of HelperInterpLinear or HelperInterpCubic.
+ */
 INLINE double filter_weight(int64_t sampling, double distance)
 {
     const double a = -0.5;
@@ -34,7 +35,8 @@ static int64_t exact_weights(int64_t sampling, double scale, int64_t source, int
         *weights = 1;
         return 1;
     }
-    double support = support_of(sampling, scale), inverse = scale >= 1 ? 1 / scale : 1, centre = scale * ((double)i + 0.5);
+    double support = support_of(sampling, scale), inverse = scale >= 1 ? 1 / scale : 1,
+           centre = scale * ((double)i + 0.5);
     int64_t begin = (int64_t)(centre - support + 0.5), end = (int64_t)(centre + support + 0.5);
     begin = begin < 0 ? 0 : begin;
     end = end > source ? source : end;

@@ -113,8 +113,6 @@ void locate_plain(float *x, float *y, uint8_t *outside, const struct map *map, i
 }
 
 #ifdef HAS_AVX2
-#include <immintrin.h>
-
 AVX2_FMA void locate_avx2(float *x, float *y, uint8_t *outside, const struct map *map, int64_t row, int64_t height,
                           int64_t width)
 {
@@ -139,11 +137,11 @@ AVX2_FMA INLINE __m256 two_weights(const float *a, const float *b)
 /* Eight pixels whose neighbours all lie in the source. */
 AVX2_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
 {
-    const __m256i dense = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+    const __m256i dense =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
     const __m256 one = _mm256_set1_ps(1);
-    const __m256 fill = _mm256_setr_ps(taps->fill[0], taps->fill[1], taps->fill[2], 0, taps->fill[0], taps->fill[1],
-                                       taps->fill[2], 0);
+    const __m256 fill =
+        _mm256_setr_ps(taps->fill[0], taps->fill[1], taps->fill[2], 0, taps->fill[0], taps->fill[1], taps->fill[2], 0);
     float weights[5][8];
     int32_t columns[8], rows[8];
     __m256i left = _mm256_cvttps_epi32(x), top = _mm256_cvttps_epi32(y);
@@ -162,12 +160,12 @@ AVX2_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps, _
         const uint8_t *a = taps->at + 3 * (rows[i] * taps->width + columns[i]), *below_a = a + 3 * taps->width;
         const uint8_t *b = taps->at + 3 * (rows[i + 1] * taps->width + columns[i + 1]), *below_b = b + 3 * taps->width;
         __m256 sum = _mm256_mul_ps(two_pixels(a, b), two_weights(&weights[0][i], &weights[0][i + 1]));
-        sum = _mm256_add_ps(sum, _mm256_mul_ps(two_pixels(a + 3, b + 3),
-                                               two_weights(&weights[1][i], &weights[1][i + 1])));
-        sum = _mm256_add_ps(sum, _mm256_mul_ps(two_pixels(below_a, below_b),
-                                               two_weights(&weights[2][i], &weights[2][i + 1])));
-        sum = _mm256_add_ps(sum, _mm256_mul_ps(two_pixels(below_a + 3, below_b + 3),
-                                               two_weights(&weights[3][i], &weights[3][i + 1])));
+        sum = _mm256_add_ps(sum,
+                            _mm256_mul_ps(two_pixels(a + 3, b + 3), two_weights(&weights[1][i], &weights[1][i + 1])));
+        sum = _mm256_add_ps(
+            sum, _mm256_mul_ps(two_pixels(below_a, below_b), two_weights(&weights[2][i], &weights[2][i + 1])));
+        sum = _mm256_add_ps(
+            sum, _mm256_mul_ps(two_pixels(below_a + 3, below_b + 3), two_weights(&weights[3][i], &weights[3][i + 1])));
         if (taps->way == FILL_BLEND) {
             __m256 share = two_weights(&weights[4][i], &weights[4][i + 1]);
             sum = _mm256_add_ps(_mm256_mul_ps(_mm256_sub_ps(sum, fill), share), fill);
@@ -255,8 +253,7 @@ static void cubic_weights(float *weights, float part)
     const float a = -0.75f;
     for (int n = 0; n < 4; n++) {
         float d = n == 0 ? part + 1 : n == 1 ? part : n == 2 ? 1 - part : 2 - part;
-        weights[n] = n == 1 || n == 2 ? ((a + 2) * d - (a + 3)) * d * d + 1
-                                      : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
+        weights[n] = n == 1 || n == 2 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
     }
 }
 
@@ -337,8 +334,8 @@ AVX2_FMA INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps,
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
-    const __m256 fill = _mm256_setr_ps(taps->fill[0], taps->fill[1], taps->fill[2], 0, taps->fill[0], taps->fill[1],
-                                       taps->fill[2], 0);
+    const __m256 fill =
+        _mm256_setr_ps(taps->fill[0], taps->fill[1], taps->fill[2], 0, taps->fill[0], taps->fill[1], taps->fill[2], 0);
     float across[4][8], down[4][8], shares[8];
     int32_t columns[8], rows[8];
     __m256i left = _mm256_cvttps_epi32(x), top = _mm256_cvttps_epi32(y);
