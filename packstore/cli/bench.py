@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     help="crop: random resized crop and flip; padded random crop and flip for images that have the size already. none: "
     "whole images. Or operations of packstore.augment, such as 'RandomResizedCrop(160), RandomHorizontalFlip()'.",
 )  # fmt: skip
+@click.option(
+    "--recipe", metavar="NAME",
+    help="A recipe of packstore.augment, such as timm-rsb-a2: --augment with its name, and what each operation costs.",
+)  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads of the loader.  [default: one a core]")
 @click.option(
     "--seconds", type=click.FloatRange(0, 600, min_open=True), default=2.0, show_default=True,

@@ -11,20 +11,13 @@ from packstore.training.augment import Operation
 from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.recipes import RECIPES
 
-_NO_OPERATIONS = (
-    "CutMix",
-    "Draws",
-    "InPlace",
-    "BatchMixer",
-    "MixUp",
-    "MixedLabels",
-    "Operation",
-    "PerImage",
-    "RECIPES",
-    "Recipe",
-    "recipe",
+OPERATIONS = tuple(
+    name
+    for name in augment.__all__
+    if isinstance(kind := getattr(augment, name), type)
+    and issubclass(kind, Operation)
+    and name not in ("InPlace", "Operation", "PerImage")
 )
-OPERATIONS = tuple(name for name in augment.__all__ if name not in _NO_OPERATIONS)
 """Operations that can be named; those that take functions cannot."""
 MOST_PIXELS = 4096
 """The largest number that an operation is given here: a side of the images that it makes, in pixels."""

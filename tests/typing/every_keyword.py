@@ -297,6 +297,7 @@ def load() -> float:
             num_classes=10,
         ),
         views={"global": (2, [RandomResizedCrop(size=224)]), "local": (8, [RandomResizedCrop(size=96)])},
+        masking=augment.RandomMasking(ratio=0.75, patch=16),
         normalize="imagenet",
         dtype=torch.float16,
         channels_last=True,
@@ -376,6 +377,11 @@ def operations() -> list[augment.Operation]:
         augment.TimmAugment(config="rand-m9-mstd0.5-inc1", fill=(124, 116, 104), interpolation="random"),
         *augment.recipe(name="deit3"),
     ]
+
+
+def masked(found: augment.Masking) -> augment.Masking:
+    assert len(augment.RASampler(dataset=[1, 2], repeats=3, seed=1)) == 2
+    return augment.Masking(keep=found.keep, mask=found.mask, restore=found.restore)
 
 
 def mixed(labels: augment.MixedLabels) -> augment.MixedLabels:

@@ -26,15 +26,18 @@ from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.logic import Compose, RandomApply, RandomChoice, RandomOrder
+from packstore.training.augment.masking import Masking, RandomMasking
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixedLabels, MixUp
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from packstore.training.augment.recipes import RECIPES, Recipe, recipe
+from packstore.training.augment.repeated import RASampler
 from packstore.training.augment.timm_policies import TimmAugment
 from packstore.training.augment.warps import RandomAffine, RandomPerspective, RandomRotation, RandomVerticalFlip
 from packstore.training.random_draws import Draws
 
 __all__ = [
+    "RASampler",
     "RECIPES",
     "AugMix",
     "AutoAugment",
@@ -49,6 +52,7 @@ __all__ = [
     "GaussianNoise",
     "Grayscale",
     "InPlace",
+    "Masking",
     "MixUp",
     "MixedLabels",
     "Operation",
@@ -66,6 +70,7 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomMasking",
     "RandomOrder",
     "RandomPerspective",
     "RandomPhotometricDistort",

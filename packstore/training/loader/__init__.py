@@ -29,6 +29,7 @@ from packstore.images.normalization import MeanAndStd
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
+from packstore.training.augment.masking import RandomMasking
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp, as_mix
 from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.views import as_views
@@ -129,6 +130,7 @@ class PackedLoader:
         views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
             The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are
             then a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
+        masking: A :class:`packstore.augment.RandomMasking`: hidden patches of each image, as a further value of batches.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
@@ -191,6 +193,7 @@ class PackedLoader:
         augment: Sequence[Any] | Step | str = (),
         mix: BatchMixer | Sequence[MixUp | CutMix] | MixUp | CutMix | None = None,
         views: Mapping[str, Any] | Sequence[Sequence[Any]] | None = None,
+        masking: RandomMasking | None = None,
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool = False,
@@ -227,6 +230,7 @@ class PackedLoader:
             augment=as_operations(augment),
             mix=as_mix(mix),
             views=as_views(views),
+            masking=masking,
             normalize=normalize,
             dtype=dtype,
             channels_last=channels_last,
@@ -341,7 +345,8 @@ class PackedLoader:
     def _as_arrays(self, item: Any) -> Any:
         dataset = self.dataset
         images = [name for name in dataset.columns if dataset.manifest.column(name).type == "image"]
-        return as_arrays(item, dataset.columns, images, dataset.output == "dict", self.options.channels_last)
+        columns = [*dataset.columns, *(["masking"] if self.options.masking is not None else [])]
+        return as_arrays(item, columns, images, dataset.output == "dict", self.options.channels_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration the one of ``epoch``, as ``DistributedSampler.set_epoch`` does."""
@@ -403,6 +408,7 @@ class PackedLoader:
             "augment": [_described(operation) for operation in options.augment],
             "mix": None if options.mix is None else repr(options.mix),
             "views": None if options.views is None else repr(options.views),
+            "masking": None if options.masking is None else repr(options.masking),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

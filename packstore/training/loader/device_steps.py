@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from packstore.training.augment.base import GeometricOperation, Operation, Size,
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
+from packstore.training.augment.masking import MASKING_STREAM, Masking
 from packstore.training.augment.mixing import STREAM, Drawn
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.augment.per_image import PerImage
@@ -29,6 +30,18 @@ from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.stats import Stats
 from packstore.training.random_draws import Draws
+
+
+class DrawnForBatch(NamedTuple):
+    """What is drawn for a whole batch.
+
+    Attributes:
+        mixed: How it was mixed; None if it was not.
+        masks: Hidden patches; None if none were asked for.
+    """
+
+    mixed: Drawn | None = None
+    masks: Masking | None = None
 
 
 class DeviceSteps:
@@ -175,7 +188,7 @@ class DeviceSteps:
 
     def __call__(
         self, images: torch.Tensor, records: torch.Tensor, epoch: int, ids: NDArray[np.int64]
-    ) -> tuple[Any, Drawn | None]:
+    ) -> tuple[Any, DrawnForBatch]:
         """All steps in order; the user's ``transform`` last.
 
         Args:
@@ -185,18 +198,23 @@ class DeviceSteps:
             ids: The same records on the host.
 
         Returns:
-            The images, and how they were mixed; see :meth:`mix`.
+            As :meth:`mix`.
         """
         with self._stats.timed("augment"):
             return self.mix(self.convert(self.augment(images, records, epoch)), ids, epoch)
 
-    def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, Drawn | None]:
-        """A batch mixed with itself, after the user's ``transform``; and how, None where it was not mixed."""
-        mix = self._options.mix
-        if mix is None:
-            return self.transform(images), None
-        drawn = mix.draw(Draws(self._seed, epoch, ids, STREAM), (images.shape[-2], images.shape[-1]))
-        return self.transform(drawn.mix_images(images)), drawn
+    def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
+        """A batch mixed with itself, after the user's ``transform``; and what was drawn for it."""
+        mix, masking = self._options.mix, self._options.masking
+        draws, size = Draws(self._seed, epoch, ids), (images.shape[-2], images.shape[-1])
+        mixed = masks = None
+        if masking is not None:
+            found = masking(draws.replace(stream=MASKING_STREAM), size)
+            masks = Masking(*(each.to(images.device, non_blocking=True) for each in found))
+        if mix is not None:
+            mixed = mix.draw(draws.replace(stream=STREAM), size)
+            images = mixed.mix_images(images)
+        return self.transform(images), DrawnForBatch(mixed, masks)
 
     def transform(self, images: Any) -> Any:
         """The user's ``transform``, of a batch's images, or of all views of them."""

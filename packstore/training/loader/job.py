@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.training.augment.mixing import Drawn
 from packstore.training.loader.columns import Columns
+from packstore.training.loader.device_steps import DrawnForBatch
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
@@ -52,7 +52,7 @@ class Job:
         self._cancelled = False
         self._error: Exception | None = None
         self._modes: tuple[bool, ...] = ()
-        self._mixed: Drawn | None = None
+        self._drawn = DrawnForBatch()
         self._records = len(ids)
         self._sent = len(ids)  # how many records are in the batch, once it is sent
 
@@ -143,7 +143,7 @@ class Job:
             assert self._slot.shipment is not None
             with self._pipeline.stats.timed("copy"):
                 images, columns, shared = self._slot.shipment.receive()
-                item = self._pipeline.item(images, columns, self._mixed)
+                item = self._pipeline.item(images, columns, self._drawn)
                 ring.release(self._slot, (images, shared))
             return Batch(item, self._sent, self._records - self._sent)
         finally:
@@ -209,7 +209,7 @@ class Job:
         images, ids = tensors[:2]
         if not self._pipeline.device_steps.in_decoding:
             images = self._pipeline.assembler.as_images(images)
-        images, self._mixed = self._pipeline.device_steps(images, ids, self._epoch, host_ids)
+        images, self._drawn = self._pipeline.device_steps(images, ids, self._epoch, host_ids)
         return images, *columns.values(iter(tensors[2:]), kept, ids)
 
     def _views_on_device(self, views: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Any:

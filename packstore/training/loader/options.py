@@ -16,6 +16,7 @@ from packstore.core.arguments import function_or_none, text_or_none, true_or_fal
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
+from packstore.training.augment.masking import RandomMasking
 from packstore.training.augment.mixing import BatchMixer
 from packstore.training.augment.per_image import check_functions
 from packstore.training.augment.targets import check_target_options
@@ -47,6 +48,7 @@ class LoaderOptions:
     augment: tuple[Any, ...] = ()
     mix: BatchMixer | None = None
     views: Views | None = None
+    masking: RandomMasking | None = None
     normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
     channels_last: bool = False
@@ -105,8 +107,10 @@ class LoaderOptions:
             raise UsageError(f"block is another way of shuffling than {self.shuffle!r}: leave one out")
         if self.block is not None and not self.shuffle:
             raise UsageError("block is a way of shuffling: add shuffle=True")
+        if self.masking is not None and not isinstance(self.masking, RandomMasking):
+            raise UsageError(f"masking should be a RandomMasking, got {self.masking!r}")
         if self.views is not None:
-            for name in ("augment", "mix", "pre_transform"):
+            for name in ("augment", "mix", "masking", "pre_transform"):
                 if getattr(self, name):
                     raise UsageError(f"views= has operations of its own for each view: leave out {name}=")
             if self.resident is True:
@@ -119,6 +123,11 @@ class LoaderOptions:
             raise UsageError(f"collate should say by column one of {', '.join(forms)}, got {self.collate!r}")
         if (self.rank is None) != (self.world_size is None):
             raise UsageError("rank and world_size go together")
+
+    @property
+    def draws_for_batches(self) -> bool:
+        """Whether something is drawn for a batch on the host, which needs the numbers of its records."""
+        return self.mix is not None or self.masking is not None
 
     @property
     def draws_seed(self) -> int:

@@ -17,14 +17,13 @@ from packstore.images.engine import get_engine
 from packstore.stores.remote.reader import FetchCounts, RemoteReader
 from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation
-from packstore.training.augment.mixing import Drawn
 from packstore.training.augment.operations import split_operations
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
 from packstore.training.loader.columns import Fields
-from packstore.training.loader.device_steps import DeviceSteps
+from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.options import LoaderOptions
@@ -211,17 +210,19 @@ class Pipeline:
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
-    def item(self, images: Any, columns: Mapping[str, Any], mixed: Drawn | None = None) -> Any:
-        """A batch as the user gets it; ``columns`` are its others, on the device; ``mixed`` is how it was mixed."""
+    def item(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch = DrawnForBatch()) -> Any:
+        """A batch as the user gets it; ``columns`` are its others, on the device; ``drawn`` is for all of it."""
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
-        if mixed is not None:
+        if drawn.mixed is not None:
             for name in self._classified:
                 classes = self.dataset.manifest.column(name).classes
                 values[name] = self.device_steps.mix_labels(
-                    values[name], mixed, None if classes is None else len(classes)
+                    values[name], drawn.mixed, None if classes is None else len(classes)
                 )
         if "label" in values:
             values["label"] = self.device_steps.labels(values["label"])
+        if drawn.masks is not None:
+            values["masking"] = drawn.masks
         if self.dataset.output == "dict":
             return values
         return next(iter(values.values())) if len(values) == 1 else tuple(values.values())
