@@ -258,9 +258,7 @@ def load() -> float:
         max_pixels=100_000_000,
     )
     both = packstore.concat(stores=["photos.lmdb", "drawings.h5"], split="train", columns=("image",))
-    mixed = packstore.Mix(
-        weights={"photos.lmdb": 3, "drawings.h5": 1}, split="train", temperature=2.0, epoch=len(both)
-    )
+    mixed = packstore.Mix(weights={"photos.lmdb": 3, "drawings.h5": 1}, split="train", temperature=2.0, epoch=len(both))
     print(both.classes, mixed.draws)
     key, label = dataset.samples[0]
     first: int = label + dataset.targets[0] + dataset.class_to_idx["ant"]

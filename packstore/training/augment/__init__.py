@@ -37,7 +37,6 @@ from packstore.training.augment.warps import RandomAffine, RandomPerspective, Ra
 from packstore.training.random_draws import Draws
 
 __all__ = [
-    "RASampler",
     "RECIPES",
     "AugMix",
     "AutoAugment",
@@ -57,6 +56,7 @@ __all__ = [
     "MixedLabels",
     "Operation",
     "PerImage",
+    "RASampler",
     "RandAugment",
     "RandomAdjustSharpness",
     "RandomAffine",

@@ -11,7 +11,6 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.training.random_draws import Draws
 
-
 MASKING_STREAM = -2
 """The stream of the draws; operations have their places in the list, from 0."""
 

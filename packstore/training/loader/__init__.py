@@ -130,7 +130,7 @@ class PackedLoader:
         views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
             The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are
             then a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
-        masking: A :class:`packstore.augment.RandomMasking`: hidden patches of each image, as a further value of batches.
+        masking: A :class:`packstore.augment.RandomMasking`: hidden patches of each image, a further value of batches.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.

@@ -53,6 +53,7 @@ class Pipeline:
         options: The loader's.
         stats: Where its time goes.
         operations_at_decoding: The first operations of ``options.augment``, where they run while images are decoded.
+        programs: The next operations, where they run there as well.
         device_steps: All other steps.
         kernel: What crops and finishes images that are resident on the CPU; None where torch does.
         fields: The other columns.
@@ -67,14 +68,14 @@ class Pipeline:
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
         kernel = resident and on_cpu and _has_kernel(image) and options.pre_transform is None
         self.operations_at_decoding = () if resident else at_decoding
-        self._programs = Programs.after(options.augment, len(at_decoding)) if _runs_programs(image) else NO_PROGRAMS
+        self.programs = Programs.after(options.augment, len(at_decoding)) if _runs_programs(image) else NO_PROGRAMS
         if not on_cpu or options.pre_transform is not None or (resident and not kernel):
-            self._programs = NO_PROGRAMS
+            self.programs = NO_PROGRAMS
         self.device_steps = DeviceSteps(
             dataset.manifest,
             options,
             self.stats,
-            len(at_decoding) + len(self._programs) if kernel or not resident else 0,
+            len(at_decoding) + len(self.programs) if kernel or not resident else 0,
             in_threads=on_cpu and (kernel or not resident),
             decoding=on_cpu and not resident,
         )
@@ -142,7 +143,7 @@ class Pipeline:
                 not self.fields.carried,
                 self.checks,
                 None if self._resident else self.device_steps.finish,
-                NO_PROGRAMS if self._resident else self._programs,
+                NO_PROGRAMS if self._resident else self.programs,
             )
         return self._assembler
 
@@ -165,12 +166,12 @@ class Pipeline:
     def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel | None:
         """For resident images; None where they are small and only gathered, at which torch is as fast."""
         finish, floats = self.device_steps.finish, image.layout == "CHW"
-        if not operations and not self._programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
+        if not operations and not self.programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
         if finish is None:
             finish = Finish(getattr(torch, image.dtype), floats)
         height, width = image.shape[1:] if floats else image.shape[:2]
-        return Kernel((height, width), operations, finish, self._programs)
+        return Kernel((height, width), operations, finish, self.programs)
 
     def _new_assembler(
         self,
@@ -210,9 +211,10 @@ class Pipeline:
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
-    def item(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch = DrawnForBatch()) -> Any:
+    def item(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch | None = None) -> Any:
         """A batch as the user gets it; ``columns`` are its others, on the device; ``drawn`` is for all of it."""
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
+        drawn = drawn or DrawnForBatch()
         if drawn.mixed is not None:
             for name in self._classified:
                 classes = self.dataset.manifest.column(name).classes
