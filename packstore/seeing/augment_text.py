@@ -42,6 +42,12 @@ def parse_augment(text: str) -> list[Operation]:
     return [_operation(node) for node in parsed.elts]
 
 
+def named_operations(text: str) -> list[str]:
+    """The names of all operations in a text that :func:`parse_augment` takes, within others too."""
+    called = (node.func for node in ast.walk(ast.parse(f"[{text}]", mode="eval")) if isinstance(node, ast.Call))
+    return sorted({each.id for each in called if isinstance(each, ast.Name)})
+
+
 def _operation(node: ast.expr) -> Operation:
     text = ast.unparse(node)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in OPERATIONS:

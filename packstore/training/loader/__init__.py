@@ -124,8 +124,8 @@ class PackedLoader:
             one, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch: put
             it in ``PerImage``. ``Compose`` is taken apart.
         mix: :class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list of which each batch draws one,
-            or a :class:`packstore.augment.BatchMixer` that says more. Mixes each batch with itself, after all operations
-            and the normalisation; labels become shares of classes, float32 ``(B, C)``. What is mixed is a function of
+            or a :class:`packstore.augment.BatchMixer` that says more. Mixes each batch with itself, after operations
+            and normalisation; labels become shares of classes, float32 ``(B, C)``. What is mixed is a function of
             the rank's batch.
         views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
             The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are
