@@ -33,8 +33,8 @@ def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
     children by name, lists where a name comes several times, ``@name`` for an attribute and ``#text`` for its own text.
 
     Raises:
-        ValueError: It is no XML, or has more than ``max_bytes``, a document type (which may define entities, by which a few
-            bytes stand for gigabytes or for other files), or more than 32 levels.
+        ValueError: It is no XML, or has more than ``max_bytes``, a document type (which may define entities, by
+            which a few bytes stand for gigabytes or for other files), or more than 32 levels.
     """
     if len(data) > max_bytes:
         raise ValueError(f"has {len(data)} bytes; expected XML of at most {max_bytes}")
