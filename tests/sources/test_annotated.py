@@ -230,6 +230,27 @@ def crowdhuman(samples: int) -> Files:
     return {**images(samples, "Images/"), "annotation_train.odgt": "\n".join(lines) + "\n"}
 
 
+def mot(samples: int) -> Files:
+    lines = [f"{n + 1},{k + 3},2,3,4,4,1,{k + 1},0.5\n" for n in range(samples) for k in range(n % 3)]
+    files = {f"train/MOT17-02/img1/{n + 1:06}.jpg": jpeg(n) for n in range(samples)}
+    info = "[Sequence]\nname=MOT17-02\nimDir=img1\n"
+    return files | {"train/MOT17-02/gt/gt.txt": "".join(lines), "train/MOT17-02/seqinfo.ini": info}
+
+
+def icdar(samples: int) -> Files:
+    lines = ["\ufeff2,0,4,3,2,6,0,3,a, b\n", "0,0,4,0,4,4,0,4,###\n"]
+    files = {f"img_{n}.jpg": jpeg(n) for n in range(samples)}
+    return files | {f"gt_img_{n}.txt": "".join(lines[: 1 + n % 2]) for n in range(samples)}
+
+
+def funsd(samples: int) -> Files:
+    words = [{"box": [1, 2, 3, 6], "text": "a"}]
+    field = {"box": [1, 2, 5, 6], "text": "a b", "label": "question", "words": words, "linking": [[0, 1]], "id": 0}
+    files = images(samples, "training_data/images/", ".png")
+    notes = "training_data/annotations"
+    return files | {f"{notes}/a{n:05}.json": json.dumps({"form": [field] * (n % 3)}) for n in range(samples)}
+
+
 MAKERS: dict[str, Callable[[int], Files]] = {
     "labelme": labelme,
     "cvat": cvat,
@@ -247,6 +268,9 @@ MAKERS: dict[str, Callable[[int], Files]] = {
     "widerface": widerface,
     "bdd100k": bdd100k,
     "crowdhuman": crowdhuman,
+    "mot": mot,
+    "icdar": icdar,
+    "funsd": funsd,
 }
 KINDS = list(MAKERS)
 
@@ -338,6 +362,9 @@ WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
     "widerface": ("WIDER_train/images/0--Parade/a00002.jpg", [DOG, DOG], [], None),
     "bdd100k": ("images/100k/train/a00002.jpg", [DOG, CAT], ["car", "area"], [None, TRIANGLE]),
     "crowdhuman": ("Images/a00002.jpg", [DOG, DOG], ["person", "mask"], None),
+    "mot": ("train/MOT17-02/img1/000003.jpg", [DOG, DOG], ["pedestrian", "person on vehicle"], None),
+    "icdar": ("img_1.jpg", [[0, 0, 4, 6], [0, 0, 4, 4]], [], [[[2, 0, 4, 3, 2, 6, 0, 3]], [[0, 0, 4, 0, 4, 4, 0, 4]]]),
+    "funsd": ("training_data/images/a00002.png", [DOG, DOG], ["question", "question"], None),
     "sa1b": ("a00002.jpg", [DOG, DOG], [], [{"size": [8, 16], "counts": "023m3"}] * 2),
 }
 
@@ -425,6 +452,15 @@ HOSTILE = (
 )
 
 
+def test_words_and_tracks_go_with_their_boxes(tmp_path: Path) -> None:
+    found = {kind: read_all(fill(tmp_path / kind, MAKERS[kind](6))) for kind in ("icdar", "funsd", "mot")}
+    assert found["icdar"]["img_1.jpg"]["texts"] == ["a, b", None]
+    assert found["icdar"]["img_1.jpg"]["json"] == ["2,0,4,3,2,6,0,3,a, b", "0,0,4,0,4,4,0,4,###"]
+    assert found["funsd"]["training_data/images/a00002.png"]["texts"] == ["a b", "a b"]
+    assert found["mot"]["train/MOT17-02/img1/000003.jpg"]["track"] == [3, 4]
+    assert found["mot"]["train/MOT17-02/img1/000001.jpg"]["boxes"] == []
+
+
 def problem(root: Path, kind: str) -> str | None:
     """What is said of a source or of its samples that cannot be read; None if nothing is."""
     try:
@@ -441,7 +477,7 @@ def problem(root: Path, kind: str) -> str | None:
 def test_whatever_an_annotation_holds_only_our_errors_come(kind: str, tmp_path: Path) -> None:
     """But for lists of nothing, and files that are left since they are none of the format."""
     files = MAKERS[kind](6)
-    notes = [name for name in files if not name.endswith((".jpg", ".png"))]
+    notes = [name for name in files if not name.endswith((".jpg", ".png", ".ini"))]
     for number, text in enumerate(HOSTILE):
         root = fill(tmp_path / f"{number}", {**files, notes[-1]: text})
         assert problem(root, kind) or text in ("[]", "{}"), text

@@ -23,7 +23,7 @@ from packstore.sources.rows import FileRow, Row, in_packing_order
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 4 << 30
-_START, _PROBED, _DEPTH = 1 << 16, 16, 2
+_START, _PROBED = 1 << 16, 16
 _IMAGES = (
     "images",
     "data",
@@ -62,11 +62,13 @@ class DocumentSource(AnnotatedSource):
     Attributes:
         names: Matches the names of its files.
         signature: What the beginning of each has.
+        deep: So many folders below the top they may lie.
     """
 
     left_images = "images that no annotations name"
     names: ClassVar[re.Pattern[str]] = re.compile(r".*\.json", re.I)
     signature: ClassVar[re.Pattern[bytes]]
+    deep: ClassVar[int] = 2
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -94,13 +96,12 @@ class DocumentSource(AnnotatedSource):
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
-        """The files of annotations, at the top and two folders deep."""
-        return [
-            path
-            for folder in _folders(tree)
-            for path in _candidates(tree, folder, cls.names)
-            if cls.signature.search(tree.start(path, _START).removeprefix(b"\xef\xbb\xbf"))
-        ]
+        """The files of annotations, by their names and first bytes; with them those of the same name in other folders,
+        which are damaged if they begin otherwise."""
+        paths = [path for folder in _folders(tree, cls.deep) for path in _candidates(tree, folder, cls.names)]
+        found = {path for path in paths if cls.signature.search(tree.start(path, _START).removeprefix(b"\xef\xbb\xbf"))}
+        names = {path.rpartition("/")[2] for path in found}
+        return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 
     def _read_all(self) -> Iterator[Any]:
         """Yields the raw annotations of all images, and notes their names and splits."""
@@ -217,12 +218,12 @@ class DocumentSource(AnnotatedSource):
         super().close()
 
 
-def _folders(tree: Tree) -> Iterator[str]:
-    """The top folder, and those up to two levels below, without hidden ones."""
+def _folders(tree: Tree, deep: int) -> Iterator[str]:
+    """The top folder, and those up to ``deep`` levels below, without hidden ones."""
     level = [""]
-    for depth in range(_DEPTH + 1):
+    for depth in range(deep + 1):
         yield from level
-        if depth < _DEPTH:
+        if depth < deep:
             level = [
                 join(each, name) for each in level for name in tree.names(each).folders if not is_passed_over(name)
             ]

@@ -62,7 +62,7 @@ class AnnotatedSource(FileRowSource):
     Attributes:
         title: Name of the format.
         further: Declarations of its further columns.
-        per_object: Those of them that have a value for each box, -1 for none.
+        per_object: Those of them that have a value for each box; -1 for none, or null in JSON.
     """
 
     left_images = "images without annotations in other folders"
@@ -139,7 +139,8 @@ class AnnotatedSource(FileRowSource):
             "json": annotation.json,
         }
         for name in self.per_object:
-            found[name] = [each.values.get(name, -1) for each in objects]
+            other = None if isinstance(self.further[name], Json) else -1
+            found[name] = [each.values.get(name, other) for each in objects]
         return found | annotation.values
 
     @cached_property
