@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Callable
 from contextlib import closing
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +19,7 @@ from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.registry import SOURCES
 from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, mask
@@ -583,6 +586,32 @@ def test_names_lead_nowhere_else(tmp_path: Path) -> None:
         root = fill(tmp_path, {**images(3), "_annotations.createml.json": listed})
         with pytest.raises(SourceError, match="no path within the source"):
             open_source(root)
+
+
+def guide_rows() -> dict[str, list[str]]:
+    """The table of the guide: the cells of each kind."""
+    text = (resources.files("packstore") / "guide/sources.md").read_text("utf-8")
+    table = text.partition("## Annotation formats")[2].partition("\n- ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:3] == "| `"]
+    return {row[0].strip("`"): row[1:] for row in rows if row[0] != "`--source`"}
+
+
+def test_the_guide_lists_every_kind_with_its_columns_and_the_order_of_its_classes(tmp_path: Path) -> None:
+    rows = guide_rows()
+    assert list(rows) == KINDS
+    for kind, (files, columns, order, _) in rows.items():
+        root = fill(tmp_path / kind, MAKERS[kind](8))
+        with closing(open_source(root)) as source:
+            found = {column.name: column.classes for column in source.survey().columns}
+            names = [name for name in found if not name.endswith("_valid")]
+            assert isinstance(source, AnnotatedSource)
+            assert names == re.findall(r"`(\w+)`", columns), kind
+            assert files.startswith(source.title), kind
+            classes = found.get("labels") or found.get("label")
+            listed = type(source).class_order is not AnnotatedSource.class_order
+            assert order == ("none" if classes is None else "listed" if listed else "sorted"), kind
+            assert order != "sorted" or list(classes or ()) == sorted(classes or ())
+            assert "`label`" not in columns or source.kind in ("labelme", "widerface")
 
 
 def test_every_kind_is_registered_and_tested() -> None:
