@@ -11,28 +11,16 @@ import pytest
 from packstore.core.errors import SampleError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
-from tests.makers.annotated import fill, jpeg
+from tests.makers.annotated import jpeg
+from tests.makers.annotation_formats import PATHS
+from tests.makers.annotation_formats import make_folder_set as make
 
-PATHS = {
-    "market1501": ("bounding_box_train/{n:04}_c{c}s3_{n:06}_00.jpg", "bounding_box_test/-1_c{c}s1_{n:06}_01.jpg"),
-    "dukemtmc": ("bounding_box_train/{n:04}_c{c}_f{n:07}.jpg", "bounding_box_test/{n:04}_c{c}_f{n:07}.jpg"),
-    "mars": ("bbox_train/{n:04}/{n:04}C{c}T0001F001.jpg", "bbox_test/00-1/00-1C{c}T{n:04}F201.jpg"),
-    "omniglot": (
-        "images_background/Greek/character{c:02}/{n:04}_01.png",
-        "images_evaluation/Oriya/character{c:02}/{n:04}_20.png",
-    ),
-}
 LAST: dict[str, dict[str, Any]] = {
     "market1501": {"identity": -1, "camera": 2, "sequence": 1, "frame": 7, "number": 1},
     "dukemtmc": {"identity": 7, "camera": 2, "frame": 7},
     "mars": {"identity": -1, "camera": 2, "track": 7, "frame": 201},
     "omniglot": {"label": "Oriya/character02", "drawer": 20},
 }
-
-
-def make(kind: str, root: Path, samples: int) -> Path:
-    train, test = PATHS[kind]
-    return fill(root, {(train if n % 2 == 0 else test).format(n=n, c=1 + n % 3): jpeg(n) for n in range(samples)})
 
 
 class FolderSetSuite(SourceSuite):
@@ -59,9 +47,20 @@ class FolderSetSuite(SourceSuite):
         return True
 
 
-for _kind in PATHS:
-    _name = f"Test{_kind.title()}"
-    globals()[_name] = type(_name, (FolderSetSuite,), {"kind": _kind, "__module__": __name__})
+class TestMarket1501(FolderSetSuite):
+    kind = "market1501"
+
+
+class TestDukemtmc(FolderSetSuite):
+    kind = "dukemtmc"
+
+
+class TestMars(FolderSetSuite):
+    kind = "mars"
+
+
+class TestOmniglot(FolderSetSuite):
+    kind = "omniglot"
 
 
 @pytest.mark.parametrize("kind", PATHS)
