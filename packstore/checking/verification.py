@@ -24,7 +24,6 @@ from packstore.core.urls import UrlPath, location
 from packstore.images.decoders import Buffer, Decoder, get_decoder
 from packstore.images.engine import engine_problem
 from packstore.images.seek_index import make_indexes
-from packstore.images.seekable import check_index
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.keys import double_keys
 from packstore.sources import open_source
@@ -248,10 +247,8 @@ class _Verification:
                 except StoreError as error:
                     problems.append((record, f"does not decode: {error}"))
             images = decoder.decode_each(list(files.values()))
-            for (record, data), image in zip(files.items(), images, strict=True):
+            for record, image in zip(files, images, strict=True):
                 wrong = f"does not decode: {image}" if isinstance(image, DecodeError) else None
-                if wrong is None and reader.manifest.encoding == "seekable":  # others keep what a file brings along
-                    wrong = check_index(data)
                 if wrong is not None:
                     problems.append((record, wrong))
             problems += self._wrong_indexes(files)

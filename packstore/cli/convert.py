@@ -33,7 +33,7 @@ from packstore.cli.common import (
 from packstore.cli.source_info import describe_column, describe_targets, visible_columns
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.images.sniff import MAX_PIXELS
+from packstore.images.sniff import LOSSES, MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.packing.plan import Plan
@@ -56,11 +56,11 @@ _LISTED = 10
     "--fit", type=click.Choice(["crop", "pad", "squash"]),
     help="What --size does to another aspect ratio.  [default: crop]",
 )  # fmt: skip
-@click.option("--resize", type=click.IntRange(1), metavar="PX", help="jpeg, seekable, uint8: shrink the shorter side.")
-@click.option("--max-side", type=click.IntRange(1), metavar="PX", help="jpeg, seekable, uint8: shrink the longer side.")
+@click.option("--resize", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the shorter side.")
+@click.option("--max-side", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the longer side.")
 @click.option(
     "--quality", type=click.IntRange(1, 100), metavar="Q",
-    help="jpeg, seekable: quality of what is encoded anew.  [default: 90]",
+    help="jpeg: its quality.  [default: 90]",
 )  # fmt: skip
 @click.option(
     "--normalize", metavar="HOW",
@@ -72,7 +72,19 @@ _LISTED = 10
     is_flag=True,
     help="Turn images as their EXIF orientation says; files that are kept, when loading.",
 )
-@click.option("--index", is_flag=True, help="original: with a seek index of JPEG files, by which crops decode faster.")
+@click.option(
+    "--index/--no-index", default=None,
+    help="original: whether JPEG files get a seek index, 0.8% more bytes, by which crops decode faster.  "
+    "[default: --index]",
+)  # fmt: skip
+@click.option(
+    "--progressive", type=click.Choice(["baseline"]),
+    help="original: make progressive JPEG files baseline ones, without loss, since these decode faster.",
+)  # fmt: skip
+@click.option(
+    "--accept-loss", type=click.Choice(LOSSES), multiple=True,
+    help="Images become 8-bit RGB: accept the loss of further bits, frames, channels, or of transparency.",
+)  # fmt: skip
 @click.option("--split", metavar="NAME", help="Pack only this split.")
 @source_options
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of DEST.")
@@ -124,7 +136,6 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     \b
     Examples:
       packstore convert imagenet/ imagenet.lmdb                 byte for byte
-      packstore convert imagenet/ s.lmdb --encoding seekable    faster to crop
       packstore convert imagenet/ small.lmdb --encoding jpeg --resize 256
       packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
       packstore convert ILSVRC2012_img_train.tar train.lmdb     an archive
@@ -177,8 +188,6 @@ def describe_plan(plan: Plan) -> str:
         f"destination  {printable(str(plan.destination))} ({FORMATS[plan.format].title})",
         f"encoding     {encode.encoding}{shape}",
     ]
-    if (loss := encoding.describe_loss(encode)) is not None:
-        lines.append(f"loss         {loss}")
     if plan.auto_normalize:
         lines.append("normalise    mean and standard deviation of the training split, to be computed")
     elif encode.normalization:
@@ -227,12 +236,9 @@ def describe_report(report: ConvertReport) -> str:
     if report.resumed:
         lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
     lines += [f"  files    {text}" for text in describe_ledger(report.ledger)]
-    if report.lossy:
-        quality = manifest.options.get("quality")
-        lines.append(f"  encoded  {quantity(report.lossy, 'image')} that were no JPEG, with loss (quality {quality})")
     if report.kept:
         lines.append(
-            f"  as is    {quantity(sum(report.kept.values()), 'file')} that cannot be made {manifest.encoding}:"
+            f"  as is    {quantity(sum(report.kept.values()), 'progressive file')} that cannot be made baseline:"
         )
         kept = list(report.kept.items())[:_LISTED]
         lines += [f"    {printable(reason)}: {quantity(count, 'file')}" for reason, count in kept]

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     help="Make image files of pixels: png without loss, jpeg with some. Without it no image is changed.",
 )  # fmt: skip
 @click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="Of --encode jpeg.  [default: 90]")
-@click.option("--strip-index", is_flag=True, help="Of seekable images: leave out restart markers and index.")
 @click.option("--shard-size", type=ByteSize(), help="Shards of about this size, e.g. 1GiB.  [default: the kind's]")
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is an export, once the new one is complete.")
 @click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")

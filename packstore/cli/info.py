@@ -189,8 +189,6 @@ def describe(reader: Reader, counted: bool = False) -> str:
         ("records", f"{len(reader):,}"),
         ("encoding", f"{m.encoding}{shape}"),
     ]
-    if kept := m.options.get("not_seekable"):
-        rows.append(("", f"{kept:,} of them cannot be made seekable and are as they were"))
     if oriented := m.options.get("exif_oriented"):
         rows.append(("", f"{oriented:,} of them have an EXIF orientation, {_orientation(m)}"))
     if m.normalization:
@@ -219,7 +217,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         largest = int(m.shards.table["nbytes"].max())
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
     rows.append(("origin", printable(f"{m.origin.name} ({m.origin.kind})")))
-    told = ("not_seekable", "exif_oriented")  # above
+    told = ("exif_oriented",)  # above
     given = {k: v for k, v in m.options.items() if v is not None and v is not False and k not in told}
     shown = ", ".join(k if v is True else f"{k} {v}" for k, v in sorted(given.items())).replace("_", " ")
     rows.append(("options", printable(shown) or "none"))

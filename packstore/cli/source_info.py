@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from packstore.sources.ledger import Ledger
 
 _KEYS = 3
-_CHECKSUMS = {"checksum": "of each image", "row_checksum": "of each record's other values"}
+_MADE = {
+    "checksum": "of each image",
+    "row_checksum": "of each record's other values",
+    "seek_index": "where crops of each JPEG file begin to decode",
+}
 _MEANINGS = {
     "label": "the number of a class",
     "labels": "numbers of classes",
@@ -90,7 +94,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
         if name:
             rows.append(("split", f"{printable(name)}: {quantity(count, 'sample')}" if survey.counted else name))
     shape = f" of shape {_dimensions(survey.shape)}" if survey.shape else ""
-    files = survey.encoding in ("original", "jpeg", "seekable")
+    files = survey.encoding in ("original", "jpeg")
     rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
     rows += [(f"column {column.name}", describe_column(column)) for column in visible_columns(survey.columns)]
     if not any(column.type in ("label", "labels") for column in survey.columns):
@@ -123,8 +127,8 @@ def describe_column(column: Column) -> str:
     """``boxes: left, top, right, bottom in pixels``."""
     if column.name in ("key", "shape"):
         return {"key": "text", "shape": "height and width of each image"}[column.name]
-    if column.name in _CHECKSUMS:
-        return f"{column.dtype}, {_CHECKSUMS[column.name]}"
+    if column.name in _MADE:
+        return f"{column.dtype}, {_MADE[column.name]}"
     meaning = _MEANINGS.get(column.type)
     if meaning is None:
         each = _dimensions(column.shape) or ("values" if column.kind == "ragged" else "a value")
@@ -139,8 +143,8 @@ def describe_column(column: Column) -> str:
 
 
 def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """Name and type of each column beside images, labels, keys and checksums; a row that says that there are none."""
-    beside = [c for c in visible_columns(columns) if c.name not in ("image", "label", "key", *_CHECKSUMS)]
+    """Name and type of each column beside images, labels and what packing makes; or a row that says there are none."""
+    beside = [c for c in visible_columns(columns) if c.name not in ("image", "label", "key", *_MADE)]
     rows = [(c.name, describe_column(c)) for c in beside]
     return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]
 

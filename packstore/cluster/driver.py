@@ -189,7 +189,6 @@ class Driver:
         return replace(
             report,
             kept=dict(total(receipt.kept for receipt in receipts)),
-            lossy=sum(receipt.lossy for receipt in receipts),
             palette=palette_classes(self._plan, manifest, palette, lambda: labels),
         )
 

@@ -34,7 +34,6 @@ class Receipt:
         counted: See :class:`packstore.packing.records.PackedShard`, as all that follows.
         kept: Likewise.
         palette: Likewise.
-        lossy: Likewise.
         oriented: Likewise.
         source_bytes: Likewise.
     """
@@ -50,7 +49,6 @@ class Receipt:
     counted: Mapping[str, int] = field(default_factory=dict)
     kept: Mapping[str, int] = field(default_factory=dict)
     palette: Mapping[str, int] = field(default_factory=dict)
-    lossy: int = 0
     oriented: int = 0
     source_bytes: int = 0
 
@@ -109,7 +107,6 @@ _SCHEMA: Schemas = {
         "counted": _COUNTS,
         "kept": _COUNTS,
         "palette": _COUNTS,
-        "lossy": int,
         "oriented": int,
         "source_bytes": int,
     },

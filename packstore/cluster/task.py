@@ -110,7 +110,6 @@ def _receipt(number: int, entries: Sequence[Entry], packed: PackedShard) -> Rece
         counted=dict(packed.counted),
         kept=dict(packed.kept),
         palette=_by_text(packed.palette),
-        lossy=packed.lossy,
         oriented=packed.oriented,
         source_bytes=packed.source_bytes,
     )

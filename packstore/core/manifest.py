@@ -32,6 +32,7 @@ _MAX_RECORDS = 10**10  # LMDB keys have ten digits
 _MAX_COLUMNS = 1000
 MAX_JSON_BYTES = 64 << 20
 """The longest manifest; one with a thousand class names has about 30 KB, and a skipped file takes about 100 bytes."""
+_FORMER_ENCODING = "seekable"  # JPEG files that packstore 0.1 had rewritten: files like others
 _MAX_JSON_VALUES = 4_000_000
 """Values in it; one takes up to about 100 bytes of memory."""
 
@@ -303,9 +304,22 @@ class Manifest:
             raise ManifestError(f"the manifest cannot be read: {error}") from None
         if digest != found:
             raise ManifestError(f"the manifest is damaged: its SHA-256 is {found}, expected {digest!r}")
+        if plain.get("encoding") == _FORMER_ENCODING:
+            plain = _without_former_encoding(plain)
         manifest = cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
         manifest.__dict__["digest"] = digest  # to compute it again would be half the time of opening a shard
         return manifest
+
+
+def _without_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
+    """Says of JPEG files that were rewritten or made anew what they are: ``original``, or if resized ``jpeg``."""
+    options = plain.get("options")
+    if not isinstance(options, dict):
+        return plain
+    resized = any(options.get(name) is not None for name in ("size", "resize", "max_side"))
+    gone = ("not_seekable",) if resized else ("not_seekable", "quality")
+    kept = {name: value for name, value in options.items() if name not in gone}
+    return plain | {"encoding": "jpeg" if resized else "original", "options": kept}
 
 
 def _is_sealed(text: bytes, digest: object) -> bool:

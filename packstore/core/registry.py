@@ -269,7 +269,6 @@ ENCODINGS = Registry(
     "packstore.images.encode.base:Encoding",
     {
         "original": "packstore.images.encode.original:Original",
-        "seekable": "packstore.images.encode.seekable:Seekable",
         "jpeg": "packstore.images.encode.jpeg:Jpeg",
         "uint8": "packstore.images.encode.uint8:Uint8",
         "float16": "packstore.images.encode.floats:Float16",

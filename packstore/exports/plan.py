@@ -33,7 +33,6 @@ class ExportOptions:
     to: str | None = None
     encode: Literal["jpeg", "png"] | None = None
     quality: int | None = None
-    strip_index: bool = False
     shard_size: int | str | None = None
     overwrite: bool = False
     restart: bool = False
@@ -41,7 +40,7 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         text_or_none(to=self.to)
-        true_or_false(strip_index=self.strip_index, overwrite=self.overwrite, restart=self.restart)
+        true_or_false(overwrite=self.overwrite, restart=self.restart)
         if self.to is not None:
             EXPORTS.check(self.to)
         if self.encode not in (None, "jpeg", "png"):
@@ -105,7 +104,7 @@ class ExportPlan:
     def identity(self) -> str:
         """What an interrupted run must have been asked for, so that this one can go on from it."""
         options = self.options
-        asked = [self.kind.name, options.encode, options.quality, options.strip_index, self.shard_bytes]
+        asked = [self.kind.name, options.encode, options.quality, self.shard_bytes]
         text = canonical([__version__, self.reader.manifest.digest, *asked])
         return xxh3_128_hexdigest(text.encode("ascii"))
 
@@ -123,7 +122,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     _refuse_inside(destination, path)
     if not manifest.records:
         raise StoreError(f"{printable(str(path))} holds no records, so there is nothing to export")
-    recoding = plan_recoding(kind, manifest, options.encode, options.quality or 90, options.strip_index)
+    recoding = plan_recoding(kind, manifest, options.encode, options.quality or 90)
     recoding = recoding._replace(manifest=replace(recoding.manifest, shards=None))
     trial = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
     held, shown = tuple(trial.held()), trial.shown()

@@ -17,7 +17,6 @@ from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodeOptions, Encoder
 from packstore.images.encode.options import turned_by_readers
 from packstore.images.encode.png import encode_png
-from packstore.images.seekable import strip_index
 
 Recode = Callable[[str, Any], ImageData]
 """The image to write, of a record's key and image."""
@@ -39,18 +38,10 @@ class Recoding(NamedTuple):
     new: bool = False
 
 
-def plan_recoding(
-    kind: type[Export], manifest: Manifest, encode: str | None, quality: int, strips_index: bool
-) -> Recoding:
+def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, quality: int) -> Recoding:
     """How images come into an export. Raises :class:`UsageError` where they could not without a change for which nobody
     asked, and for options that do not go with the store."""
     found = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
-    if strips_index:
-        if manifest.encoding != "seekable":
-            raise UsageError(f"strip_index is for stores of seekable images, this one holds {manifest.encoding}")
-        if encode is not None:
-            raise UsageError("strip_index keeps the files' pixels, and encode makes new files; give one of them")
-        return Recoding(_with_files(manifest, "original"), recode=lambda key, data: strip_index(bytes(data)), new=True)
     if encode is None:
         if found in kind.holds:
             return Recoding(manifest)

@@ -73,7 +73,6 @@ def export(
     to: str | None = None,
     encode: Literal["jpeg", "png"] | None = None,
     quality: int | None = None,
-    strip_index: bool = False,
     shard_size: int | str | None = None,
     overwrite: bool = False,
     restart: bool = False,
@@ -94,12 +93,11 @@ def export(
         encode: Make image files of a store's pixels: ``png`` without loss, or ``jpeg``; of a store of files, new ones.
             None refuses where a format cannot hold the images as they are.
         quality: Of ``encode="jpeg"``, 1 … 100; None for 90.
-        strip_index: Of ``seekable`` images: leave out restart markers and index. None of their pixels changes.
         shard_size: About how many bytes of images a shard has, as a number or as text (``500MB``); None for the kind's
             usual size.
         overwrite: Replace an existing export.
         restart: Do not go on from an interrupted run.
-        workers: Threads for ``encode`` and ``strip_index``; None for one a core.
+        workers: Threads for ``encode``; None for one a core.
         progress: True for a bar, in a terminal or a notebook; or a function that is called now and then.
 
     Returns:
@@ -114,7 +112,6 @@ def export(
         to=to,
         encode=encode,
         quality=quality,
-        strip_index=strip_index,
         shard_size=shard_size,
         overwrite=overwrite,
         restart=restart,

@@ -113,7 +113,7 @@ class TfdsExport(Export):
         image = self.manifest.image
         features = {"key": _feature("text", {})}
         if image.layout is None or self.recoded:
-            jpeg = self.manifest.encoding in ("jpeg", "seekable")
+            jpeg = self.manifest.encoding == "jpeg"
             form = "jpeg" if jpeg else "png" if image.layout is not None else None
             features["image"] = _feature("image", _image(3, form))
         else:

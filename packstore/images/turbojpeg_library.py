@@ -7,9 +7,12 @@ PyTurboJPEG finds its own.
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import functools
 import os
+import re
 import sys
+from pathlib import Path
 
 from packstore.core.errors import UsageError, printable
 
@@ -52,3 +55,22 @@ def _find(wanted: str | None, symbols: tuple[str, ...]) -> str | None:
             return None
         raise UsageError(f"{_VARIABLE} names {printable(wanted)}, which is not TurboJPEG's library; {_ADVICE}")
     return name if all(hasattr(library, symbol) for symbol in symbols) else None
+
+
+def turbo_version(name: str | None = None) -> str | None:
+    """Version of a libturbojpeg, by default the system's. No function returns it; the library contains it as text."""
+    name = name or ctypes.util.find_library("turbojpeg")
+    if name is None:
+        return None
+    maps = Path("/proc/self/maps")
+    ctypes.CDLL(name)
+    paths = re.findall(r"(/\S*libturbojpeg\S*)", maps.read_text("utf-8", "surrogateescape")) if maps.exists() else []
+    # The very file, where that is what is asked for; several may be loaded.
+    for path in dict.fromkeys([name, *paths]):
+        try:
+            found = re.search(rb"libjpeg-turbo version (\d+(?:\.\d+)+)", Path(path).read_bytes())
+        except OSError:
+            continue
+        if found is not None:
+            return found[1].decode()
+    return None

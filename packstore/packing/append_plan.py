@@ -19,12 +19,13 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import UrlPath
+from packstore.images.losses import check_losses
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
 from packstore.packing.keys import StoreKeys, repeated_keys
 from packstore.packing.known_records import count_same
 from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import Plan, encode_options, plan_of
+from packstore.packing.plan import Plan, accepted_losses, encode_options, plan_of
 from packstore.packing.records import columns_of
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Source, Survey
@@ -60,6 +61,7 @@ class AppendOptions:
     workers: int | None = None
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
+    accept_loss: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         text_or_none(split=self.split, source_kind=self.source_kind)
@@ -255,6 +257,7 @@ def _alike(plan: AppendPlan, other: Manifest) -> bool:
     return (
         (other.encoding, other.normalization) == (manifest.encoding, manifest.normalization)
         and bool(other.options.get(exif)) == bool(manifest.options.get(exif))
+        and manifest.options.get("progressive") in (None, other.options.get("progressive"))
         and own == others
     )
 
@@ -302,11 +305,11 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
     """How samples become records like those of the store."""
     manifest, options = plan.manifest, plan.options
     other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
-    shape: dict[str, Any] = {}
+    encode = encode_options(manifest)
+    shape: dict[str, Any] = {"progressive": encode.progressive}
     if other is None or other.encoding != manifest.encoding:
-        encode = encode_options(manifest)
         quality = manifest.options.get("quality")
-        shape = {
+        shape |= {
             "size": encode.size,
             "fit": encode.fit if encode.size is not None else None,
             "resize": encode.resize,
@@ -326,6 +329,7 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
         decoder=options.decoder,
         max_pixels=options.max_pixels,
         index=manifest.has_column(SEEK_INDEX.name),
+        accept_loss=tuple({*accepted_losses(manifest), *check_losses(options.accept_loss)}),
         **shape,
     )
 

@@ -39,8 +39,7 @@ class Packed(NamedTuple):
         skipped: The skipped ones, and why.
         source_bytes: Bytes of all of them in the source.
         record_bytes: Bytes of the records.
-        kept: Why files could not be made seekable, for each that was not.
-        lossy: For ``seekable``: how many were no JPEG and became one.
+        kept: Why files were kept as they are that should have been rewritten, for each.
         palette: Positions in ``seen`` of PNG files with a palette.
         oriented: Positions in ``seen`` of those that have an EXIF orientation by which they are to be turned.
         indexes: The seek index of each record; None where the store has none.
@@ -56,7 +55,6 @@ class Packed(NamedTuple):
     source_bytes: int
     record_bytes: int
     kept: Sequence[str] = ()
-    lossy: int = 0
     palette: Sequence[int] = ()
     oriented: Sequence[int] = ()
     indexes: list[bytes] | None = None
@@ -80,7 +78,7 @@ def pack(
         palette: list[int] = []
         oriented: list[int] = []
         values: list[Mapping[str, Any]] = []
-        source_bytes = record_bytes = lossy = 0
+        source_bytes = record_bytes = 0
         for entry, together in remaining:
             source_bytes += nbytes(entry)
             seen.append(entry)
@@ -96,7 +94,7 @@ def pack(
                     image = found.image
                 else:
                     key, image = entry.key, found
-                record, shape, reason, changed, turned = encoder(key, image)
+                record, shape, reason, turned = encoder(key, image)
                 if at_rest.masks and isinstance(found, Sample):
                     at_rest.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except (SampleError, CorruptRecordError) as error:
@@ -117,7 +115,6 @@ def pack(
             if isinstance(found, Sample):
                 values.append(values_at_rest)
                 record_bytes += nbytes_at_rest(values_at_rest)
-            lossy += changed
             if reason is not None:
                 kept.append(reason)
             if type(image) is bytes and image.startswith(_PNG) and image[25] == _PALETTE:
@@ -129,7 +126,7 @@ def pack(
         if not seen:
             return
         yield Packed(
-            *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept, lossy),
+            *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
             *(palette, oriented, make_indexes(records) if index else None),
         )
 

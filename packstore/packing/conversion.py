@@ -72,7 +72,9 @@ def convert(
     decoder: str = "auto",
     max_pixels: int = MAX_PIXELS,
     cluster: str | None = None,
-    index: bool = False,
+    index: bool | None = None,
+    progressive: Literal["baseline"] | None = None,
+    accept_loss: str | Sequence[str] = (),
     progress: bool | ProgressCallback = False,
 ) -> ConvertReport:
     """Packs ``source`` into a new store at ``destination``.
@@ -102,19 +104,18 @@ def convert(
             fit is a bad sample.
         split: Pack only this split; of one dataset, the name of its split.
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the destination's suffix.
-        encoding: One of ``original``, ``seekable``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or a
+        encoding: One of ``original``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or a
             plug-in's; None chooses: a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for
             ``.pth``.
         size: ``S`` or ``(height, width)`` of tensor encodings.
         fit: ``crop``, ``pad`` or ``squash``: how an image of another aspect ratio comes to ``size``; None for ``crop``.
         resize: Shorter side to which ``jpeg`` shrinks, or None.
         max_side: Longer side that ``jpeg`` and ragged ``uint8`` allow, or None.
-        quality: JPEG quality, 1 … 100; None for 90, and to leave records of a ``jpeg`` store as they are. For
-            ``seekable`` of what is not a JPEG file, or resized: the others keep their pixels.
+        quality: JPEG quality, 1 … 100; None for 90, and to leave records of a ``jpeg`` store as they are.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none``, ``M,M,M/S,S,S``, or means and standard
             deviations of pixels scaled to 0 … 1, ``([m, m, m], [s, s, s])``; None chooses.
-        exif_transpose: Turn images as their EXIF orientation says: the pixels, or where ``original`` and ``seekable``
-            keep the files, when they are loaded. A store whose files are turned when loading stays such a store.
+        exif_transpose: Turn images as their EXIF orientation says: the pixels, or of files that ``original`` keeps,
+            when they are loaded. A store whose files are turned when loading stays such a store.
         check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         overwrite: Replace an existing store.
@@ -131,8 +132,13 @@ def convert(
         cluster: Where shards are packed, if the destination is a URL: ``processes:N`` of this machine, ``ray`` on it,
             or ``ray:ADDRESS``, a cluster whose machines see ``source`` under this path. ``workers`` are threads of each
             then. None for this process. The store is the same to the byte.
-        index: For ``original``: with a seek index of each baseline JPEG file, by which a loader decodes of a crop
-            little more than it needs. It takes 0.8% of the bytes.
+        index: Of ``original``, whether each baseline JPEG file gets a seek index, by which a loader decodes of a crop
+            little more than it needs. It takes 0.8% of the bytes. None for yes wherever packstore's JPEG engine is.
+        progressive: Of ``original``: ``baseline`` makes progressive JPEG files baseline ones of the same pixels and
+            metadata, since crops of these decode many times as fast; each is decoded before and after. None keeps them.
+        accept_loss: Images are read as 8-bit RGB. A file that has more ends the run with a :class:`UsageError`, unless
+            this names what is lost: ``depth`` (bits beyond eight), ``frames`` (but the first), ``channels`` (beyond
+            three) or ``alpha`` (where it is not opaque). The same call goes on where the run stopped.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
@@ -171,6 +177,8 @@ def convert(
         max_pixels=max_pixels,
         cluster=cluster,
         index=index,
+        progressive=progressive,
+        accept_loss=accept_loss,
     )
     started = time.monotonic()
     with progress_callback(progress) as report:
@@ -231,7 +239,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     workers = plan.options.workers or plan.source.workers()
     plan = normalized(plan, workers, progress)
     encoder = plan.encoder()
-    if encoder.passes_through and not isinstance(plan.source.path, UrlPath):
+    if encoder.passes_through and not plan.index and not isinstance(plan.source.path, UrlPath):
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
         # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two. With larger
         # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two.
@@ -239,7 +247,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         workers = plan.options.workers or (1 if small else max(1, workers - 1))
     columns = columns_of(plan, encoder)
     survey = plan.survey
-    kept, counted, lossy = Counter[str](), Counter[str](), 0
+    kept, counted = Counter[str](), Counter[str]()
     source_bytes, total = 0, survey.records if survey.counted else None
     stamp = plan.source.stamp()
     identity = identity_of(plan, encoder, columns) if survey.resumable else None
@@ -268,8 +276,6 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 append_packed(builder, packed, survey, cuts)
                 reached.add(packed.seen, packed.skipped, packed.oriented, packed.palette)
                 kept.update(packed.kept)
-                lossy += packed.lossy
-                counted.update(encoder.encoding.count(packed.records))
                 builder.checkpoint(reached.position)
                 source_bytes += packed.source_bytes
                 progress(Progress("pack", reached.consumed, total, source_bytes))
@@ -300,7 +306,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             )
         raise
     report = report_of(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
-    return replace(report, kept=dict(kept), lossy=lossy, palette=all_palette(plan, manifest, reached.palette))
+    return replace(report, kept=dict(kept), palette=all_palette(plan, manifest, reached.palette))
 
 
 def _records(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[Packed]:

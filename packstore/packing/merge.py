@@ -265,6 +265,6 @@ def _of_split(
 
 def renumbering(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
     """New class numbers of the columns whose old ones mean something else in ``merged``."""
-    by_name = {column.name: column for column in merged}
-    pairs = ((column.name, new_numbers(column, by_name[column.name])) for column in columns)
+    by_name = {column.name: column for column in columns}
+    pairs = ((c.name, new_numbers(by_name[c.name], c)) for c in merged if c.name in by_name)
     return {name: numbers for name, numbers in pairs if numbers is not None}

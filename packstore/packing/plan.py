@@ -16,10 +16,12 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath, location
-from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
+from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
 from packstore.images.encode.options import turned_by_readers
+from packstore.images.losses import check_losses
 from packstore.images.normalization import as_normalization
-from packstore.images.sniff import MAX_PIXELS
+from packstore.images.seek_index import has_index
+from packstore.images.sniff import LOSSES, MAX_PIXELS
 from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_left, open_source
@@ -51,6 +53,7 @@ class Plan:
         estimate_bytes: Size of the result, estimated.
         free_bytes: Free space where it goes; None at a URL.
         options: The options as given.
+        index: Whether the store has a seek index.
         shards: Where shards end; None for a store of one file, which is none at a URL.
     """
 
@@ -64,6 +67,7 @@ class Plan:
     estimate_bytes: int
     free_bytes: int | None
     options: ConvertOptions
+    index: bool
     shards: ShardRule | None = None
 
     def encoder(self) -> Encoder:
@@ -122,6 +126,7 @@ def plan_of(
             estimate_bytes=0,
             free_bytes=None if remote else shutil.disk_usage(destination.absolute().parent).free,
             options=options,
+            index=has_index(options.index, encode.encoding),
         )
         encoder = plan.encoder()
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
@@ -133,7 +138,7 @@ def plan_of(
         if auto and not survey.counted:
             raise UsageError("normalize='auto' reads all images first, and an iterable can be read once; give numbers")
         sampled = probe.encoded_sizes(encoder, survey.records)
-        plan = replace(plan, estimate_bytes=_estimate(format, encoder, survey, [size for _, size in sampled]))
+        plan = replace(plan, estimate_bytes=_estimate(plan, encoder, [size for _, size in sampled]))
         shard_bytes = options.shard_bytes or (REMOTE_SHARD_BYTES if remote else None)
         if shard_bytes is not None:
             image = encoder.columns()[0]
@@ -242,10 +247,7 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
     encoding: type[Encoding] = ENCODINGS[asked].of_source(source)
     normalize = options.normalize
     if options.quality is not None and "quality" not in encoding.accepts:
-        others = " and ".join(sorted(encodings_that_accept("quality")))
-        raise UsageError(
-            f"quality is for the encodings {others}, not {encoding.name}; leave it out, or add --encoding jpeg"
-        )
+        raise UsageError(f"quality is for the encoding jpeg, not {encoding.name}; leave it out, or add --encoding jpeg")
     if "normalization" not in encoding.accepts:
         if normalize is not None:
             raise UsageError(
@@ -259,8 +261,6 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
         if normalize is None:
             normalize = usual
         normalization = None if normalize == "auto" else as_normalization(normalize)
-    if options.index and encoding.name != "original":
-        raise UsageError(f"a seek index is for the encoding original, not {encoding.name}; leave the index out")
     if normalize == "auto" and normalized:
         raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")
     encode = EncodeOptions(
@@ -275,6 +275,8 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
         check=options.check,
         decoder=options.decoder,
         max_pixels=options.max_pixels,
+        progressive=options.progressive,
+        accept_loss=None if survey.store is not None else check_losses(options.accept_loss),
     )
     return encode, normalize == "auto"
 
@@ -345,11 +347,11 @@ def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tupl
     return next(iter(shapes), None)
 
 
-def _estimate(format: str, encoder: Encoder, survey: Survey, sampled: list[int]) -> int:
-    records = survey.records
+def _estimate(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
+    survey, records = plan.survey, plan.survey.records
     image = encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns)) + survey.value_bytes
-    container: Format = FORMATS[format]
+    container: Format = FORMATS[plan.format]
     if image.kind == "fixed":
         images = records * container.stored_bytes(image.record_nbytes)
     elif encoder.passes_through:
@@ -358,9 +360,10 @@ def _estimate(format: str, encoder: Encoder, survey: Survey, sampled: list[int])
     else:
         each = [container.stored_bytes(size) for size in sampled]
         images = sum(each) * records // max(1, len(each))
-    return images + columns + container.overhead_bytes
+    return images + columns + container.overhead_bytes + (images // _INDEX_SHARE if plan.index else 0)
 
 
+_INDEX_SHARE = 120  # of the bytes of photos that their seek index takes
 _GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
 
 
@@ -376,6 +379,8 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "exif_transpose": encode.exif_transpose,
         "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
         "split": plan.options.split,
+        **({} if encode.progressive is None else {"progressive": encode.progressive}),
+        **({"accept_loss": ",".join(encode.accept_loss)} if encode.accept_loss else {}),
         **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
     if plan.source.options.ignore:
@@ -388,6 +393,8 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         options["split"] = options["split"] or store.options.get("split")
         if plan.encoder().passes_through:
             options["quality"] = store.options.get("quality")
+            if "progressive" in store.options:
+                options["progressive"] = store.options["progressive"]
     return options
 
 
@@ -397,9 +404,15 @@ def counted_options(manifest: Manifest) -> dict[str, int]:
     return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
 
 
+def accepted_losses(manifest: Manifest) -> list[str]:
+    """The losses that were accepted when a store was packed."""
+    given = manifest.options.get("accept_loss")
+    return [name for name in given.split(",") if name in LOSSES] if isinstance(given, str) else []
+
+
 def made_alike(manifest: Manifest, other: Manifest) -> bool:
     """Whether two stores were made by the same options, so that equal images give equal records."""
-    names = (*_GEOMETRY, "quality") if manifest.encoding == other.encoding else _GEOMETRY
+    names = (*_GEOMETRY, "quality", "progressive") if manifest.encoding == other.encoding else _GEOMETRY
     return all(manifest.options.get(name) == other.options.get(name) for name in names)
 
 
@@ -416,6 +429,7 @@ def encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = 
         quality=_optional_int(o.get("quality")) or DEFAULT_QUALITY,
         normalization=manifest.normalization,
         exif_transpose=bool(o.get("exif_transpose", False)),
+        progressive="baseline" if o.get("progressive") == "baseline" else None,
         check="none",
         decoder=decoder,
         max_pixels=max_pixels,

@@ -35,8 +35,7 @@ class PackedShard:
         manifest: Of the shard; None where all of its samples were skipped, so that the store has no such shard.
         skipped: Samples left out by policy.
         counted: How many records are to be counted under which names in the manifest's options.
-        kept: For ``seekable``: files that were kept as they are, by reason.
-        lossy: For ``seekable``: images that were no JPEG and became one.
+        kept: Files that were kept as they are and should have been rewritten, by reason.
         oriented: Images with an EXIF orientation by which they are to be turned.
         palette: Of which classes how many images are PNG with a palette; class 0 without labels.
         source_bytes: Bytes of the images that were read.
@@ -46,7 +45,6 @@ class PackedShard:
     skipped: list[Skipped] = field(default_factory=list)
     counted: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
-    lossy: int = 0
     oriented: int = 0
     palette: Counter[int] = field(default_factory=Counter)
     source_bytes: int = 0
@@ -72,9 +70,7 @@ def pack_shard(
         for packed in packed_batches(plan, encoder, iter(entries), workers):
             append_packed(builder, packed, plan.survey)
             done.skipped += packed.skipped
-            done.counted.update(encoder.encoding.count(packed.records))
             done.kept.update(packed.kept)
-            done.lossy += packed.lossy
             done.oriented += len(packed.oriented)
             done.palette.update(label_of(packed.seen[place]) for place in packed.palette)
             done.source_bytes += packed.source_bytes
@@ -103,7 +99,7 @@ def packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], worke
     source, skip = plan.source, plan.options.on_error == "skip"
     at_rest = AtRest(plan.survey)
     return ordered_pieces(
-        lambda batch: pack(batch, source, encoder, at_rest, skip, plan.options.index),
+        lambda batch: pack(batch, source, encoder, at_rest, skip, plan.index),
         batches(source.fetch(entries), *limits, source.nbytes),
         workers,
         size=lambda packed: packed.record_bytes,
@@ -154,7 +150,7 @@ def append_packed(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: S
 
 def columns_of(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
     image, *shape = encoder.columns()
-    index = (SEEK_INDEX,) if plan.options.index else ()
+    index = (SEEK_INDEX,) if plan.index else ()
     return (image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM, *index)
 
 

@@ -36,9 +36,7 @@ class ConvertReport:
         skipped: Samples left out by policy.
         ledger: Every file of the source with its role; empty where it has none of its own.
         resumed: Records that an interrupted run had packed already.
-        kept: For ``seekable``: files that this run kept as they are because they cannot be made so, by reason. The
-            manifest's option ``not_seekable`` counts all such records of the store.
-        lossy: For ``seekable``: images that were no JPEG and that this run made one of, so that pixels changed.
+        kept: Progressive files that were to become baseline and that this run kept as they are, by reason.
         palette: Classes whose images are all PNG files with a palette, which may be masks; ``""`` stands for a whole
             dataset without classes.
         oriented: Images with an EXIF orientation by which they are to be turned, also those of an interrupted run. What
@@ -54,7 +52,6 @@ class ConvertReport:
     ledger: Ledger
     resumed: int = 0
     kept: Mapping[str, int] = field(default_factory=dict)
-    lossy: int = 0
     palette: tuple[str, ...] = ()
     oriented: int = 0
 

@@ -19,6 +19,7 @@ import packstore
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Skipped
 from packstore.images.encode import Encoder
+from packstore.images.seek_index import make_indexes
 from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, Packed
 from packstore.packing.plan import Plan, recorded_options
 from packstore.packing.values import nbytes_at_rest
@@ -46,7 +47,8 @@ def fingerprint_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> d
         "bytes of the source": survey.size_bytes,
         "format": plan.format,
         "encoding": plan.encode.encoding,
-        "options": recorded_options(plan),
+        # The answer to a question about losses changes no record that was packed before it.
+        "options": {name: value for name, value in recorded_options(plan).items() if name != "accept_loss"},
         "normalization": dataclasses.asdict(normalization) if normalization else None,
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,
@@ -126,6 +128,7 @@ class ResumedRecords:
         self.position = self._run.position if self._run is not None else None
         self._varies = any(column.name == "shape" for column in builder.columns)
         self._sampled = bool(plan.survey.sampled) or plan.survey.gives_keys
+        self._has_index = plan.index
 
     def __iter__(self) -> Iterator[Packed]:
         """Yields the records up to the first one that is not proven."""
@@ -161,10 +164,14 @@ class ResumedRecords:
                 source_bytes=packed.source_bytes + entry.size_bytes, record_bytes=packed.record_bytes + nbytes
             )
             if packed.record_bytes >= PASS_BYTES or len(packed.seen) >= PASS_RECORDS:
-                yield packed
+                yield self._indexed(packed)
                 packed = _empty()
         if packed.seen:
-            yield packed
+            yield self._indexed(packed)
+
+    def _indexed(self, packed: Packed) -> Packed:
+        """Makes seek indexes again, for a store that has them: they follow from the files."""
+        return packed._replace(indexes=make_indexes(packed.records)) if self._has_index else packed
 
 
 def _empty() -> Packed:

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import errno
 import itertools
+import json
 import os
 import threading
 import weakref
@@ -28,10 +29,11 @@ from packstore.core.files import (
     release_open_files,
 )
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
+from packstore.core.plainjson import canonical
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
-from packstore.stores.base import Problem, Reader, manifest_text, parse_manifest
+from packstore.stores.base import Problem, Reader, parse_manifest
 from packstore.stores.format import Format
 
 _OPEN_TRIES = 8
@@ -206,14 +208,19 @@ class ShardedReader(Reader):
             del self._open[number]
         self._used = {number: self._used.get(number, -1) for number in self._open}
 
+    def _is_manifest_as_written(self) -> bool:
+        """Whether the manifest's file holds this manifest in its canonical form, whichever version wrote it."""
+        try:
+            same = read_sharded_manifest(self.path).digest == self.manifest.digest
+            text = (self.path / MANIFEST_FILE).read_bytes()
+            return same and text == f"{canonical(json.loads(text))}\n".encode("ascii")
+        except (OSError, StoreError, ValueError):
+            return False
+
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Shards missing, left over, of the wrong size or SHA-256 (not ``quick``), and what each finds in itself."""
         shards = self._table
-        try:
-            same = (self.path / MANIFEST_FILE).read_bytes() == manifest_text(self.manifest)
-        except OSError:
-            same = False
-        if not same:
+        if not self._is_manifest_as_written():
             yield Problem(f"{MANIFEST_FILE} holds the manifest, but not as it was written")
         names = {MANIFEST_FILE, shards.file, *shards.names()}
         for entry in sorted(self.path.iterdir()):

@@ -30,7 +30,7 @@ from packstore.stores import open_store
 from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, remove_leftover, work_path
 from packstore.testing.records import KINDS, flip, listing, make_records, open_files, write
 
-FILES: dict[str, dict[str, Any]] = {"original": {}, "jpeg": {"encoding": "jpeg"}, "seekable": {"encoding": "seekable"}}
+FILES: dict[str, dict[str, Any]] = {"original": {}, "jpeg": {"encoding": "jpeg"}}
 PIXELS: dict[str, dict[str, Any]] = {
     "uint8": {"encoding": "uint8"},
     "fixed": {"encoding": "uint8", "size": 16},
@@ -210,23 +210,6 @@ class ExportSuite:
             assert again.encoding == form
             assert again.dataset_digest == report.manifest.dataset_digest
             assert (again.dataset_digest == digest) == (encode == "png"), number
-
-    @pytest.mark.slow
-    def test_the_index_of_seekable_images_can_be_left_out(self, folder: Path, tmp_path: Path, store: Path) -> None:
-        if "files" not in self.registered.holds:
-            pytest.skip("it holds no files")
-        convert(folder, tmp_path / "seekable.lmdb", encoding="seekable")
-        out = self.destination(tmp_path)
-        report = self.export(tmp_path / "seekable.lmdb", out, strip_index=True)
-        again = self.imported(out, tmp_path)
-        assert again.encoding == "original"
-        assert again.dataset_digest == report.manifest.dataset_digest
-        with open_store(tmp_path / "seekable.lmdb") as old, open_store(tmp_path / "again-0.h5") as new:
-            for i in range(len(old)):
-                assert b"packstore" not in bytes(new.read(i))[:200]
-                assert np.array_equal(pixels_of(old.read(i)), pixels_of(new.read(i)))
-        with pytest.raises(UsageError, match="seekable"):
-            self.export(store, self.destination(tmp_path, "other"), strip_index=True)
 
     def test_the_same_store_gives_the_same_bytes(self, store: Path, tmp_path: Path) -> None:
         found = []

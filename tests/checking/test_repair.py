@@ -242,9 +242,8 @@ def test_numbers_that_are_none(name: str, number: Any) -> None:
             function(*paths, workers=None, max_pixels=None)
 
 
-@pytest.mark.parametrize("encoding", ["original", "seekable"])
-def test_counts_of_the_whole_store_stay_out_of_the_shards(tmp_path: Path, encoding: str) -> None:
-    """``exif_oriented`` and ``not_seekable`` count all records: only the head of a sharded store has them."""
+def test_counts_of_the_whole_store_stay_out_of_the_shards(tmp_path: Path) -> None:
+    """``exif_oriented`` counts all records: only the head of a sharded store has it."""
     exif = Image.Exif()
     exif[0x0112] = 6
     (tmp_path / "photos" / "cat").mkdir(parents=True)
@@ -252,9 +251,8 @@ def test_counts_of_the_whole_store_stay_out_of_the_shards(tmp_path: Path, encodi
         image = picture(mode, 64 + number, 48)
         (tmp_path / "photos" / "cat" / f"{number}.jpg").write_bytes(encode(image, "JPEG", exif=exif))
     good, bad, fixed = (tmp_path / f"{name}.lmdb" for name in ("good", "bad", "fixed"))
-    report = packstore.convert(tmp_path / "photos", good, encoding=encoding, shard_size=4000)
+    report = packstore.convert(tmp_path / "photos", good, shard_size=4000)
     assert report.manifest.options["exif_oriented"] == 4
-    assert ("not_seekable" in report.manifest.options) == (encoding == "seekable")
     shutil.copytree(good, bad)
     shard = next(bad.glob("shard-00001*")) / "data.mdb"
     data = bytearray(shard.read_bytes())

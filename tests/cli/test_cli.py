@@ -121,8 +121,6 @@ def test_dry_run_tells_the_plan_and_writes_nothing(folder: Path, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
     pixels = run("convert", folder, tmp_path / "a.h5", "--dry-run", "--encoding", "uint8", "--size", "32x48")
     assert "uint8, 32 x 48 x 3 (HWC)" in pixels.stdout
-    seekable = run("convert", folder, tmp_path / "a.lmdb", "--dry-run", "--encoding", "seekable", "--quality", 77)
-    assert "at quality 77" in seekable.stdout
 
 
 @pytest.mark.slow

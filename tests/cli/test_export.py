@@ -49,7 +49,6 @@ def test_there_and_back(store: Path, tmp_path: Path) -> None:
         (("out.zip", "--shard-size", "1MB"), "shard_size is for exports of several shards, and zip is one file"),
         (("out", "--to", "webdataset", "--shard-size", "5"), "has no unit"),
         (("out.zip", "--quality", "80"), "for encode='jpeg'"),
-        (("out.zip", "--strip-index"), "strip_index is for stores of seekable images"),
         (("in.lmdb/out.zip",), "lie in each other"),
     ],
 )

@@ -271,7 +271,6 @@ IMAGES = {
 }
 GOOD = {
     "original": ["original"],
-    "seekable": ["original"],
     "jpeg": ["original"],
     "uint8": ["fixed uint8"],
     "float16": ["float16"],

@@ -23,7 +23,7 @@ from packstore.cli import cli
 from packstore.cli.bench import describe, to_json
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.core.progress import Progress, no_progress
-from packstore.diagnose.bench import AUGMENTS, BenchOptions, BenchReport, augmentation, bench, decode_rate
+from packstore.diagnose.bench import AUGMENTS, BenchOptions, BenchReport, augmentation, bench, decode_rate, trials
 from packstore.diagnose.bench.advice import Rates, Trial, advise, ceilings, core_seconds, cores_for, efficiency, judge
 from packstore.diagnose.bench.measure import Clock, EndToEnd, random_records, reading
 from packstore.diagnose.bench.trials import candidates
@@ -124,7 +124,7 @@ def test_a_packing_is_advised_when_it_was_faster_the_fastest_first() -> None:
     trials = [
         Trial("", 1000, 100),
         Trial("--encoding jpeg --resize 256", 1600, 25, changes="they shrink"),
-        Trial("--encoding seekable", 1100, 101),
+        Trial("--encoding original --index", 1100, 101),
         Trial("--encoding uint8", 8000, 150, "resident"),
     ]
     found = advise(JPEG, judge(JPEG), trials, format="lmdb", payload_bytes=1e5, disk_bytes=1e5)
@@ -210,7 +210,7 @@ STORES: dict[str, tuple[str, dict[str, Any]]] = {
     "float16": ("a.pth", {"encoding": "float16", "size": 40}),
     "bfloat16": ("a.lmdb", {"encoding": "bfloat16", "size": 32}),
     "shards": ("a.lmdb", {"shard_size": 20_000}),
-    "seekable": ("a.lmdb", {"encoding": "seekable"}),
+    "without an index": ("a.lmdb", {"index": False}),
 }
 
 
@@ -259,13 +259,13 @@ def test_other_operations_of_a_trial_are_told(tmp_path: Path) -> None:
     """Small files are cropped to 224 by the question, and their pixels of one size to that."""
     for number in range(6):
         write_image(tmp_path / "images" / "a" / f"{number}.jpg", 32, 32, number)
-    path = packstore.convert(tmp_path / "images", tmp_path / "small.lmdb").destination
+    path = packstore.convert(tmp_path / "images", tmp_path / "small.lmdb", index=False).destination
     report = bench(path, BenchOptions(**QUICK))
     now, *others = report.trials
     assert now.augment == ""
     told = {trial.how: trial.augment for trial in others}
     assert told["--encoding uint8 --size 32x32"] == "random crop to 32 (padding 4) and flip"
-    assert told["--encoding seekable"] == ""
+    assert told["--encoding original --index"] == ""
     assert "random crop to 32 (padding 4) and flip" in " ".join(describe(report).split())
 
 
@@ -303,7 +303,7 @@ def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
 
 @pytest.mark.slow
 def test_what_cannot_be_packed_here_is_not_tried(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without compiler and jpegtran, such as a node of a cluster, has a report of the rest."""
+    """A machine without a compiler, such as a node of a cluster, has a report of the rest."""
     monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not compiled"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
@@ -315,14 +315,14 @@ def test_what_cannot_be_packed_here_is_not_tried(folder: Path, tmp_path: Path, m
         "--encoding uint8 --resize 23",
     ]
     (reason,) = report.untried
-    assert reason.startswith("--encoding seekable: the encoding seekable needs a C compiler")
+    assert reason.startswith("--encoding original --index: a store with a seek index needs packstore's JPEG engine")
     assert f"not tried: {reason}" in describe(report)
     check_json(report)
 
 
 def test_candidates_depend_on_the_images(folder: Path, tmp_path: Path) -> None:
     def ways(manifest: Any, sizes: list[tuple[int, int]], crop: int | None) -> list[str]:
-        return [c.how for c in candidates(manifest, sizes, crop) if "seekable" not in c.how]
+        return [c.how for c in candidates(manifest, sizes, crop) if "--index" not in c.how]
 
     files = packstore.convert(folder, tmp_path / "a.lmdb").manifest
     assert ways(files, [(500, 375), (400, 600)], 224) == [
@@ -482,3 +482,21 @@ def test_the_table_of_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert "skipped: gone (not installed)" in lines
     assert "| 10,000 | lmdb | 2.5 | 2.5 | 2 | 2.5 | 0.0 | 2.5 |" in lines
     assert json.loads(report.write(results, tmp_path / "out")[0].read_text()) == results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("indexed", [True, False])
+def test_the_sample_is_packed_as_the_store_is(
+    folder: Path, tmp_path: Path, indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def convert(*paths: Any, **options: Any) -> Any:
+        asked.append(options.get("index"))
+        return packstore.convert(*paths, **options)
+
+    monkeypatch.setattr(trials, "convert", convert)
+    path = packstore.convert(folder, tmp_path / "a.lmdb", index=indexed).destination
+    report = bench(path, BenchOptions(split="train", **{**QUICK, "size": 20}))
+    assert asked[0] == indexed
+    assert ("--encoding original --index" in [trial.how for trial in report.trials]) == (not indexed)

@@ -124,7 +124,7 @@ def test_a_faster_decoder_is_named() -> None:
             "libjpeg-turbo 3.1.3 (x.so)",
             "only the crop's region is decoded, by libjpeg-turbo 3.1.3 (x.so)",
         ),
-        ("engine", "libjpeg-turbo 3.1.3 (x.so)", "of seekable files the crop's segments"),
+        ("engine", "libjpeg-turbo 3.1.3 (x.so)", "of files with a seek index little more than the crop"),
         ("turbojpeg", None, "libturbojpeg is there in version 3 or newer"),
         ("pillow", None, "decoded whole"),
     ],

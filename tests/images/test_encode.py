@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,8 @@ from packstore.images.encode import (
 )
 from packstore.images.encode.floats import cast_floats, normalization_tables, normalize, to_float32
 from packstore.images.encode.jpeg import encode_jpeg, worst_patch
-from packstore.images.encode.seekable import encode_seekable
 from packstore.images.normalization import as_normalization
 from packstore.images.resize import fit, limit
-from packstore.images.seekable import Made, add_index, check_index, read_index
 from tests.conftest import SharedData
 from tests.makers.datasets import pixels
 from tests.makers.images import all_images
@@ -40,11 +36,6 @@ from tests.makers.images import all_images
 FLOAT_ENCODINGS = ("float16", "bfloat16", "float32")
 IMAGENET = NORMALIZATIONS["imagenet"]
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@pytest.fixture
-def jpegtran(need: Callable[[str, bool], None]) -> None:
-    need("jpegtran", shutil.which("jpegtran") is not None)
 
 
 def file(height: int, width: int, seed: int = 1, kind: str = "JPEG", **options: Any) -> bytes:
@@ -78,7 +69,7 @@ def normalized(image: NDArray[np.uint8], normalization: Normalization | None) ->
     [
         (
             {"encoding": "png"},
-            "encoding should be one of original, seekable, jpeg, uint8, float16, bfloat16, float32, got 'png'",
+            "encoding should be one of original, jpeg, uint8, float16, bfloat16, float32, got 'png'",
         ),
         ({"encoding": 5}, "encoding should be one of"),
         ({"fit": ["crop"]}, "fit should be one of"),
@@ -93,6 +84,8 @@ def normalized(image: NDArray[np.uint8], normalization: Normalization | None) ->
         ({"encoding": "jpeg", "exif_transpose": "yes"}, "exif-transpose should be True or False, got 'yes'"),
         ({"encoding": "float16", "normalization": "imagenet"}, "should be a Normalization or None, got 'imagenet'"),
         ({"encoding": "uint8", "fit": "zoom"}, "fit should be one of crop, pad, squash, got 'zoom'"),
+        ({"progressive": "keep"}, "progressive should be one of baseline, got 'keep'"),
+        ({"encoding": "jpeg", "progressive": "baseline"}, "progressive is for the encoding original, not jpeg"),
         ({"check": "twice"}, "check should be one of header, decode, none"),
         ({"decoder": "gd"}, "decoder should be one of auto, engine, turbojpeg"),
         ({"encoding": "uint8", "size": 0}, "size should be a whole number from 1 to 65535, got 0"),
@@ -228,7 +221,7 @@ def test_files_stay_as_they_are(check: str) -> None:
     assert encoder("key", view).record is view
 
 
-@pytest.mark.parametrize(("source", "target"), [("jpeg", "jpeg"), ("jpeg", "original"), ("seekable", "seekable")])
+@pytest.mark.parametrize(("source", "target"), [("jpeg", "jpeg"), ("jpeg", "original")])
 def test_encoded_stores_pass_through(source: str, target: str) -> None:
     encoder = Encoder(EncodeOptions(target), source)
     data = file(9, 9)
@@ -240,85 +233,6 @@ def test_a_jpeg_store_is_encoded_again_for_another_size() -> None:
     encoder = Encoder(EncodeOptions("jpeg", resize=8), "jpeg")
     assert not encoder.passes_through
     assert encoder("key", file(16, 24)).shape == (8, 12, 3)
-
-
-SEEKABLE = ["jpeg-420", "jpeg-444", "jpeg-gray", "jpeg-progressive", "jpeg-optimized", "jpeg-restarts", "jpeg-exif"]
-
-
-def test_jpeg_files_become_seekable_with_the_same_pixels(jpegtran: None) -> None:
-    encoder = Encoder(EncodeOptions("seekable"))
-    assert not encoder.passes_through
-    for name, data in all_images().items():
-        record, shape, kept, *_ = encoder(name, data)
-        if name == "jpeg-cmyk":
-            assert (record, kept) == (data, "has 4 colour components")
-            continue
-        assert kept is None
-        assert check_index(record) is None
-        assert read_index(record) is not None
-        assert encoder(name, data).record == record
-        if name in SEEKABLE:
-            np.testing.assert_array_equal(decoded(record), decoded(data))
-        else:
-            assert shape == (23, 37, 3)
-            np.testing.assert_array_equal(decoded(record), decoded(encode_seekable(decoded(data), 90)))
-
-
-def test_what_decodes_to_other_pixels_is_kept(jpegtran: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, other = file(40, 50), file(40, 50, seed=2)
-    monkeypatch.setattr("packstore.images.encode.seekable.make_checked", lambda _: Made(other, False))
-    record, _, kept, *_ = Encoder(EncodeOptions("seekable"))("key", data)
-    assert (record, kept) == (data, "came out of libjpeg-turbo with other pixels")
-    assert Encoder(EncodeOptions("seekable", check="none"))("key", data).record == other
-
-
-def test_damaged_files_are_kept_or_refused(jpegtran: None) -> None:
-    data = file(64, 64)
-    broken = data[: len(data) * 2 // 3] + b"\xff\xd9"
-    record, _, kept, *_ = Encoder(EncodeOptions("seekable"))("key", broken)
-    assert record == broken
-    assert str(kept).startswith("is damaged: ")
-    without_tables = data.replace(b"\xff\xdb", b"\xff\xe5")
-    assert Encoder(EncodeOptions("seekable"))("key", without_tables).kept is not None
-    with pytest.raises(SampleError, match="key: damaged"):
-        Encoder(EncodeOptions("seekable", check="decode"))("key", without_tables)
-
-
-@pytest.mark.parametrize("options", [{"resize": 20}, {"max_side": 30}, {"size": 24, "exif_transpose": True}])
-def test_seekable_of_other_pixels_is_encoded_anew(options: dict[str, Any]) -> None:
-    """Without jpegtran, by wheels alone; with the pixels of Pillow."""
-    encoder = Encoder(EncodeOptions("seekable", quality=80, **options))
-    record, shape, *_ = encoder("key", data := file(48, 64))
-    assert read_index(record) is not None
-    assert check_index(record) is None
-    wanted = Encoder(EncodeOptions("uint8", **options))("key", data)
-    image = np.frombuffer(wanted.record, np.uint8).reshape(wanted.shape or ())
-    assert shape == image.shape
-    assert record == encode_seekable(image, 80)
-    assert encoder.compare("key", data, record) is None
-
-
-def test_seekable_records_compare_by_their_pixels(jpegtran: None) -> None:
-    encoder = Encoder(EncodeOptions("seekable", check="none"))
-    data, other = file(64, 90), file(64, 90, seed=2)
-    record = encoder("key", data).record
-    finer = add_index(save_restarts(data))
-    assert finer != record
-    assert encoder.compare("key", data, record) is None
-    assert encoder.compare("key", data, finer) is None  # by another jpegtran, perhaps
-    assert encoder.compare("key", data, data) is None  # kept
-    assert "of 5760 pixels differ" in str(encoder.compare("key", other, record))
-    assert "pixels, expected 64x91" in str(encoder.compare("key", file(64, 91), record))
-    assert "does not decode" in str(encoder.compare("key", data, bytes(record)[:-200]))
-    png = file(64, 90, kind="PNG")
-    assert encoder.compare("key", png, encoder("key", png).record) is None
-    with pytest.raises(SampleError, match="key"):
-        encoder.compare("key", data[:-300], record)
-
-
-def save_restarts(data: bytes) -> bytes:
-    command = ["jpegtran", "-restart", "1B"]
-    return subprocess.run(command, input=data, check=True, capture_output=True).stdout
 
 
 @pytest.mark.parametrize("target", ["uint8", "original"])

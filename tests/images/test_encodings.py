@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from itertools import islice
-
-import pytest
 
 from packstore.core.manifest import NORMALIZATIONS
 from packstore.testing import EncodingSuite
@@ -23,17 +19,7 @@ class Suite(EncodingSuite):
 
 class TestOriginal(Suite):
     encoding = "original"
-    variants = ({}, {"check": "decode"})
-
-
-class TestSeekable(Suite):
-    encoding = "seekable"
-    variants = ({}, {"resize": 30, "quality": 95})
-    tolerance = 3
-
-    @pytest.fixture(autouse=True)
-    def jpegtran(self, need: Callable[[str, bool], None]) -> None:
-        need("jpegtran", shutil.which("jpegtran") is not None)
+    variants = ({}, {"check": "decode"}, {"progressive": "baseline"})
 
 
 class TestJpeg(Suite):

@@ -25,7 +25,6 @@ from packstore.core.errors import DecodeError
 from packstore.core.manifest import NORMALIZATIONS, Normalization
 from packstore.images.decoders import backends, get_decoder
 from packstore.images.engine import Engine, Form, Requests, engine_problem, get_engine, native
-from packstore.images.seekable import add_index, read_index
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.normalizer import Normalizer
@@ -38,11 +37,9 @@ from tests.makers.engine_checks import (
     check_checkpoints,
     check_forms,
     check_guard_pages,
-    check_index,
     check_pixels,
     check_refusals,
     check_resizing,
-    check_rewriting,
     check_together,
     check_wrong_checkpoints,
     cut,
@@ -53,11 +50,13 @@ from tests.makers.engine_checks import (
     run,
     save,
 )
+from tests.makers.jpegs import segments
 from tests.makers.tiers import SEED, examples
 
 Need = Callable[[str, bool], None]
 SOURCE = ROOT / "packstore" / "images" / "engine"
 FILES = sorted(SOURCE.glob("*.c"))
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,17 +79,14 @@ def engines() -> list[Engine]:
         check_resizing,
         check_together,
         check_forms,
-        check_index,
         pytest.param(check_checkpoints, marks=pytest.mark.slow),
         check_wrong_checkpoints,
         pytest.param(check_guard_pages, marks=pytest.mark.slow),
         check_refusals,
-        pytest.param(check_rewriting, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "plain"])
-def test_what_every_engine_has_to_do(check: Callable[[Engine], None], vectors: bool, need: Need) -> None:
-    need("jpegtran", check is not check_rewriting or shutil.which("jpegtran") is not None)
+def test_what_every_engine_has_to_do(check: Callable[[Engine], None], vectors: bool) -> None:
     check(engines()[not vectors])
 
 
@@ -105,7 +101,7 @@ def boxes(draw: st.DrawFn, height: int, width: int) -> Box:
 
 @st.composite
 def jpegs(draw: st.DrawFn) -> bytes:
-    """All samplings, sizes, qualities, tables and restart intervals; with and without an index."""
+    """All samplings, sizes, qualities, tables and restart intervals."""
     sampling = draw(st.sampled_from(("gray", "444", "422", "420", "440")))
     height, width = draw(st.integers(1, 120)), draw(st.integers(1, 160))
     options: dict[str, Any] = {"quality": draw(st.sampled_from((1, 10, 50, 75, 95, 100)))}
@@ -119,10 +115,7 @@ def jpegs(draw: st.DrawFn) -> bytes:
         image = np.random.default_rng(kind).integers(0, 256, image.shape, np.uint8)
     if kind == 3:
         image[:] = image[:1, :1]
-    data = save(image, sampling, **options)
-    if options.get("restart_marker_blocks") == 1 and draw(st.booleans()):
-        data = add_index(data)
-    return data
+    return save(image, sampling, **options)
 
 
 @given(jpegs(), st.data())
@@ -133,9 +126,12 @@ def test_pixels_are_those_of_libjpeg_turbo(data: bytes, choice: st.DataObject) -
         whole = engine.decode(data, MAX_PIXELS)
         assert whole is not None
         np.testing.assert_array_equal(whole, image)
+        (index,) = engine.make_indexes([data])
         for number, box in enumerate(wanted):
-            found = run(engine, data, box, mirrored=bool(number % 2))
-            assert_same(found, image, box, None, None, bool(number % 2))
+            for known in (b"", index):
+                found = run(engine, data, box, mirrored=bool(number % 2), index=known)
+                assert_same(found, image, box, None, None, bool(number % 2))
+                assert engine.unindexed == 0
 
 
 @given(st.data())
@@ -303,40 +299,6 @@ def test_threads_have_an_engine_each() -> None:
     assert len(set(seen)) == 4
 
 
-# The index
-
-
-def outside(data: bytes, box: Box) -> bytes:
-    """The seekable file with all coded bytes gone of segments that the box does not need; it has an MCU a segment."""
-    index = read_index(data)
-    assert index is not None
-    changed, at, coded = bytearray(data), index.scan_at, data[index.scan_at :]
-    top, left, height, width = box
-    for number in range(index.across * index.rows):
-        row, column = divmod(number, index.across)
-        size = 2
-        while coded[size - 2] != 0xFF or coded[size - 1] == 0:
-            size += 1
-        y, x = row * index.mcu_height, column * index.mcu_width
-        near_y = y - 1 <= top + height and y + index.mcu_height >= top - 1
-        near_x = x - 1 <= left + width and x + index.mcu_width >= left - 1
-        if not (near_y and near_x):
-            changed[at : at + size - 2] = bytes(size - 2)
-        at, coded = at + size, coded[size:]
-    return bytes(changed)
-
-
-@pytest.mark.parametrize("sampling", ["gray", "444", "422", "420", "440"])
-def test_only_the_segments_of_a_box_are_decoded(sampling: str) -> None:
-    data, image = good()[f"{sampling} seekable"]
-    for box in ((0, 0, 9, 11), (30, 40, 17, 20), (62, 90, 8, 10)):
-        changed = outside(data, box)
-        assert sum(a != b for a, b in zip(data, changed, strict=True)) > len(data) // 3
-        for engine in engines():
-            assert_same(run(engine, changed, box), image, box, None, None, False)
-            assert engine.decode(changed, MAX_PIXELS) is None
-
-
 # Damage
 
 
@@ -366,7 +328,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     """``engine_fuzz.c`` with sanitizers, and seeds for it."""
     folder = tmp_path_factory.mktemp("fuzz")
     program = folder / "engine_fuzz"
-    command = ["gcc", "-std=gnu11", "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command = ["gcc", "-std=gnu11", "-O1", "-g1", "-ffp-contract=off", *SANITIZERS]
     sources = [ROOT / "tests" / "makers" / "engine_fuzz.c", *FILES]
     built = (
         shutil.which("gcc") is not None
@@ -455,9 +417,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
     Image.fromarray(noisy(64, 50)).save(root / "photos" / "a" / "x.png")
     made = {}
-    for encoding in ("seekable", "original", "uint8"):
-        made[encoding] = root / f"{encoding}.lmdb"
-        packstore.convert(root / "photos", made[encoding], encoding=encoding)
+    for name, options in {"indexed": {}, "original": {"index": False}, "uint8": {"encoding": "uint8"}}.items():
+        made[name] = root / f"{name}.lmdb"
+        packstore.convert(root / "photos", made[name], **options)  # type: ignore[arg-type]
     for name, encoding in (("fixed", "uint8"), ("float16", "float16"), ("bfloat16", "bfloat16")):
         for suffix in ("lmdb", "h5"):
             made[f"{name} {suffix}"] = root / f"{name}.{suffix}"
@@ -476,7 +438,7 @@ OPERATIONS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("operations", OPERATIONS.values(), ids=OPERATIONS)
-@pytest.mark.parametrize("encoding", ["seekable", "original", "uint8"])
+@pytest.mark.parametrize("encoding", ["indexed", "original", "uint8"])
 def test_a_loader_gives_the_same_batches(
     stores: dict[str, Path], encoding: str, operations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,8 +462,8 @@ def test_a_loader_gives_the_same_batches(
     monkeypatch.setattr(native, "_library", lambda: (None, "not here"))
     without, all_ = epochs()
     assert all(torch.equal(a, b) for a, b in zip(by_engine, without, strict=True))
-    # A PNG and a progressive file are left to others, where they have not become seekable.
-    assert few == {"seekable": 0, "original": 4, "uint8": 0}[encoding]
+    # A PNG and a progressive file are left to others.
+    assert few == (0 if encoding == "uint8" else 4)
     assert all_ == 50
 
 
@@ -553,28 +515,27 @@ def test_batches_are_finished_as_by_torch(
             torch.testing.assert_close(images.float(), expected.float(), **tolerances, msg=str(way))
 
 
-def test_damage_shows_as_ever(stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("encoding", ["indexed", "original"])
+def test_damage_shows_as_ever(
+    stores: dict[str, Path], encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     damaged = tmp_path / "damaged.lmdb"
-    shutil.copytree(stores["seekable"], damaged)
+    shutil.copytree(stores[encoding], damaged)
     dataset = PackedDataset(damaged, columns=("image", "key"), output="bytes")
     records = [(bytes(data), key) for data, key in (dataset[n] for n in range(len(dataset)))]
     file = damaged / "data.mdb"
     content = bytearray(file.read_bytes())
-    first, second, third = [data for data, _ in records if data[:2] == b"\xff\xd8"][3:6]
-    index = read_index(first)
-    assert index is not None
-    # Pixels that are gone, which only Pillow puts up with; a marker that is, which the index had; and tables.
-    middle = (index.scan_at + len(first)) // 2
+    first, second = [data for data, key in records if key in ("a/07.jpg", "a/08.jpg")]
+    # Pixels that are gone, which only Pillow puts up with; and tables.
     for data, start, new in (
-        (first, middle, b"\xff\xd9" * 40),
-        (second, second.rindex(b"\xff\xd0"), b"\0\0"),
-        (third, third.index(b"\xff\xdb"), b"\xff\xe5"),
+        (first, (segments(first)[-1].stop + len(first)) // 2, b"\xff\xd9" * 40),
+        (second, second.index(b"\xff\xdb"), b"\xff\xe5"),
     ):
         at = content.find(data)
         assert at > 0
         content[at + start : at + start + len(new)] = new
     file.write_bytes(content)
-    name = next(key for data, key in records if data == third)
+    name = next(key for data, key in records if data == second)
 
     def batches() -> tuple[list[torch.Tensor], list[str], float]:
         with pytest.raises(DecodeError, match=rf"record \d+ \({name}\)"):

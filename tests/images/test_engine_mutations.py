@@ -19,7 +19,6 @@ Need = Callable[[str, bool], None]
 def seeds(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[Path]:
     need: Need = request.getfixturevalue("need")
     need("gcc", shutil.which("gcc") is not None)
-    need("jpegtran", shutil.which("jpegtran") is not None)
     folder = tmp_path_factory.mktemp("seeds")
     for name, (data, _) in good().items():
         if len(data) < 8000:

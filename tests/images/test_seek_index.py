@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -16,18 +17,26 @@ from packstore import PackedDataset, PackedLoader
 from packstore.cli import cli
 from packstore.core.errors import CorruptRecordError, UsageError
 from packstore.core.manifest import Manifest
+from packstore.images.decoders import DECODERS, UNAVAILABLE, available_decoders
 from packstore.images.engine import engine_problem
 from packstore.images.seek_index import make_indexes
-from packstore.stores import create_store, open_store
-from packstore.training.augment import RandomHorizontalFlip, RandomResizedCrop
+from packstore.stores import open_store
+from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.makers.datasets import pixels
-from tests.makers.seek_indexes import repaired
+from tests.makers.seek_indexes import outside, repaired, with_changes
 from tests.makers.stores import content
 
 Need = Callable[[str, bool], None]
 SUFFIXES = (".lmdb", ".h5", ".pth")
 PROGRESSIVE, OTHER = 5, 11
 COUNT = 20
+RANDOM = (RandomResizedCrop(48), RandomHorizontalFlip())
+LISTS = {
+    "small crops": (RandomResizedCrop(24, scale=(0.01, 0.2)),),
+    "evaluation": (Resize(60), CenterCrop(48)),
+    "crops": (RandomCrop(60), RandomHorizontalFlip()),
+    "whole": (Resize((40, 50)),),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,9 +79,11 @@ def assert_indexed(store: Path, records: int = COUNT) -> None:
     assert "every seek index made again and compared" in report.checks
 
 
-def epoch(store: Path) -> tuple[torch.Tensor, dict[str, float]]:
-    operations = [RandomResizedCrop(48), RandomHorizontalFlip()]
-    loader = PackedLoader(PackedDataset(store), batch_size=6, augment=operations, seed=3, shuffle=True)
+def epoch(
+    store: Path, operations: Sequence[Any] = RANDOM, decoder: str = "auto", **options: Any
+) -> tuple[torch.Tensor, dict[str, float]]:
+    dataset = PackedDataset(store, decoder=decoder)
+    loader = PackedLoader(dataset, batch_size=6, augment=[*operations], seed=3, shuffle=True, **options)
     images = torch.cat([batch[0].clone() for batch in loader])
     return images, loader.stats()
 
@@ -81,8 +92,8 @@ def epoch(store: Path) -> tuple[torch.Tensor, dict[str, float]]:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_store_with_it_is_the_same_dataset(folder: Path, tmp_path: Path, suffix: str, shard_size: str | None) -> None:
     plain, indexed = tmp_path / f"plain{suffix}", tmp_path / f"indexed{suffix}"
-    without = pack(folder, plain, shard_size=shard_size)
-    manifest = pack(folder, indexed, shard_size=shard_size, index=True)
+    without = pack(folder, plain, shard_size=shard_size, index=False)
+    manifest = pack(folder, indexed, shard_size=shard_size)
     assert (manifest.dataset_digest, manifest.records_digest) == (without.dataset_digest, without.records_digest)
     assert manifest.shards is None or len(manifest.shards) > 2
     assert_indexed(indexed)
@@ -92,26 +103,128 @@ def test_a_store_with_it_is_the_same_dataset(folder: Path, tmp_path: Path, suffi
     assert stats["unindexed"] == 0
 
 
-def with_indexes(store: Path, copy: Path, change: Callable[[bytes, bytes], bytes]) -> None:
-    """A copy of a store with other indexes; ``change`` gets a file and its index."""
-    with open_store(store) as reader:
-        files = [bytes(reader.read(i)) for i in range(len(reader))]
-        indexes = [change(*each) for each in zip(files, indexes_of(store), strict=True)]
-        names = ("label", "key")
-        values = {name: [reader.value(name, i) for i in range(len(reader))] for name in names}
-        manifest = reader.manifest
-        with create_store(copy, format=manifest.format, encoding="original", columns=manifest.columns) as builder:
-            builder.describe(origin=manifest.origin, normalization=None, options=manifest.options, versions={})
-            values = {"label": np.array(values["label"]), "key": [bytes(key) for key in values["key"]]}
-            builder.append(files, values | {"seek_index": indexes}, "")
-            builder.commit()
+@pytest.fixture(scope="module")
+def stores(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A store by its name, which says whether it has an index."""
+    root = tmp_path_factory.mktemp("stores")
+
+    def get(name: str) -> Path:
+        if not (root / name).exists():
+            pack(folder, root / name, index=name.startswith("indexed"))
+        return root / name
+
+    return get
+
+
+Stores = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("operations", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_batches_are_those_without_it(stores: Stores, suffix: str, operations: Sequence[Any]) -> None:
+    expected, _ = epoch(stores("plain.lmdb"), operations)
+    found, stats = epoch(stores(f"indexed{suffix}"), operations, workers=3)
+    assert torch.equal(found, expected)
+    assert stats["unindexed"] == 0
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_every_decoder_gives_the_same_batches(stores: Stores, decoder: str, need: Need) -> None:
+    need(decoder, not available_decoders()[decoder].startswith(UNAVAILABLE))
+    expected, _ = epoch(stores("plain.lmdb"))
+    assert torch.equal(epoch(stores("indexed.lmdb"), decoder=decoder)[0], expected)
+
+
+def test_scaled_while_decoding_it_is_close(stores: Stores) -> None:
+    operations = (RandomResizedCrop(16, scale=(0.8, 1.0)),)
+    expected, _ = epoch(stores("plain.lmdb"), operations)
+    assert torch.equal(epoch(stores("indexed.lmdb"), operations, dct_scaling=False)[0], expected)
+    scaled, _ = epoch(stores("indexed.lmdb"), operations, dct_scaling=True)
+    assert 0 < (scaled.float() - expected.float()).abs().mean() < 9
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_only_what_a_crop_needs_is_decoded(stores: Stores, tmp_path: Path, suffix: str) -> None:
+    """Coded bytes beside it may be anything, which without an index is damage."""
+    side, sizes = 24, []
+
+    def damage(file: bytes, index: bytes) -> tuple[bytes, bytes]:
+        with Image.open(BytesIO(file)) as image:
+            box = (round((image.height - side) / 2), round((image.width - side) / 2), side, side)
+        changed = outside(index, file, box) if index else file
+        sizes.append(sum(a != b for a, b in zip(changed, file, strict=True)))
+        return changed, index
+
+    damaged, without = tmp_path / f"damaged{suffix}", tmp_path / f"without{suffix}"
+    with_changes(stores(f"indexed{suffix}"), damaged, damage)
+    assert sum(size > 2000 for size in sizes) == COUNT - 2
+    expected, _ = epoch(stores("plain.lmdb"), (CenterCrop(side),))
+    found, stats = epoch(damaged, (CenterCrop(side),))
+    assert torch.equal(found, expected)
+    assert stats["unindexed"] == 0
+    with_changes(damaged, without, lambda file, _: (file, b""))
+    others, _ = epoch(without, (CenterCrop(side),), on_error="skip")
+    assert len(others) < COUNT or not torch.equal(others, expected)
+
+
+def test_without_the_engine(stores: Stores, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with an index is read, none is packed, and one that is asked for is an error before anything is done."""
+    expected, _ = epoch(stores("plain.lmdb"))
+    indexed = stores("indexed.lmdb")
+    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not compiled"))
+    assert torch.equal(epoch(indexed)[0], expected)
+    with pytest.raises(UsageError, match="needs packstore's JPEG engine: not compiled"):
+        pack(folder, tmp_path / "a.lmdb", index=True)
+    assert list(tmp_path.iterdir()) == []
+    assert not pack(folder, tmp_path / "a.lmdb").has_column("seek_index")
+    with packstore.Writer(tmp_path / "w.lmdb") as writer:
+        writer.add(image=next(folder.rglob("*.jpg")))
+    assert not packstore.open(tmp_path / "w.lmdb").manifest.has_column("seek_index")
+    report = packstore.verify(indexed, decode=True)
+    assert report.ok
+    assert not any("seek index" in check for check in report.checks)
+
+
+def test_what_has_it_by_default(folder: Path, tmp_path: Path) -> None:
+    """Image files, wherever they come from; neither pixels nor files that were made smaller."""
+    arrays = [{"image": pixels(30, 40, i)} for i in range(3)]
+    encodings: dict[str, dict[str, Any]] = {
+        "jpeg.lmdb": {"encoding": "jpeg"},
+        "uint8.h5": {"encoding": "uint8"},
+        "half.pth": {"size": 32},
+    }
+    for name, options in encodings.items():
+        manifest = packstore.convert(folder, tmp_path / name, **options).manifest
+        assert not manifest.has_column("seek_index"), name
+    packstore.convert(arrays, tmp_path / "arrays.h5", encoding="uint8")
+    for number, name in enumerate(("uint8.h5", "arrays.h5")):
+        manifest = packstore.convert(tmp_path / name, tmp_path / f"{number}.lmdb", encoding="original").manifest
+        assert manifest.encoding == "uint8"
+        assert not manifest.has_column("seek_index"), name
+    assert pack(folder, tmp_path / "files.pth").has_column("seek_index")
+    for option, there in (("--no-index", False), ("--quiet", True), ("--index", True)):
+        store = tmp_path / f"cli{option}.lmdb"
+        done = CliRunner().invoke(cli, ["convert", str(folder), str(store), option])
+        assert done.exit_code == 0, done.output
+        assert "seek_index" not in done.output
+        assert packstore.open(store).manifest.has_column("seek_index") == there
+    said = CliRunner().invoke(cli, ["info", str(tmp_path / "files.pth")]).output
+    assert "uint8, where crops of each JPEG file begin to decode" in said
+    for asked in (None, True, False):
+        with packstore.Writer(tmp_path / f"{asked}.lmdb", index=asked) as writer:
+            writer.add(image=next(folder.rglob("*.jpg")))
+        assert packstore.open(tmp_path / f"{asked}.lmdb").manifest.has_column("seek_index") == (asked is not False)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_wrong_index_is_counted_and_not_used(folder: Path, tmp_path: Path, suffix: str) -> None:
     indexed, wrong = tmp_path / f"indexed{suffix}", tmp_path / f"wrong{suffix}"
     pack(folder, indexed, index=True)
-    with_indexes(indexed, wrong, lambda file, index: index[:-1] + bytes([index[-1] ^ 1]) if index else b"none of it")
+
+    def spoil(file: bytes, index: bytes) -> tuple[bytes, bytes]:
+        return file, index[:-1] + bytes([index[-1] ^ 1]) if index else b"none of it"
+
+    with_changes(indexed, wrong, spoil)
     (expected, _), (found, stats) = epoch(indexed), epoch(wrong)
     assert torch.equal(found, expected)
     assert stats["unindexed"] == COUNT - 2  # the engine does not decode the others
@@ -126,10 +239,10 @@ def test_a_forged_index_is_found_by_verify(folder: Path, tmp_path: Path) -> None
     indexed, forged = tmp_path / "indexed.lmdb", tmp_path / "forged.lmdb"
     pack(folder, indexed, index=True)
 
-    def shift(file: bytes, index: bytes) -> bytes:
-        return index and repaired(index[:10] + bytes([index[10] ^ 1]) + index[11:], file)
+    def shift(file: bytes, index: bytes) -> tuple[bytes, bytes]:
+        return file, index and repaired(index[:10] + bytes([index[10] ^ 1]) + index[11:], file)
 
-    with_indexes(indexed, forged, shift)
+    with_changes(indexed, forged, shift)
     epoch(forged)
     report = packstore.verify(forged, decode=True)
     assert {problem.record for problem in report.problems} == {*range(COUNT)} - {PROGRESSIVE, OTHER}
@@ -159,9 +272,30 @@ def test_every_command_that_writes_stores_makes_it(folder: Path, tmp_path: Path,
     digest = packstore.open(whole).manifest.dataset_digest
     assert packstore.convert(whole, copied, index=True).manifest.dataset_digest == digest
     assert_indexed(copied)
-    assert not packstore.convert(whole, tmp_path / "without.h5").manifest.has_column("seek_index")
+    assert not packstore.convert(whole, tmp_path / "without.h5", index=False).manifest.has_column("seek_index")
     packstore.select(whole, tmp_path / f"less{suffix}", drop_columns=["seek_index"])
     assert not packstore.open(tmp_path / f"less{suffix}").manifest.has_column("seek_index")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_stores_with_and_without_it_together(folder: Path, tmp_path: Path, order: int) -> None:
+    """What is made of them has one if all have."""
+    first, second, whole = (tmp_path / f"{name}.lmdb" for name in ("first", "second", "whole"))
+    pack(folder, whole)
+    packstore.select(whole, first, where="label == class0")
+    packstore.select(whole, second, where="label == class1", drop_columns=["seek_index"])
+    stores = [first, second][::order]
+    merged = packstore.merge(stores, tmp_path / "merged.lmdb").manifest
+    assert not merged.has_column("seek_index")
+    assert packstore.verify(tmp_path / "merged.lmdb", decode=True).ok
+    crops = [RandomResizedCrop(24)]
+    images = [torch.cat([batch[0].clone() for batch in PackedLoader(packstore.concat(stores), 6, augment=crops)])]
+    dataset = PackedDataset(tmp_path / "merged.lmdb")
+    images.append(torch.cat([batch[0].clone() for batch in PackedLoader(dataset, 6, augment=crops)]))
+    assert torch.equal(*images)
+    report = packstore.append(first, second)
+    assert report.manifest.has_column("seek_index")
+    assert_indexed(first)
 
 
 def test_damage_of_the_column_is_found_and_mended(folder: Path, tmp_path: Path) -> None:
@@ -194,11 +328,10 @@ def test_on_the_command_line(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["convert", str(folder), str(tmp_path / "s.lmdb"), "--index", "--quiet"])
     assert done.exit_code == 0, done.output
     assert_indexed(tmp_path / "s.lmdb")
-    for encoding in ("jpeg", "seekable"):
-        with pytest.raises(UsageError, match=f"for the encoding original, not {encoding}"):
-            packstore.convert(folder, tmp_path / "other.lmdb", encoding=encoding, index=True)
+    with pytest.raises(UsageError, match="for the encoding original, not jpeg"):
+        packstore.convert(folder, tmp_path / "other.lmdb", encoding="jpeg", index=True)
     with pytest.raises(UsageError, match="not float16"):
-        packstore.convert(folder, tmp_path / "other.pth", index=True)
+        packstore.convert(folder, tmp_path / "other.pth", size=32, index=True)
     with packstore.Writer(tmp_path / "w.lmdb", index=True) as writer:
         for path in sorted(folder.rglob("*.jpg")):
             writer.add(image=path)
@@ -211,7 +344,7 @@ def test_added_later_a_store_has_the_bytes_of_one_packed_with_it(
     folder: Path, tmp_path: Path, suffix: str, shard_size: str | None
 ) -> None:
     store, packed = tmp_path / f"store{suffix}", tmp_path / f"packed{suffix}"
-    pack(folder, store, shard_size=shard_size)
+    pack(folder, store, shard_size=shard_size, index=False)
     manifest = pack(folder, packed, shard_size=shard_size, index=True)
     report = packstore.add_index(store)
     assert (report.written, report.manifest) == (True, manifest)
@@ -222,7 +355,7 @@ def test_added_later_a_store_has_the_bytes_of_one_packed_with_it(
 
 def test_added_later_on_the_command_line(folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "s.lmdb"
-    pack(folder, store)
+    pack(folder, store, index=False)
     for said in (f"{COUNT} records indexed", "has a seek index already"):
         done = CliRunner().invoke(cli, ["index", str(store)])
         assert done.exit_code == 0, done.output
@@ -235,7 +368,7 @@ def test_added_later_on_the_command_line(folder: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_record_is_not_indexed(folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "s.h5"
-    pack(folder, store)
+    pack(folder, store, index=False)
     with open_store(store) as reader:
         image = bytes(reader.read(3))
     whole = store.read_bytes()

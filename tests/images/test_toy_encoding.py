@@ -107,9 +107,9 @@ def test_without_the_plug_in_its_stores_open_all_the_same(tmp_path: Path) -> Non
     ENCODINGS.unregister("toy")
     assert packstore.verify(store, decode=True).problems == ()
     assert packstore.PackedDataset(store, "train")[0][0].ndim == 3
-    with pytest.raises(packstore.UsageError, match=r"one of original, seekable, .*, got 'toy'"):
+    with pytest.raises(packstore.UsageError, match=r"one of original, jpeg, .*, got 'toy'"):
         packstore.verify(store, against=source)
-    with pytest.raises(packstore.UsageError, match="unknown encoding 'toy'; encodings: original, seekable"):
+    with pytest.raises(packstore.UsageError, match="unknown encoding 'toy'; encodings: original, jpeg"):
         packstore.convert(source, tmp_path / "y.lmdb", encoding="toy")
 
 

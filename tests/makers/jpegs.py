@@ -1,8 +1,9 @@
-"""JPEG files of every kind, made by ``cjpeg``; for tests that decode parts of them."""
+"""JPEG files of every kind, made by ``cjpeg``; for tests that decode parts of them. And their segments."""
 
 from __future__ import annotations
 
 import subprocess
+from typing import NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -25,6 +26,26 @@ SAMPLING_FACTORS = {
     "chroma of two kinds": "2x2,1x2,2x1",
 }
 """What ``cjpeg`` takes, by name."""
+
+
+class Segment(NamedTuple):
+    """A marker segment: ``data[start:stop]``, from its 0xFF to its last byte."""
+
+    marker: int
+    start: int
+    stop: int
+
+
+def segments(data: bytes) -> list[Segment]:
+    """The segments up to and including the first start of scan."""
+    found: list[Segment] = []
+    at = 2
+    while not found or found[-1].marker != 0xDA:
+        assert data[at] == 0xFF
+        stop = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        found.append(Segment(data[at + 1], at, stop))
+        at = stop
+    return found
 
 
 def noisy(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:

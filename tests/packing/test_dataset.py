@@ -52,7 +52,7 @@ class Iterated(torch.utils.data.IterableDataset[Any]):
 
 def columns_of(manifest: packstore.Manifest) -> dict[str, tuple[str, str]]:
     """Type and dtype of each column that is the user's."""
-    internal = ("key", "checksum", "row_checksum", "shape")
+    internal = ("key", "checksum", "row_checksum", "seek_index", "shape")
     return {c.name: (c.type, c.dtype) for c in manifest.columns if c.name not in internal}
 
 

@@ -65,7 +65,7 @@ def summary(*arguments: str | Path) -> str:
     return run.output
 
 
-ENCODINGS = [("lmdb", "original"), ("lmdb", "seekable"), ("h5", "jpeg"), ("h5", "uint8"), ("pth", "float16")]
+ENCODINGS = [("lmdb", "original"), ("h5", "jpeg"), ("h5", "uint8"), ("pth", "float16")]
 
 
 @pytest.mark.sampled(8, fast=3)
@@ -78,7 +78,7 @@ def test_the_summary_counts_them(suffix: str, encoding: str, check: str, photos:
     assert line in said
     assert "4 of them have an EXIF orientation, which is not applied" in summary("info", tmp_path / f"a.{suffix}")
     said = summary("convert", photos, tmp_path / f"b.{suffix}", *options, "--exif-transpose")
-    kept = encoding in ("original", "seekable")
+    kept = encoding == "original"
     assert f"4 of 10 images have an EXIF orientation, {'applied when loading' if kept else 'applied'}\n" in said
     how = "applied when they are loaded" if kept else "which was applied"
     assert f"4 of them have an EXIF orientation, {how}\n" in summary("info", tmp_path / f"b.{suffix}")
@@ -102,7 +102,7 @@ def test_skipped_images_do_not_count(photos: Path, tmp_path: Path) -> None:
     assert f"{ORIENTED - 1} with an EXIF orientation that is not applied" in repr(report)
 
 
-@pytest.mark.parametrize("encoding", ["original", "seekable", "jpeg", "uint8"])
+@pytest.mark.parametrize("encoding", ["original", "jpeg", "uint8"])
 @pytest.mark.parametrize("size", [None, 32])
 def test_it_is_proven_against_its_source(encoding: str, size: int | None, photos: Path, tmp_path: Path) -> None:
     if size is not None and encoding == "original":
@@ -117,28 +117,24 @@ def test_it_is_proven_against_its_source(encoding: str, size: int | None, photos
         assert content(tmp_path / "a.lmdb") != content(tmp_path / "flat.lmdb")  # the manifest alone
     with packstore.open(tmp_path / "a.lmdb") as one, packstore.open(tmp_path / "flat.lmdb") as other:
         same = [one.read(i) == other.read(i) for i in range(10)]
-    # A JPEG that seekable keeps is turned by the reader; other images are turned before they become one.
-    kept = {"original": 10, "seekable": 8}.get(encoding, 6) if size is None else 6
-    assert sum(same) == kept
+    assert sum(same) == (10 if encoding == "original" else 6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["original", "seekable"])
-def test_from_store_to_store(encoding: str, photos: Path, tmp_path: Path) -> None:
+def test_from_store_to_store(photos: Path, tmp_path: Path) -> None:
     """Files that stay files keep the wish, and pixels made of them stand upright; all are proven right."""
     a, b, c, d = (tmp_path / name for name in ("a.lmdb", "b.h5", "c.h5", "d.lmdb"))
-    packstore.convert(photos, a, encoding=encoding, **TURNED)
+    packstore.convert(photos, a, **TURNED)
     kept = packstore.convert(a, b)
     assert kept.manifest.options["exif_transpose"] is True
-    assert (kept.oriented, kept.orientation) == (4 if encoding == "original" else 2, "applied when loading")
+    assert (kept.oriented, kept.orientation) == (4, "applied when loading")
     packstore.convert(b, c, encoding="uint8")
     packstore.convert(c, d)
     packstore.convert(b, tmp_path / "small.h5", encoding="uint8", size=32)
-    packstore.convert(a, tmp_path / "s.lmdb", encoding="seekable")
+    packstore.convert(a, tmp_path / "s.lmdb", progressive="baseline")
     for made in (a, b, c, d, tmp_path / "small.h5", tmp_path / "s.lmdb"):
         assert packstore.verify(made, against=a).ok, made
-        if encoding == "original":
-            assert packstore.verify(made, against=photos).ok, made
+        assert packstore.verify(made, against=photos).ok, made
     for made in (a, b, c, d):
         images = PackedDataset(made, output="numpy")
         for i, key in enumerate(images.keys):

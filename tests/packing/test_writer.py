@@ -21,7 +21,7 @@ import packstore
 from packstore.core.errors import DestinationError, PackstoreError, SampleError, UsageError
 from packstore.stores.builder import StoreBuilder
 from tests.makers.datasets import make_folder, pixels
-from tests.makers.images import all_images
+from tests.makers.images import all_images, whole_images
 from tests.makers.samples import COCO_CLASSES, VOC_CLASSES, Voc, coco, jpeg, palette_png, same
 from tests.makers.tiers import examples
 
@@ -64,7 +64,7 @@ def test_samples_like_those_of_coco_come_back(tmp_path: Path, suffix: str, shard
     manifest = write(path, samples, COCO, split="train", shard_size=shard_size).manifest
     assert [column.name for column in manifest.columns] == [
         *("image", "boxes", "labels", "captions", "mask", "mask_shape", "image_id", "note", "note_valid"),
-        *("key", "checksum", "row_checksum"),
+        *("key", "checksum", "row_checksum", "seek_index"),
     ]
     assert manifest.column("labels").classes == COCO_CLASSES
     assert manifest.column("labels").parallel == "boxes"
@@ -149,6 +149,7 @@ def test_types_are_inferred(tmp_path: Path) -> None:
         "key": ("text", "ragged", "uint8", ()),
         "checksum": ("array", "fixed", "uint64", ()),
         "row_checksum": ("array", "fixed", "uint64", ()),
+        "seek_index": ("array", "ragged", "uint8", ()),
     }
     with packstore.open(tmp_path / "a.h5") as store:
         assert store.item("image", 2) == samples[2]["photo"]
@@ -171,7 +172,7 @@ def test_names_of_files_are_not_kept_as_text_unasked(tmp_path: Path) -> None:
 
 def test_files_pass_through_byte_for_byte(tmp_path: Path) -> None:
     """Of any kind, as bytes of several types, and by their paths."""
-    files = list(all_images().values())
+    files = list(whole_images().values())
     paths = [tmp_path / str(i) for i in range(len(files))]
     for path, data in zip(paths, files, strict=True):
         path.write_bytes(data)

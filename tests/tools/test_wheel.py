@@ -98,7 +98,7 @@ def test_it_works_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> Non
         assert done.returncode == 0, done.stdout + done.stderr
 
     run("-m", "packstore", "demo", "images")
-    run("-m", "packstore", "convert", "images", "store.lmdb", "--encoding", "seekable")
+    run("-m", "packstore", "convert", "images", "store.lmdb", "--index")
     run("-m", "packstore", "verify", "store.lmdb")
     run("-c", CHECK)
 

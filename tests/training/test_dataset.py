@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -302,8 +302,10 @@ def test_a_record_that_does_not_decode_is_named(tmp_path: Path) -> None:
         PackedDataset(tmp_path / "a.lmdb")[0]
 
 
-@pytest.mark.parametrize("encoding", ["original", "seekable"])
-def test_files_that_are_decoded_together_are_those_decoded_alone(tmp_path: Path, encoding: str) -> None:
+@pytest.mark.parametrize("progressive", [None, "baseline"])
+def test_files_that_are_decoded_together_are_those_decoded_alone(
+    tmp_path: Path, progressive: Literal["baseline"] | None
+) -> None:
     """More of them than one call decodes, of many sizes and kinds, one of them lying on its side."""
     (tmp_path / "photos").mkdir()
     for number in range(19):
@@ -315,7 +317,7 @@ def test_files_that_are_decoded_together_are_those_decoded_alone(tmp_path: Path,
         picture = Image.fromarray(noisy(9 + 7 * number, 80 - 3 * number, number))
         picture.save(tmp_path / "photos" / f"{number:02}.jpg", **options)
     Image.fromarray(noisy(20, 30)).save(tmp_path / "photos" / "x.png")
-    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", encoding=encoding)
+    packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", progressive=progressive)
     wanted = [19, *range(18, -1, -1), 3]
     for output in ("tensor", "numpy", "pil", "bytes"):
         for turned in (False, True):

@@ -22,7 +22,7 @@ Measure = Callable[[int], tuple[float, float]]
 FORMATS = ("lmdb", "h5", "pth")
 STORES: dict[str, dict[str, Any]] = {
     "photos, original": {"encoding": "original"},
-    "photos, seekable": {"encoding": "seekable"},
+    "photos, without index": {"encoding": "original", "index": False},
     f"photos, uint8 of {SIDE}": {"encoding": "uint8", "size": SIDE},
     f"photos, float16 of {SIDE}": {"encoding": "float16", "size": SIDE, "normalize": "imagenet"},
     "CIFAR, original": {"encoding": "original"},

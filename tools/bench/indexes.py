@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a seek index gives and takes: `original` without and with one, beside `seekable`.
+"""What a seek index gives and takes: stores without and with one.
 
     .venv/bin/python tools/bench/indexes.py IMAGES [--split train] [--repeats 7] [--workers N]
 
@@ -24,9 +24,8 @@ from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 
 STORES: dict[str, dict[str, Any]] = {
-    "original": {"encoding": "original"},
-    "original with index": {"encoding": "original", "index": True},
-    "seekable": {"encoding": "seekable"},
+    "without index": {"encoding": "original", "index": False},
+    "with index": {"encoding": "original", "index": True},
 }
 
 
@@ -78,8 +77,8 @@ def main() -> None:
             return time.perf_counter() - start
 
         loaded = in_turn({name: lambda of=loader: epoch(of) for name, loader in loaders.items()}, arguments.repeats)  # type: ignore[misc]
-        unindexed = loaders["original with index"].stats()["unindexed"]
-        records, plain = packstore.open(stores["original"]).manifest.records, image_bytes(stores["original"])
+        unindexed = loaders["with index"].stats()["unindexed"]
+        records, plain = packstore.open(stores["without index"]).manifest.records, image_bytes(stores["without index"])
         rows = [
             [
                 name,

@@ -238,12 +238,12 @@ def gil(source: Path, scratch: Path) -> None:
     The engine's work, which releases the GIL, is left out, and so are checksums. What is left is Python, in processor
     time.
     """
-    for encoding in ("original", "seekable"):
-        path = scratch / f"gil-{encoding}.lmdb"
-        packstore.convert(source, path, encoding=encoding)
+    for name, index in (("with index", True), ("without index", False)):
+        path = scratch / f"gil-{index}.lmdb"
+        packstore.convert(source, path, index=index)
         names = [split.name for split in packstore.open(path).manifest.splits]
         dataset = PackedDataset(path, names[0] if names else None, checksums="never")
-        print(f"\nPython an image in JPEG streaming ({encoding}), under the GIL: {_gil(dataset) * 1e6:.1f} µs")
+        print(f"\nPython an image in JPEG streaming ({name}), under the GIL: {_gil(dataset) * 1e6:.1f} µs")
 
 
 def _gil(dataset: PackedDataset) -> float:

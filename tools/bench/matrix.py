@@ -101,15 +101,14 @@ class Cell:
             "resize, centre",
             "padded crop, flip" if self.size == 32 else "",
         )
-        return usual and self.encoding in ("original", "seekable", "uint8") and self.out in ("as stored", "float32")
+        return usual and self.encoding in ("original", "uint8") and self.out in ("as stored", "float32")
 
 
 def cells(quick: bool) -> Iterator[Cell]:
     for suffix in ("pth",) if quick else ("lmdb", "h5", "pth"):
-        for encoding in ("original", "seekable"):
-            for name, augment in FILES.items():
-                for out, options in OUT.items():
-                    yield Cell(suffix, encoding, None, name, out, augment, options)
+        for name, augment in FILES.items():
+            for out, options in OUT.items():
+                yield Cell(suffix, "original", None, name, out, augment, options)
         for size, lists in ((32, SMALL), (256, LARGE)):
             for encoding in ("uint8", "float16") if quick else ("uint8", "float16", "bfloat16", "float32"):
                 for name, augment in lists.items():

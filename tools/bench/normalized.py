@@ -4,7 +4,7 @@
     .venv/bin/python tools/bench/normalized.py --images IMAGES [--repeats 5] [--epoch 4096] [--threads N]
 
 IMAGES is an image folder. Random resized crop to 224 and flip, batches of 256 in random order, page cache warm, epochs
-in turn (A B C A B C …). From files, `original` and `seekable`: uint8 out, and normalised float32. From images of
+in turn (A B C A B C …). From files: uint8 out, and normalised float32. From images of
 256 x 256: packstore's uint8 store, and TurboLoader's `.tbl` of the same files, where turboloader is installed; it takes
 a thread a core.
 """
@@ -28,12 +28,12 @@ from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.parallel import default_workers
 
 BATCH, SIDE, STORED = 256, 224, 256
-TITLES = ("original", "original, normalised", "seekable", "seekable, normalised", "uint8 256, normalised")
+TITLES = ("original", "original, normalised", "uint8 256, normalised")
 
 
 def ours(images: Path, scratch: Path, threads: int) -> dict[str, Callable[[], int]]:
     ways: dict[str, Callable[[], int]] = {}
-    for encoding, options in (("original", {}), ("seekable", {}), ("uint8", {"size": STORED})):
+    for encoding, options in (("original", {}), ("uint8", {"size": STORED})):
         path = scratch / f"{encoding}.lmdb"
         packstore.convert(images, path, encoding=encoding, **options)
         for normalize in (None, "imagenet"):
@@ -93,7 +93,7 @@ def main() -> None:
                 rates[title].append(rate(way, args.epoch))
     rows = []
     for title, found in rates.items():
-        beside = TITLES[4] if title.startswith("TurboLoader") else title.partition(", normalised")[0]
+        beside = TITLES[-1] if title.startswith("TurboLoader") else title.partition(", normalised")[0]
         ratio = (
             f"{median(found) / median(rates[beside]):.2f} of {beside}" if beside in rates and title != beside else ""
         )

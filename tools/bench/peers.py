@@ -12,7 +12,7 @@ with --quick about 10.
 All give uint8 batches in random order, page cache warm (TurboLoader float32 from 0 to 1: it has no other):
 
 - jpeg: the files as they are, of 224: random resized crop and flip, antialiased unless the table says otherwise; by an
-  LMDB of them, of them made seekable, and by the others each in its own way.
+  LMDB of them, and by the others each in its own way.
 - q90: records encoded anew as JPEG of quality 90 at their size, by each packer itself (all 4:2:0); FFCV's `jpg`.
 - raw: uint8 with the longer side at most 256; FFCV's `raw`.
 - cifar: 32 x 32 pixels, batches of 512, random crop (padding 4) and flip.

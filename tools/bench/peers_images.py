@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from loader import random_box
 from numpy.typing import NDArray
-from peers_limits import bare, bare_spliced
+from peers_limits import bare
 from peers_task import Batches, Contender, Epochs, Task, image_size
 from peers_torch import image_folder, litdata, mosaic, pack_litdata, pack_mosaic, pack_webdataset, webdataset
 from PIL import Image
@@ -31,15 +30,6 @@ def pack_store(task: Task) -> Path:
         task.source, task.own / "store.lmdb", split=task.split, workers=task.threads, **task.convert
     )
     return Path(report.destination)
-
-
-def pack_seekable(task: Task) -> Path:
-    """Of files: as they are, made seekable. Of re-encodes: the same re-encodes, made seekable."""
-    if task.convert.get("encoding", "original") == "original":
-        return pack_store(replace(task, convert={**task.convert, "encoding": "seekable"}))
-    encoded = pack_store(task)
-    seekable = task.own / "seekable.lmdb"
-    return Path(packstore.convert(encoded, seekable, encoding="seekable", workers=task.threads).destination)
 
 
 def packed(task: Task) -> Epochs:
@@ -291,12 +281,9 @@ LITDATA: dict[str, Any] = {"modules": ("torchvision", "litdata"), "package": "li
 SPDL: dict[str, Any] = {"modules": ("spdl.io", "spdl.pipeline"), "package": "spdl"}
 
 PACKED = Contender("packstore LMDB", packed, pack_store)
-SEEKABLE = Contender("packstore LMDB, seekable", packed, pack_seekable)
-SPLICED = Contender("bare threads: spliced decode, resize", bare_spliced, pack_seekable, package="", limit=True)
 
 JPEG = (
     PACKED,
-    SEEKABLE,
     Contender("DALI CPU, fused crop", dali, **DALI),
     Contender("DALI CPU, fused crop, not antialiased", dali_aliased, **DALI),
     Contender("TurboLoader, float32", turboloader, pack_tar, **TURBOLOADER),
@@ -307,9 +294,8 @@ JPEG = (
     Contender("LitData", litdata, pack_litdata, **LITDATA),
     Contender("SPDL", spdl, **SPDL),
     Contender("bare threads: decode, crop, resize", bare, package="", limit=True),
-    SPLICED,
 )
-Q90 = (PACKED, SEEKABLE, Contender("FFCV `jpg`", ffcv, pack_ffcv_jpg, **FFCV))
+Q90 = (PACKED, Contender("FFCV `jpg`", ffcv, pack_ffcv_jpg, **FFCV))
 RAW = (
     PACKED,
     Contender("FFCV `raw`", ffcv, pack_ffcv_raw, **FFCV),

@@ -16,7 +16,6 @@ from peers_task import Batches, Epochs, Task, image_size
 
 from packstore import PackedDataset
 from packstore.images.decoders import get_decoder
-from packstore.images.seekable import plan_crops, read_index
 
 
 def bare(task: Task) -> Epochs:
@@ -33,21 +32,6 @@ def bare(task: Task) -> Epochs:
     return _bare(
         task, files, lambda files, boxes: (_cut(decode(data), box) for data, box in zip(files, boxes, strict=True))
     )
-
-
-def bare_spliced(task: Task) -> Epochs:
-    """The same, of crop-seekable files, of which just the box is decoded."""
-    assert task.data is not None
-    dataset = PackedDataset(task.data, columns=("image",), output="bytes")
-    decode_crop = get_decoder("simplejpeg").decode_crop
-
-    def crops(files: Sequence[Any], boxes: Sequence[Box]) -> Iterator[NDArray[np.uint8]]:
-        indexes = {number: index for number, data in enumerate(files) if (index := read_index(data)) is not None}
-        plans = dict(zip(indexes, plan_crops([*indexes.values()], np.array(boxes)[[*indexes]]), strict=True))
-        for number, (data, box) in enumerate(zip(files, boxes, strict=True)):
-            yield decode_crop(data, box, index=indexes.get(number), plan=plans.get(number))
-
-    return _bare(task, [dataset[number] for number in range(len(dataset))], crops)
 
 
 Box = tuple[int, int, int, int]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.diagnose.bench.advice import Trial
@@ -47,10 +48,8 @@ def candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int |
     if not manifest.holds_files or not sizes:
         return []
     found = []
-    if manifest.encoding != "seekable" and crop is not None:
-        found.append(
-            Candidate("--encoding seekable", {"encoding": "seekable"}, "JPEG files keep their pixels, others do not")
-        )
+    if manifest.encoding == "original" and not manifest.has_column(SEEK_INDEX.name) and crop is not None:
+        found.append(Candidate("--encoding original --index", {"encoding": "original", "index": True}))
     if len(set(sizes)) == 1 and max(sizes[0]) <= SMALL_SIDE:
         found.append(
             Candidate("--encoding uint8 --size {}x{}".format(*sizes[0]), {"encoding": "uint8", "size": sizes[0]})
@@ -93,7 +92,8 @@ def try_out(
         folder.mkdir(parents=True)
         for number, data in enumerate(sample.data[:RECORDS]):
             (folder / f"{number:05}{_suffix(data)}").write_bytes(data)
-        for number, way in enumerate([Candidate("", {"encoding": "original"}), *ways]):
+        indexed = dataset.manifest.has_column(SEEK_INDEX.name)
+        for number, way in enumerate([Candidate("", {"encoding": "original", "index": indexed}), *ways]):
             path = Path(scratch) / str(number)
             try:
                 convert(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from typing import Any
 
 from packstore.diagnose.doctor.facts import Fact
@@ -28,7 +25,6 @@ def decoder_facts(found: dict[str, Any]) -> list[Fact]:
         facts.append(_crops(found["used"], found["regions"]))
         facts += _libturbojpeg(found.get("libturbojpeg"))
         facts.append(_engine(found["not_compiled"]))
-    facts.append(_jpegtran())
     return facts
 
 
@@ -60,7 +56,7 @@ def _speed(decoder: dict[str, Any]) -> str:
 def _crops(used: str, regions: str | None) -> Fact:
     if used == "engine":
         text = (
-            "of seekable files the crop's segments are decoded, of ordinary JPEG files the rows down to its lower edge"
+            "of files with a seek index little more than the crop is decoded, of others the rows down to its lower edge"
         )
     elif regions is not None:
         text = f"of ordinary JPEG files only the crop's region is decoded, by {regions}"
@@ -79,8 +75,8 @@ def _libturbojpeg(version: str | None) -> list[Fact]:
     if version is None or int(version.partition(".")[0]) >= 3:
         return []
     text = (
-        f"{version}: what the engine does not decode, 3 decodes in parts and rewrites for --encoding seekable "
-        "(packstore guide troubleshooting says how to get it)"
+        f"{version}: what the engine does not decode, 3 decodes in parts (packstore guide troubleshooting says how to "
+        "get it)"
     )
     return [Fact("JPEG", "libjpeg-turbo", version, text)]
 
@@ -90,22 +86,3 @@ def _engine(not_compiled: str | None) -> Fact:
     if not_compiled is not None:
         text = f"not here, so that loaders are about half as fast: {not_compiled}"
     return Fact("JPEG", "engine of crops", not_compiled is None, text)
-
-
-def _jpegtran() -> Fact:
-    path = shutil.which("jpegtran")
-    if path is None:
-        text = (
-            "not installed (rewrites JPEG files without loss; on Debian and Ubuntu: apt install libjpeg-turbo-progs; "
-            "without root: packstore guide troubleshooting)"
-        )
-        return Fact("JPEG", "jpegtran", None, text)
-    try:
-        done = subprocess.run(
-            [path, "-version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=20, check=False
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return Fact("JPEG", "jpegtran", path, path, f"it does not run: {error}")
-    said = (done.stdout + done.stderr).decode("utf-8", "replace")
-    version = re.search(r"version (\d+(?:\.\d+)+)", said)
-    return Fact("JPEG", "jpegtran", path, f"{path}, libjpeg-turbo {version[1]}" if version else path)

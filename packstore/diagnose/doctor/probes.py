@@ -5,7 +5,6 @@ An answer has ``version`` and perhaps ``details``, or ``error`` and, where there
 
 from __future__ import annotations
 
-import ctypes.util
 import importlib
 import io
 import re
@@ -75,30 +74,11 @@ def _pillow(_: Any) -> list[str]:
 def _turbojpeg(module: Any) -> list[str]:
     if not hasattr(module, "TurboJPEG"):
         raise ImportError("the module turbojpeg is not PyTurboJPEG's (pip uninstall turbojpeg)")
-    from packstore.images.turbojpeg_library import wanted_library
+    from packstore.images.turbojpeg_library import turbo_version, wanted_library
 
     wanted = wanted_library() or None
     module.TurboJPEG(wanted)  # without a path it finds and loads the system's library; or it raises
     return [f"libjpeg-turbo {turbo_version(wanted) or 'of unknown version'}"]
-
-
-def turbo_version(name: str | None = None) -> str | None:
-    """Version of a libturbojpeg, by default the system's. No function returns it; the library contains it as text."""
-    name = name or ctypes.util.find_library("turbojpeg")
-    if name is None:
-        return None
-    maps = Path("/proc/self/maps")
-    ctypes.CDLL(name)
-    paths = re.findall(r"(/\S*libturbojpeg\S*)", maps.read_text("utf-8", "surrogateescape")) if maps.exists() else []
-    # The very file, where that is what is asked for; several may be loaded.
-    for path in dict.fromkeys([name, *paths]):
-        try:
-            found = re.search(rb"libjpeg-turbo version (\d+(?:\.\d+)+)", Path(path).read_bytes())
-        except OSError:
-            continue
-        if found is not None:
-            return found[1].decode()
-    return None
 
 
 _DETAILS: dict[str, Callable[[Any], list[str]]] = {
@@ -116,7 +96,7 @@ def _decoders() -> Answer:
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import region_library
     from packstore.images.engine import engine_problem
-    from packstore.images.turbojpeg_library import wanted_library
+    from packstore.images.turbojpeg_library import turbo_version, wanted_library
 
     found: dict[str, Answer] = {}
     for name, text in available_decoders().items():

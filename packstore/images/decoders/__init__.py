@@ -21,8 +21,6 @@ from packstore.images.decoders.orientation import read_orientation, upright
 from packstore.images.decoders.region import load_region
 from packstore.images.engine import Engine, get_engine
 from packstore.images.jpeg import is_whole
-from packstore.images.seekable.index import Index, read_index
-from packstore.images.seekable.splice import CropPlan, plan_crop, splice
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
 
 if TYPE_CHECKING:
@@ -178,17 +176,14 @@ class Decoder:
         data: Buffer,
         box: Box,
         *,
-        index: Index | None = None,
         info: ImageInfo | None = None,
         target: tuple[int, int] | None = None,
-        plan: CropPlan | None = None,
     ) -> NDArray[np.uint8]:
         """The pixels of a box: those that :meth:`decode` gives, bit for bit.
 
         As little as possible is decoded, and damage elsewhere goes unseen:
 
-        - of a seekable JPEG, the segments that the box needs;
-        - of other JPEG files, by turbojpeg and simplejpeg with TurboJPEG's library of version 3: the box itself, and
+        - of JPEG files, by turbojpeg and simplejpeg with TurboJPEG's library of version 3: the box itself, and
           the entropy coding of everything above and beside it (in a progressive file, of everything);
         - without that library, of plain JPEG files (not progressive, no restart markers, segment after segment): the
           rows down to the box's lower edge;
@@ -197,13 +192,9 @@ class Decoder:
         Args:
             data: The bytes of one image file.
             box: Within the image.
-            index: The seek index of ``data``, if the caller has it.
-            info: The header of ``data`` by :func:`packstore.images.sniff.sniff`, if it has no index and the caller has
-                the header.
+            info: The header of ``data`` by :func:`packstore.images.sniff.sniff`, if the caller has it.
             target: Height and width to which the caller resizes the box. If given, a JPEG may be scaled by 1/2 or 1/4
                 while decoding, as long as at least that many pixels remain: see :data:`SCALED_TOLERANCE`.
-            plan: The plan of :func:`packstore.images.seekable.plan_crops` for ``index`` and ``box``, if the caller has
-                it: planning many images at once is faster.
 
         Returns:
             uint8, shape ``(h, w, 3)``, RGB; may be a view of a larger array. ``h`` and ``w`` are those of the box, or a
@@ -218,18 +209,7 @@ class Decoder:
         if pixels is not None:
             return pixels
         top, left, height, width = box
-        if index is None and info is None:
-            index = read_index(view)
         shrink = 1 if target is None else _shrink(height, width, *target)
-        if index is not None and _within(box, index.height, index.width):
-            _pillow.check_size(index.width, index.height, self.max_pixels)
-            if plan is None:
-                plan = plan_crop(index, box)
-            part = splice(view, index, plan) if plan.height else None
-            if part is not None:
-                pixels = self._part(memoryview(part), plan.height, plan.width, shrink)
-                if pixels is not None:
-                    return _part_of(pixels, (plan.top, plan.left, height, width), plan.height, shrink)
         image = self._regional(view, box, info, shrink)
         if image is None and shrink > 1:
             image = self._shrunk(view, box, shrink)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from packstore.images.encode.differences import (
     value_difference,
 )
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
+from packstore.images.losses import find_losses, refuse_losses
 from packstore.images.resize import Pixels, fit, limit, limited_size, target_size
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, too_many_pixels, unread_bits
 
@@ -35,15 +36,13 @@ class Encoded(NamedTuple):
     Attributes:
         record: The bytes of the image column.
         shape: ``(height, width, 3)`` of the pixels where they were decoded or known, else None.
-        kept: Why the record is the file as it came, from an encoding that usually rewrites it; else None.
-        lossy: An encoding that usually keeps all pixels had to change these.
+        kept: Why the record is the file as it came, although it should have been rewritten; else None.
         oriented: The source's file has an EXIF orientation by which the image is to be turned.
     """
 
     record: Buffer
     shape: tuple[int, int, int] | None
     kept: str | None = None
-    lossy: bool = False
     oriented: bool = False
 
 
@@ -88,6 +87,9 @@ class SourceImages:
         reason = too_many_pixels(info.width, info.height, self.options.max_pixels) or unread_bits(info)
         if reason is not None:
             raise HeaderError(reason)
+        accepted = self.options.accept_loss
+        if accepted is not None and (losses := find_losses(image, info)):
+            refuse_losses(key, losses, accepted)
         _thread.latest = image, info
         return image, info
 
@@ -211,15 +213,6 @@ class Encoding(ABC):
         The manifest records them, and an interrupted conversion goes on only with the same ones."""
         return {"decoder": self.images.decoder.version}
 
-    def count(self, records: Sequence[Buffer]) -> Mapping[str, int]:
-        """How many of these records are to be counted under which names in the manifest's options."""
-        return {}
-
-    @classmethod
-    def describe_loss(cls, options: EncodeOptions) -> str | None:
-        """What ``convert --dry-run`` says of loss; None where the name says it all."""
-        return None
-
     def columns(self) -> tuple[Column, ...]:
         """The image column, and ``shape`` (int32, height width channels) for raw pixels of differing sizes.
 
@@ -252,9 +245,9 @@ class Encoding(ABC):
         plain = info is not None and info.sof and not info.app1_at
         oriented = not plain and read_orientation(data, info) != 1
         if self.options.check != "decode":
-            return Encoded(data, None, None, False, oriented)
+            return Encoded(data, None, None, oriented)
         height, width, _ = images.decoder.decode(data, info=info).shape
-        return Encoded(data, (height, width, 3), None, False, oriented)
+        return Encoded(data, (height, width, 3), None, oriented)
 
     def of_array(self, key: str, array: NDArray[Any]) -> Encoded:
         """``array``, in this encoding's layout, as a record; no copy where it is contiguous.

@@ -12,6 +12,7 @@ from packstore.images.decoders import DECODERS, MAX_PIXELS
 from packstore.images.resize import FITS, Size, target_size
 
 CHECKS = ("header", "decode", "none")
+PROGRESSIVE = ("baseline",)
 MAX_SIDE = 65_535
 """Largest side that a size option accepts, in pixels (a JPEG has no larger one)."""
 _CHANGES_PIXELS = ("size", "resize", "max_side", "exif_transpose")
@@ -26,8 +27,7 @@ class EncodeOptions:
     Messages name the options as the command line does, without its leading dashes.
 
     Attributes:
-        encoding: One of :data:`packstore.core.registry.ENCODINGS`. ``original`` keeps the bytes, ``seekable`` the
-            pixels and metadata of JPEG files that are not resized.
+        encoding: One of :data:`packstore.core.registry.ENCODINGS`. ``original`` keeps the bytes.
         size: ``S`` for a square or ``(height, width)``: every image is brought to it.
         fit: How an image of another aspect ratio comes to ``size``: ``crop``, ``pad`` or ``squash``.
         resize: Shrinks so that the shorter side has at most this many pixels.
@@ -38,6 +38,9 @@ class EncodeOptions:
         check: How thoroughly files are checked: ``header``, ``decode`` or ``none``. A file that is decoded anyway is
             always checked in full; ``none`` then leaves it to the decoder to say what is wrong.
         decoder: ``auto`` or the name of a decoder.
+        progressive: ``baseline`` makes progressive JPEG files baseline ones, without loss; None keeps them.
+        accept_loss: Losses of reading files as 8-bit RGB, names of :data:`packstore.images.losses.LOSSES`, that are
+            accepted: about others a question ends the run. None asks nothing.
         max_pixels: An image of more pixels is refused, by its header.
     """
 
@@ -52,12 +55,18 @@ class EncodeOptions:
     check: str = "header"
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
+    progressive: str | None = None
+    accept_loss: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_encoding("encoding", self.encoding)
         check_choice("fit", self.fit, FITS)
         check_choice("check", self.check, CHECKS)
         check_choice("decoder", self.decoder, ("auto", *DECODERS))
+        if self.progressive is not None:
+            check_choice("progressive", self.progressive, PROGRESSIVE)
+            if "progressive" not in ENCODINGS[self.encoding].accepts:
+                raise UsageError(f"progressive is for the encoding original, not {self.encoding}; leave it out")
         if self.size is not None:
             _check_size(self.size)
         if self.resize is not None:
@@ -78,7 +87,7 @@ class EncodeOptions:
             listed = f"{', '.join(names)} and {last}" if names else last
             raise UsageError(
                 f"the encoding {self.encoding} keeps files as they are, so {listed} cannot apply; use the encoding "
-                "jpeg, seekable or uint8"
+                "jpeg or uint8"
             )
         if self.normalization is None:
             return

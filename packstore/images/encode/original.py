@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from packstore.core.columns import ImageData
-from packstore.images.encode.base import Encoded, Encoding
+from packstore.core.errors import DecodeError
+from packstore.images.encode.base import Encoded, Encoding, SourceImages
+from packstore.images.progressive import NotBaselineError, baseline_version, make_baseline
+from packstore.images.sniff import sniff
 
 
 class Original(Encoding):
-    """Files as they are. Of a source of arrays, which has no files, the arrays as they are, under its own encoding."""
+    """Files as they are. Of a source of arrays, which has no files, the arrays as they are, under its own encoding.
+
+    With the option ``progressive``, progressive JPEG files become baseline ones of the same pixels and metadata.
+    """
 
     name = "original"
-    accepts = frozenset({"exif_transpose"})
+    accepts = frozenset({"exif_transpose", "progressive"})
     keeps_exif = True
+
+    def __init__(self, images: SourceImages, shape: tuple[int, ...] | None = None) -> None:
+        super().__init__(images, shape)
+        self.passes_through = self.passes_through and self.options.progressive is None
 
     @classmethod
     def of_source(cls, source: type[Encoding]) -> type[Encoding]:
@@ -21,5 +33,20 @@ class Original(Encoding):
     def holds(cls, source: type[Encoding]) -> bool:
         return source.layout is None
 
+    def versions(self) -> dict[str, str]:
+        """Raises :class:`UsageError` at once if progressive files are to be made baseline and cannot be."""
+        progressive = {} if self.options.progressive is None else {"TurboJPEG": baseline_version()}
+        return super().versions() | progressive
+
     def encode(self, key: str, image: ImageData) -> Encoded:
-        return self.keep(key, image)
+        kept = self.keep(key, image)
+        if isinstance(image, np.ndarray) or bytes(image[:2]) != b"\xff\xd8" or not sniff(image).progressive:
+            return kept
+        decoder, data = self.images.decoder, bytes(image)
+        try:
+            record = make_baseline(data)
+            # Other code than libjpeg-turbo's transformation has read both: its decoder, and of the new file our engine.
+            same = np.array_equal(decoder.decode(data), decoder.decode(record))
+        except (NotBaselineError, DecodeError) as error:
+            return kept._replace(kept=str(error))
+        return kept._replace(record=record) if same else kept._replace(kept="came out with other pixels")

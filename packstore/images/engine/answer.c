@@ -1,6 +1,6 @@
 /* Answers requests: plans what is needed of an image, has it decoded, two JPEG files at a time, and makes of its pixels
  * what is wanted. */
-#include "engine.h"
+#include "augment.h"
 
 #include <string.h>
 
@@ -68,48 +68,47 @@ static int make_planes(struct decoder *decoder, const struct request *request, i
                          window->width, visible.height, visible.width);
 }
 
-/* What was made becomes the answer. */
-static void convert(struct decoder *decoder)
+/* What was made goes through its program and becomes the answer. */
+static int convert(struct decoder *decoder)
 {
     const struct making *making = &decoder->making;
     const struct request *request = making->request;
     int64_t pixels = request->window.height * request->window.width;
+    struct image image = {making->to, request->window.height, request->window.width};
+    if (request->steps && run_program(decoder, &image, request->program, request->steps) != DONE)
+        return REFUSED;
     if (making->to == request->to)
-        return;
+        return DONE;
     if (making->kind == UINT8)
         convert_pixels(decoder, making->form, making->to, request->to, pixels);
     else
         convert_planes(decoder, making->form, making->kind, making->to, request->to, pixels);
-}
-
-/* From the pixels of `making->box`, which begin at `pixels`: of what may be read from there on there are `nbytes`. */
-static int make_visible(struct decoder *decoder, const uint8_t *pixels, int64_t stride, int64_t nbytes)
-{
-    const struct making *making = &decoder->making;
-    const struct box *visible = &making->visible;
-    int64_t to_stride = 3 * making->request->window.width;
-    if (making->resized)
-        return resize(decoder, pixels, nbytes, making->box.height, stride, making->shown, to_stride, visible->height,
-                      visible->width);
-    uint8_t *to = making->shown;
-    for (int64_t y = 0; to != pixels && y < visible->height; y++, pixels += stride, to += to_stride) {
-        if (making->request->mirrored)
-            decoder->kernels->mirror(to, pixels, visible->width);
-        else
-            memcpy(to, pixels, (size_t)(3 * visible->width));
-    }
     return DONE;
 }
 
-/* Where the pixels of a JPEG file's box go: where they are to be seen, if nothing comes between. NULL for no memory. */
-static uint8_t *decoded(struct decoder *decoder)
+/* The image's rows above `bottom` have samples: makes pixels of those that are new, while they are in the caches. */
+void use_rows(struct decoder *decoder, int64_t bottom)
 {
-    const struct making *making = &decoder->making;
-    const struct request *request = making->request;
-    if (!making->resized && !request->mirrored && making->visible.width == request->window.width)
-        return making->shown;
-    size_t nbytes = (size_t)(3 * making->box.height * making->box.width);
-    return make_room(&decoder->pixels, nbytes) == DONE ? decoder->pixels.at : NULL;
+    struct making *making = &decoder->making;
+    const struct box *box = &making->box;
+    int64_t stop = bottom - box->top < box->height ? bottom - box->top : box->height;
+    uint8_t *pixels = decoder->pixels.at;
+    while (making->rows < stop) {
+        int64_t count = making->resized ? 2 : 1;
+        if (making->rows + count > stop) {
+            if (stop < box->height)
+                return;
+            count = 1;
+        }
+        const struct box rows = {box->top + making->rows, box->left, count, box->width};
+        uint8_t *to = making->shown + making->rows * 3 * making->request->window.width;
+        write_pixels(decoder, &rows, making->resized || making->request->mirrored ? pixels : to);
+        if (making->resized)
+            resize_rows(decoder, pixels, pixels + (count - 1) * 3 * box->width);
+        else if (making->request->mirrored)
+            decoder->kernels->mirror(to, pixels, box->width);
+        making->rows += count;
+    }
 }
 
 /* The box of the image whose pixels the visible part needs. */
@@ -124,6 +123,7 @@ static int plan_box(struct decoder *decoder)
         making->box = (struct box){box->top + top, box->left + left, visible->height, visible->width};
         return DONE;
     }
+    across->sampling = down->sampling = request->sampling;
     if (make_taps(across, box->width, request->size_width, left, visible->width, request->mirrored, 4) ||
         make_taps(down, box->height, request->size_height, top, visible->height, false, 2))
         return REFUSED;
@@ -156,11 +156,15 @@ static int begin_pixels(struct decoder *decoder, struct team *team)
         return REFUSED;
     if (request->height) {
         int64_t first = 3 * (making->box.top * request->width + making->box.left);
-        return make_visible(decoder, request->source + first, 3 * request->width, request->nbytes - first);
+        return resize(decoder, request->source + first, request->nbytes - first, 3 * request->width);
     }
     decoder->checkpoints = making->without_index ? NULL : request->checkpoints;
     decoder->checkpoint_bytes = request->checkpoint_bytes;
-    if (begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
+    making->rows = 0;
+    if (making->resized && begin_resizing(decoder, visible->width) != DONE)
+        return REFUSED;
+    if (make_room(&decoder->pixels, (size_t)(6 * making->box.width + decoder->resizing.reach)) != DONE ||
+        begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
         return REFUSED;
     return BEGUN;
 }
@@ -175,9 +179,12 @@ static int begin_image(struct decoder *decoder, struct team *team)
     int64_t pixels = window->height * window->width;
     bool resized = request->size_height != request->box.height || request->size_width != request->box.width;
     making->resized = resized;
+    if (resized && (request->sampling < SAMPLE_BILINEAR ||
+                    request->sampling > (form->from == UINT8 ? SAMPLE_BICUBIC : SAMPLE_BILINEAR)))
+        return REFUSED;
     making->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
     bool as_it_is = making->kind == form->to && form->planes == (making->kind != UINT8);
-    if (request->height && !resized && !request->mirrored && !window->top && !window->left &&
+    if (request->height && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
         window->height == request->height && window->width == request->width) {
         if (making->kind == UINT8)
             convert_pixels(decoder, form, request->source, request->to, pixels);
@@ -195,22 +202,15 @@ static int begin_image(struct decoder *decoder, struct team *team)
         outcome = make_planes(decoder, request, (int)form->from, (float *)making->to);
     else
         place(decoder, request, form, making->to);
-    if (outcome == DONE)
-        convert(decoder);
-    return outcome;
+    return outcome == DONE ? convert(decoder) : outcome;
 }
 
 /* Ends with an image that was decoded. */
 static int end_image(struct decoder *decoder)
 {
-    const struct box *box = &decoder->making.box;
-    uint8_t *pixels = decoded(decoder);
-    int64_t stride = 3 * box->width;
-    if (!pixels || write_pixels(decoder, box, pixels) != DONE ||
-        make_visible(decoder, pixels, stride, stride * box->height) != DONE)
+    if (decoder->making.rows != decoder->making.box.height)
         return REFUSED;
-    convert(decoder);
-    return DONE;
+    return convert(decoder);
 }
 
 /* Begins with an image as begin_image() does. */
@@ -221,7 +221,8 @@ static int begin_request(struct decoder *decoder, struct team *team, int64_t max
     const struct box *window = &request->window;
     if (!is_side(request->size_height) || !is_side(request->size_width) || !is_side(window->height) ||
         !is_side(window->width) || window->top < -MOST_SIDE || window->top > MOST_SIDE || window->left < -MOST_SIDE ||
-        window->left > MOST_SIDE || request->nbytes < 0)
+        window->left > MOST_SIDE || request->nbytes < 0 || request->steps < 0 ||
+        (request->steps && form->from != UINT8))
         return REFUSED;
     if (request->height || form->from != UINT8) {
         if (!is_side(request->height) || !is_side(request->width) ||

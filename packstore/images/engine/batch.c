@@ -1,5 +1,5 @@
 /* What Python calls: many images at once, without the GIL. native.py of this folder has the same structures. */
-#include "engine.h"
+#include "augment.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 14
+#define INTERFACE 16
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -30,8 +30,8 @@ int make_room(struct room *room, size_t size)
 static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, size_t *), size_t *argument)
 {
     struct room *rooms[] = {&decoder->located,
-                            &decoder->joined,
                             &decoder->points,
+                            &decoder->missing,
                             &decoder->skips,
                             &decoder->unstuffed[0],
                             &decoder->unstuffed[1],
@@ -45,6 +45,10 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->pixels,
                             &decoder->resized,
                             &decoder->line,
+                            &decoder->copied,
+                            &decoder->floats,
+                            &decoder->remembered,
+                            &decoder->sum,
                             &decoder->made,
                             &decoder->float_across.room,
                             &decoder->float_down.room,
@@ -53,14 +57,7 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->across.rounded,
                             &decoder->down.places,
                             &decoder->down.exact,
-                            &decoder->down.rounded,
-                            &decoder->rewriting.tokens,
-                            &decoder->rewriting.scan,
-                            &decoder->rewriting.made,
-                            &decoder->rewriting.coefficients,
-                            &decoder->rewriting.firsts,
-                            &decoder->rewriting.packed,
-                            &decoder->rewriting.ends};
+                            &decoder->down.rounded};
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
         each(rooms[i], argument);
 }
@@ -84,8 +81,8 @@ static bool has_avx2(void)
 {
     unsigned eax, ebx, ecx = 0, edx;
     /* Not every compiler can be asked for the third by its name. */
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
-           ecx & bit_F16C;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx & bit_F16C;
 }
 #endif
 
@@ -161,6 +158,20 @@ EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct reques
     return decoder->unindexed + decoder->second->unindexed;
 }
 
+/* Runs a program on each of `count` images, (height, width, 3), in place; see run_program() in augment.c. Returns the
+ * number of the first that is refused, and does no more; else `count`. */
+EXPORT int64_t packstore_engine_augment(struct decoder *decoder, uint8_t *images, int64_t count, int64_t height,
+                                        int64_t width, const struct step *programs, int64_t steps)
+{
+    for (int64_t i = 0; i < count; i++) {
+        struct image image = {images + 3 * i * height * width, height, width};
+        if (run_program(decoder, &image, programs + i * steps, steps) != DONE)
+            return i;
+    }
+    keep_little(decoder);
+    return count;
+}
+
 /* See make_checkpoints() in skip.c. */
 EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes,
                                          int64_t count, uint8_t *const *to, const int64_t *rooms, int64_t *sizes)
@@ -227,28 +238,4 @@ EXPORT int packstore_engine_list_names(int directory, int64_t room, char *files,
 EXPORT uint64_t packstore_engine_highway_hash(const uint8_t *data, uint64_t size)
 {
     return highway_hash(data, size);
-}
-
-/* See rewrite() in rewrite.c and assemble() in assemble.c: the number of bytes of the new file, and where it lies; 0
- * where the old one is refused. */
-EXPORT int64_t packstore_engine_rewrite(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t interval,
-                                        int index, const uint8_t **made)
-{
-    int64_t scan_bytes = rewrite(decoder, file, nbytes, interval);
-    int64_t count = scan_bytes ? assemble(decoder, file, nbytes, scan_bytes, index) : 0;
-    if (!count) {
-        decoder->rewriting.segments = 0; /* there is nothing to check a file by */
-        keep_little(decoder);
-    }
-    *made = decoder->rewriting.made.at;
-    return count;
-}
-
-/* See check_rewritten() in proof.c: whether the new file decodes to the same as the old one. */
-EXPORT int packstore_engine_check_rewritten(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
-{
-    int same = check_rewritten(decoder, file, nbytes) == DONE;
-    decoder->rewriting.segments = 0;
-    keep_little(decoder);
-    return same;
 }

@@ -21,6 +21,7 @@ enum {
     MOST_CHANGE_BITS = 15,
     MOST_PIECE = 255,
     PIECE_BYTES = 800, /* of coded data: fewer are 1% faster, for a third more bytes */
+    LEAST_BYTES = 2 * PIECE_BYTES, /* of coded data; of fewer nothing worth an index is passed over */
     MOST_BYTES = 1 << 26
 };
 
@@ -28,6 +29,36 @@ struct fields {
     int64_t piece, least[FIELDS];
     int bits[FIELDS], width;
 };
+
+void make_crc_table(uint32_t table[8][256])
+{
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t crc = i;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+        table[0][i] = crc;
+    }
+    for (int n = 1; n < 8; n++)
+        for (int i = 0; i < 256; i++)
+            table[n][i] = table[n - 1][i] >> 8 ^ table[0][table[n - 1][i] & 255];
+}
+
+/* CRC-32 of more bytes, eight at a time. */
+static uint32_t add_crc(const uint32_t table[8][256], uint32_t crc, const uint8_t *at, int64_t count)
+{
+    crc = ~crc;
+    for (; count >= 8; at += 8, count -= 8) {
+        uint32_t low, high;
+        memcpy(&low, at, 4);
+        memcpy(&high, at + 4, 4);
+        low ^= crc;
+        crc = table[7][low & 255] ^ table[6][low >> 8 & 255] ^ table[5][low >> 16 & 255] ^ table[4][low >> 24] ^
+              table[3][high & 255] ^ table[2][high >> 8 & 255] ^ table[1][high >> 16 & 255] ^ table[0][high >> 24];
+    }
+    for (; count; at++, count--)
+        crc = crc >> 8 ^ table[0][(crc ^ *at) & 255];
+    return ~crc;
+}
 
 /* MCUs of the piece that begins with `mcu`. */
 int64_t piece_at(const struct headers *headers, int64_t piece, int64_t mcu)
@@ -44,7 +75,7 @@ static bool ends_with_marker(const struct headers *headers, int64_t next)
 }
 
 /* Of the index, and of what decides in its file where pieces lie: sizes, sampling, restarts, Huffman tables. */
-uint32_t checkpoints_crc(const struct decoder *decoder, const uint8_t *at, int64_t size, int64_t nbytes)
+static uint32_t checkpoints_crc(const struct decoder *decoder, const uint8_t *at, int64_t size, int64_t nbytes)
 {
     const struct headers *headers = &decoder->headers;
     const int64_t facts[] = {nbytes,
@@ -159,7 +190,7 @@ int locate_checkpoints(struct decoder *decoder, int64_t nbytes)
         int64_t row = mcu / across, last = row * across + decoder->column1;
         if (row >= decoder->row0 && !part && mcu < last && next > row * across + decoder->column0) {
             part = &located[found++];
-            *part = (struct located){.part = true, .start = position >> 3, .bit = (int)(position & 7), .mcu = mcu};
+            *part = (struct located){.start = position >> 3, .bit = (int)(position & 7), .mcu = mcu};
             memcpy(part->predicted, predicted, sizeof predicted);
         }
         uint64_t entry = read_fields(decoder, bit);
@@ -291,11 +322,10 @@ int begin_checkpoints(struct decoder *decoder, const uint8_t *file, int64_t nbyt
     if (read_headers(headers, file, nbytes) != DONE || nbytes > MOST_BYTES)
         return REFUSED;
     int64_t total = (int64_t)headers->rows * headers->across, coded = nbytes - headers->scan_at;
-    if (coded * 4 < total * headers->blocks ||
+    if (coded * 4 < total * headers->blocks || coded < LEAST_BYTES ||
         make_room(&decoder->points, (size_t)(total + 1) * sizeof(struct point)) != DONE)
         return REFUSED;
     int64_t piece = (PIECE_BYTES * total + coded / 2) / (coded ? coded : 1);
     decoder->piece = piece < 1 ? 1 : piece > MOST_PIECE ? MOST_PIECE : piece;
-    headers->index_at = 0; /* its segments are found on the way */
     return prepare_scan(decoder, file, nbytes);
 }

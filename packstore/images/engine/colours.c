@@ -67,12 +67,34 @@ void colours_plain(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8
 #ifdef HAS_AVX2
 AVX2 void blend_avx2(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight)
 {
-    blend(to, near, far, count, weight);
+    const __m256i other = _mm256_set1_epi16(weight != 1);
+    for (int64_t i = 0; i < count; i += 16) { /* rows have PADDING */
+        __m256i a = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(near + i)));
+        __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(far + i)));
+        __m256i sum =
+            _mm256_add_epi16(_mm256_mullo_epi16(a, _mm256_set1_epi16((int16_t)weight)), _mm256_mullo_epi16(b, other));
+        _mm256_storeu_si256((__m256i *)(to + i), sum);
+    }
+    to[-1] = to[0];
+    to[count] = to[count - 1];
 }
 
+/* Sums are of 12 bits at most, so that all is done in 16. */
 AVX2 void widen_avx2(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift)
 {
-    widen(to, from, count, even, odd, shift);
+    const __m256i first = _mm256_set1_epi16((int16_t)even), second = _mm256_set1_epi16((int16_t)odd);
+    const __m128i bits = _mm_cvtsi32_si128(shift);
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m256i here = _mm256_loadu_si256((const __m256i *)(from + i));
+        __m256i before = _mm256_loadu_si256((const __m256i *)(from + i - 1));
+        __m256i behind = _mm256_loadu_si256((const __m256i *)(from + i + 1));
+        __m256i thrice = _mm256_add_epi16(_mm256_add_epi16(here, here), here);
+        __m256i left = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(thrice, before), first), bits);
+        __m256i right = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(thrice, behind), second), bits);
+        _mm256_storeu_si256((__m256i *)(to + 2 * i), _mm256_or_si256(left, _mm256_slli_epi16(right, 8)));
+    }
+    widen(to + 2 * i, from + i, count - i, even, odd, shift);
 }
 
 AVX2 void heighten_avx2(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias)

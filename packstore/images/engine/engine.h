@@ -1,10 +1,8 @@
 /*
- * The engine: baseline JPEG (ITU-T T.81, 8 bits, Huffman coding) and raw pixels to crops that are resized and mirrored;
- * and JPEG files to seekable ones.
+ * The engine: baseline JPEG (ITU-T T.81, 8 bits, Huffman coding) and raw pixels to crops that are resized and mirrored.
  *
  * headers.c   markers and their segments up to the scan
- * seek.c      the seek index of packstore (packstore/images/seekable/index.py)
- * checkpoints.c  the index of an untouched file: where in its scan pieces begin
+ * checkpoints.c  the seek index of a file: where in its scan pieces begin
  * skip.c      a scan passed over, for that index
  * tables.c    Huffman tables
  * entropy.c   Huffman decoding, two restart segments or two images at a time
@@ -17,12 +15,7 @@
  * convert.c   types and layouts: normalised bytes, planes, interleaved channels
  * files.c     small files, many in a call
  * png.c       rows of PNG files of one channel: masks
- * tokens.c    the symbols of a scan, to be coded anew
- * progressive.c  the coefficients of a progressive image
- * optimal.c   optimal Huffman tables: those of libjpeg
- * rewrite.c   a scan with other restart markers and optimal tables: that of jpegtran, byte for byte
- * assemble.c  the file around it, with a seek index
- * proof.c     that the file made so holds the coefficients of the old one
+ * augment.c   programs: operations on the pixels that are shown; see augment.h
  * kernels.c   the loops that there are twice
  * answer.c    requests: what is wanted of an image
  * batch.c     what Python calls
@@ -53,9 +46,10 @@
 #endif
 
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
+enum { SAMPLE_BILINEAR, SAMPLE_NEAREST, SAMPLE_BICUBIC };
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
-enum { AC_TABLE, DC_TABLE, BAND_TABLE };     /* the last for bands of coefficients of progressive scans */
-enum { DONE = 0, REFUSED = 1, NO_MORE = 2, BEGUN = 3 };
+enum { AC_TABLE, DC_TABLE };
+enum { DONE = 0, REFUSED = 1, NO_MORE = 2, BEGUN = 3, HELD = 4 };
 enum {
     COMPONENTS = 3,    /* at most */
     MCU_BLOCKS = 6,    /* at most, with the samplings that are known here */
@@ -63,24 +57,20 @@ enum {
     MOST_SIDE = 65500, /* pixels, as libjpeg has it */
     LANES = 2,         /* more are not faster */
     STRETCH = 256,     /* blocks, at most, that are decoded before they become pixels */
+    ROWS_KEPT = 8,     /* of MCUs, whose samples stay in the caches until they are pixels; a power of 2 */
     LOOKUP_BITS = 11,  /* of a code and its value, decoded by one lookup */
     AHEAD = 512,       /* bytes behind coded data that may be looked at: a block has 64 * 27 bits at most */
     PADDING = 64,      /* bytes behind rows of samples that vector instructions may touch */
     MOST_SEGMENTS = 1 << 20,
-    MOST_DC = 1 << 13,     /* of what is predicted: 8-bit samples give 2^11, times 8 */
-    MOST_BLOCKS = 1 << 25, /* of a file that is rewritten: 4 GiB of coefficients */
-    AC_BITS = 10,          /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
-    DC_BITS = 11,
+    MOST_DC = 1 << 13, /* of what is predicted: 8-bit samples give 2^11, times 8 */
     /* Dequantised. Beyond it the 16-bit arithmetic of libjpeg-turbo's vector instructions gives something else than its
        C. No image of 8 bits has such. */
     MOST_COEFFICIENT = 4095
 };
 
 /* Table B.1 */
-enum { SOF0 = 0xC0, SOF1, SOF2, DHT = 0xC4, RST0 = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
-enum { APP0 = 0xE0, APP11 = 0xEB, APP14 = 0xEE, APP15, COM = 0xFE };
-
-enum { INDEX_OPENING = 17, INDEX_HEAD = 34 }; /* bytes of each of its segments before its part, and of the head */
+enum { SOF0 = 0xC0, SOF1, DHT = 0xC4, RST0 = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
+enum { APP0 = 0xE0, APP14 = 0xEE, APP15, COM = 0xFE };
 
 /* A Huffman table as B.2.4.2 has it, in the file: how many codes there are of each length, and their values. */
 struct huffman_spec {
@@ -105,9 +95,7 @@ struct headers {
     uint8_t component_of[MCU_BLOCKS], block_x[MCU_BLOCKS], block_y[MCU_BLOCKS];
     uint8_t quantisation[TABLES][64]; /* in natural order */
     struct huffman_spec dc[TABLES], ac[TABLES];
-    bool progressive;
-    int64_t scan_at;  /* the scan's first coded byte; of a progressive image the first scan's marker */
-    int64_t index_at; /* the first segment of the seek index; 0 where there is none */
+    int64_t scan_at; /* the scan's first coded byte */
 };
 
 /* An entry of `look`: bits 0-5: bits of the code and its value; 7: look further; 8-15: how far k moves; 16-31: value.
@@ -134,8 +122,8 @@ struct lane {
     const struct block_tables *block, *block_end;
     int64_t mcu, count, left;   /* first of the stretch; its MCUs; those of the segment from there on */
     bool open, cut_short;       /* whether it has a segment; whether more of that follows than is wanted */
-    int outcome;                /* once it has ended: NO_MORE or REFUSED */
-    const struct located *part; /* of a part between checkpoints: what it ends with; else NULL */
+    int outcome;                /* once it has stopped: NO_MORE, HELD or REFUSED */
+    const struct located *part; /* of a part between checkpoints; else NULL */
     int64_t base;               /* where in the file the segment begins, as long as segments are found on the way */
     int predicted[COMPONENTS];
     uint8_t *room;         /* the segment without stuffing */
@@ -163,6 +151,7 @@ struct taps {
     int32_t *at;
     int16_t *weights;
     int taps, precision;
+    int64_t sampling;    /* set before they are made */
     int64_t first, stop; /* of the source, needed for all of them */
     struct room places, rounded, exact;
 };
@@ -174,6 +163,13 @@ struct float_taps {
     int taps;
     int64_t first, stop;
     struct room room;
+};
+
+/* Rows on their way through resize_rows(). */
+struct resizing {
+    int64_t row_bytes, reach; /* bytes of a row that is resized across; of what is read of one of the source */
+    int64_t first, most;      /* the row of the source that lies first of those kept; how many are, at most */
+    int64_t read, made;       /* rows of the source that were taken; rows that are complete */
 };
 
 /* What the sources of a call are, and what is made of them. */
@@ -199,19 +195,20 @@ struct request {
     uint8_t *to;
     const uint8_t *checkpoints; /* of a JPEG file: its index, see checkpoints.c; NULL for none */
     int64_t checkpoint_bytes;
+    const struct step *program; /* what is done with the bytes that are shown; see augment.h */
+    int64_t steps;              /* of the program; 0 for none */
+    int64_t sampling;           /* how bytes are resized */
 };
 
 struct decoder;
-struct code;
+struct step;
+struct augment_kernels;
 struct skipper;
 
 /* The loops that there are twice, for AVX2 and for any processor. */
 struct kernels {
     int (*one_lane)(struct lane *const *);
     int (*two_lanes)(struct lane *const *);
-    int (*segment_tokens)(struct decoder *, struct lane *);
-    int (*prove_segment)(struct decoder *, struct lane *, const uint32_t **tokens);
-    uint8_t *(*write_bits)(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
     int (*samples)(struct decoder *, const struct lane *, int *predicted);
     const uint8_t *place; /* the order of the coefficients that `samples` takes */
     int (*pass_one)(struct skipper *const *, int *outcome);
@@ -232,38 +229,7 @@ struct kernels {
                      int64_t count);
     void (*sum_pixels)(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
                        int64_t pixel_count, int64_t count);
-};
-
-/* What takes the coefficients of a stretch. */
-typedef int stretch_function(struct decoder *, const struct lane *, int *predicted);
-
-/* A Huffman table as B.2.4.2 has it. */
-struct optimal {
-    uint8_t counts[16], values[256];
-    int32_t total;
-};
-
-/* A symbol's code, with zeros for the bits behind it; the length of both; and how far k moves. */
-struct code {
-    uint32_t bits;
-    uint8_t length, advance;
-};
-
-/* A scan that is coded anew. */
-struct rewriting {
-    struct room coefficients; /* of a progressive image: of all blocks, in the order of the scan */
-    struct room firsts;       /* of all blocks; as they are, not as differences */
-    struct room tokens, packed, scan;
-    struct room made; /* the whole file */
-    bool restarts;    /* whether there are markers */
-    struct room ends; /* of each new segment: where its tokens begin; then where its bytes end */
-    int64_t count, segments, interval, until_restart;
-    int predicted[COMPONENTS];
-    uint32_t counts[4 * 256]; /* of the symbols of four tables: DC and AC of the first component, then of the others */
-    struct optimal tables[4];
-    struct code codes[4 * 256];
-    uint32_t look[2][TABLES][1 << LOOKUP_BITS]; /* symbols of the old scan's tables */
-    struct headers headers;                     /* of the old file; without its tables and what points into it */
+    const struct augment_kernels *augment; /* those of programs */
 };
 
 /* What is being made of a request for pixels. */
@@ -276,6 +242,7 @@ struct making {
     struct box visible; /* the part of the window that lies in the resized box */
     struct box box;     /* of the image, whose pixels are needed */
     uint8_t *shown;     /* where the visible part goes */
+    int64_t rows;       /* of the box that were made of a JPEG file's samples */
     uint8_t *refused;
 };
 
@@ -283,9 +250,6 @@ struct decoder {
     struct decoder *second; /* for the image that is decoded together with this one's */
     struct making making;
     const struct kernels *kernels;
-    stretch_function *use_stretch;
-    const uint8_t *place; /* the order of the coefficients of a block */
-    struct rewriting rewriting;
     uint32_t crc[8][256];
     struct headers headers;
     struct huffman dc[TABLES], ac[TABLES];
@@ -296,9 +260,11 @@ struct decoder {
     struct lane lanes[LANES];
     /* MCUs that are needed */
     int64_t row0, row1, column0, column1;
+    struct room missing; /* of each row of them, how many have no samples yet */
+    int64_t whole;       /* rows before the first of which some are missing */
     /* segments: either `located`, one after the other, or found on the way */
     const uint8_t *file, *file_end, *scan; /* what follows of the scan; NULL where segments are located */
-    struct room located, joined, unstuffed[LANES];
+    struct room located, unstuffed[LANES];
     int64_t segments, next_segment;
     const uint8_t *checkpoints; /* of the image that is decoded; NULL where they are not used */
     int64_t checkpoint_bytes;
@@ -310,18 +276,21 @@ struct decoder {
     /* samples of these MCUs */
     struct room plane[COMPONENTS];
     int64_t stride[COMPONENTS];
+    int64_t kept; /* rows of MCUs that a plane has room for, one after the other and from the start again */
+    bool held;    /* a lane waits until rows before its own are pixels */
     struct room sums[2], wide[2], pixels, resized, line, made;
     struct taps across, down;
+    struct resizing resizing;
     struct float_taps float_across, float_down;
+    struct room copied, floats, remembered, sum; /* of a step of a program; of several: an image, and a sum of images */
 };
 
-/* Where a segment lies, and which MCUs it has. */
+/* Where a part of the scan between checkpoints lies, and which MCUs it has. */
 struct located {
-    int64_t start, marker; /* of its first byte, and of the marker behind it */
+    int64_t start, marker; /* of its first byte, and of the marker, or byte, behind it */
     int64_t mcu, count;
-    /* a part between checkpoints: */
-    bool part, cut_short, at_marker; /* whether it is one; whether it ends within a piece; whether that ends there */
-    int bit, end_bit;                /* of the byte at `start`; of that at `marker`, where it goes on */
+    bool cut_short, at_marker; /* whether it ends within a piece; whether that ends with a marker */
+    int bit, end_bit;          /* of the byte at `start`; of that at `marker`, where the scan goes on */
     int predicted[COMPONENTS], next[COMPONENTS];
 };
 
@@ -338,16 +307,9 @@ extern const struct kernels avx2_kernels;
 
 /* headers.c */
 int read_headers(struct headers *, const uint8_t *file, int64_t nbytes);
-int read_any_headers(struct headers *, const uint8_t *file, int64_t nbytes);
-int read_huffman(struct headers *, const uint8_t *at, const uint8_t *end);
-
-/* seek.c */
-void make_crc_table(uint32_t table[8][256]);
-uint32_t add_crc(const uint32_t table[8][256], uint32_t crc, const uint8_t *at, int64_t count);
-int locate_segments(struct decoder *, const uint8_t *file, int64_t nbytes);
 
 /* checkpoints.c */
-uint32_t checkpoints_crc(const struct decoder *, const uint8_t *index, int64_t size, int64_t nbytes);
+void make_crc_table(uint32_t table[8][256]);
 int locate_checkpoints(struct decoder *, int64_t nbytes);
 int64_t piece_at(const struct headers *, int64_t piece, int64_t mcu);
 int begin_checkpoints(struct decoder *, const uint8_t *file, int64_t nbytes);
@@ -367,13 +329,11 @@ int make_table(struct huffman *, const struct huffman_spec *, int kind);
 int make_tables(struct decoder *);
 
 /* entropy.c */
-extern const uint8_t natural_place[256], scan_place[256];
-const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end);
+extern const uint8_t natural_place[256];
 int open_segment(struct decoder *, struct lane *);
 int close_segment(struct lane *);
 int join(struct team *, struct decoder *);
 struct decoder *decode_together(struct team *, int *outcome);
-int decode_segments(struct decoder *);
 int one_lane_plain(struct lane *const *);
 int two_lanes_plain(struct lane *const *);
 int one_lane_avx2(struct lane *const *);
@@ -382,7 +342,8 @@ int two_lanes_avx2(struct lane *const *);
 /* pixels.c */
 int prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
 int begin_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *);
-int write_pixels(struct decoder *, const struct box *, uint8_t *to);
+int64_t note_samples(struct decoder *, int64_t mcu, int64_t count);
+void write_pixels(struct decoder *, const struct box *, uint8_t *to);
 
 /* idct.c */
 extern const uint8_t paired_place[256];
@@ -403,8 +364,9 @@ void mirror_avx2(uint8_t *to, const uint8_t *from, int64_t pixels);
 
 /* resize.c */
 int make_taps(struct taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored, int multiple);
-int resize(struct decoder *, const uint8_t *source, int64_t nbytes, int64_t height, int64_t stride, uint8_t *to,
-           int64_t to_stride, int64_t rows, int64_t columns);
+int begin_resizing(struct decoder *, int64_t columns);
+void resize_rows(struct decoder *, const uint8_t *a, const uint8_t *b);
+int resize(struct decoder *, const uint8_t *pixels, int64_t nbytes, int64_t stride);
 
 void rows_plain(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
 void rows_avx2(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
@@ -460,34 +422,8 @@ uint64_t highway_hash(const uint8_t *data, uint64_t size);
 int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step,
              bool is_all);
 
-/* tokens.c */
-int read_tokens(struct decoder *, const uint8_t *file, int64_t nbytes);
-int make_tokens(struct decoder *);
-int segment_tokens_plain(struct decoder *, struct lane *);
-int segment_tokens_avx2(struct decoder *, struct lane *);
-
-/* progressive.c */
-int read_progressive(struct decoder *, const uint8_t *file, int64_t nbytes);
-
-/* optimal.c */
-int optimal_table(const uint32_t *counts, struct optimal *table);
-
-/* rewrite.c */
-int64_t rewrite(struct decoder *, const uint8_t *file, int64_t nbytes, int64_t interval);
-uint8_t *write_bits_plain(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
-uint8_t *write_bits_avx2(const struct code *, const uint32_t *tokens, const uint32_t *end, uint8_t *to);
-
-int make_codes(struct code *, const struct huffman_spec *, int kind);
-
-/* assemble.c */
-int64_t assemble(struct decoder *, const uint8_t *data, int64_t nbytes, int64_t scan_bytes, bool index);
-
-/* proof.c */
-int check_rewritten(struct decoder *, const uint8_t *file, int64_t nbytes);
-int prove_segment_plain(struct decoder *, struct lane *, const uint32_t **tokens);
-int prove_segment_avx2(struct decoder *, struct lane *, const uint32_t **tokens);
-
 /* answer.c */
+void use_rows(struct decoder *, int64_t bottom);
 void answer_all(struct decoder *, const struct request *, int64_t count, const struct form *, int64_t max_pixels,
                 uint8_t *refused);
 

@@ -1,21 +1,14 @@
 /* Huffman decoding of restart segments, two at a time: ITU-T T.81, F.2.2 and B.1.1.5. */
 #include "reader.h"
 
-/*
- * Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6, or in
- * that of the scan. Beyond 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors.
- */
+/* Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6. Beyond
+ * 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors. */
 const uint8_t natural_place[256] = {
     63, 0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40,
     48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15,
     23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [65 ... 255] = 63};
-const uint8_t scan_place[256] = {
-    63, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
-    21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42,
-    43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, [65 ... 255] = 63};
-
 /* Copies coded data without the zero bytes behind 0xFF (B.1.1.5) up to the next marker; its place, or NULL for none. */
-const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
+static const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
 {
     uint8_t *out = *to;
     while (from < end) {
@@ -48,11 +41,20 @@ static uint8_t *unstuff_part(uint8_t *out, const uint8_t *from, const uint8_t *s
     return out;
 }
 
-/* Gives the lane what lies between two checkpoints. The first byte is none of stuffing. */
-static int take_part(struct lane *lane, const struct located *part)
+/* Gives the lane the next of the parts that were located. The first byte of one is none of stuffing. */
+static int take_located(struct decoder *decoder, struct lane *lane)
 {
-    const uint8_t *file = lane->decoder->file, *from = file + part->start;
-    uint8_t *end = from[-1] == 0xFF ? NULL : unstuff_part(lane->room, from, file + part->marker + (part->end_bit > 0));
+    if (decoder->next_segment >= decoder->segments)
+        return NO_MORE;
+    const struct located *part = (const struct located *)decoder->located.at + decoder->next_segment;
+    /* Pixels of the last row that is whole are not made before the next one is, too. */
+    if (part->mcu / decoder->headers.across - decoder->row0 >= decoder->whole + decoder->kept - 1) {
+        decoder->held = true;
+        return HELD;
+    }
+    decoder->next_segment++;
+    const uint8_t *from = decoder->file + part->start, *stop = decoder->file + part->marker + (part->end_bit > 0);
+    uint8_t *end = from[-1] == 0xFF ? NULL : unstuff_part(lane->room, from, stop);
     if (!end)
         return REFUSED;
     lane->end = end;
@@ -65,25 +67,8 @@ static int take_part(struct lane *lane, const struct located *part)
     return DONE;
 }
 
-/* Gives the lane the next segment of those that were located. */
-static int take_located(struct decoder *decoder, struct lane *lane)
-{
-    if (decoder->next_segment >= decoder->segments)
-        return NO_MORE;
-    const struct located *located = (const struct located *)decoder->located.at + decoder->next_segment++;
-    uint8_t *end = lane->room;
-    const uint8_t *marker = decoder->file + located->marker;
-    if (located->part)
-        return take_part(lane, located);
-    if (unstuff(&end, decoder->file + located->start, marker + 2) != marker)
-        return REFUSED;
-    lane->end = end;
-    lane->mcu = located->mcu;
-    lane->left = located->count;
-    return DONE;
-}
-
-/* The same of a file whose segments are found on the way: all of them, to the end of the image, in their order. */
+/* The same of a file whose restart segments are found on the way: all of them, to the end of the image, in their order.
+ */
 static int take_following(struct decoder *decoder, struct lane *lane)
 {
     const struct headers *headers = &decoder->headers;
@@ -124,7 +109,7 @@ int close_segment(struct lane *lane)
     return (lane->cut_short ? at <= lane->end : at == lane->end) ? DONE : REFUSED;
 }
 
-/* Gives the lane its next segment: DONE, REFUSED or NO_MORE. */
+/* Gives the lane its next segment: DONE, REFUSED, NO_MORE, or HELD where others have to come first. */
 int open_segment(struct decoder *decoder, struct lane *lane)
 {
     lane->cut_short = false;
@@ -140,15 +125,18 @@ int open_segment(struct decoder *decoder, struct lane *lane)
     return DONE;
 }
 
-/* Finishes what the lane has decoded and gives it more: DONE, REFUSED or NO_MORE. */
+/* Finishes what the lane has decoded and gives it more: DONE, REFUSED, NO_MORE or HELD. */
 static NOT_INLINE int next_stretch(struct lane *lane)
 {
     struct decoder *decoder = lane->decoder;
     const struct headers *headers = &decoder->headers;
     if (lane->count) {
-        if (decoder->use_stretch(decoder, lane, lane->predicted) != DONE)
+        if (decoder->kernels->samples(decoder, lane, lane->predicted) != DONE)
             return REFUSED;
         memset(lane->coefficients, 0, (size_t)(lane->count * headers->blocks) * 64 * sizeof(int16_t));
+        int64_t bottom = note_samples(decoder, lane->mcu, lane->count);
+        if (bottom)
+            use_rows(decoder, bottom);
         lane->mcu += lane->count;
         lane->left -= lane->count;
         lane->count = 0;
@@ -156,6 +144,8 @@ static NOT_INLINE int next_stretch(struct lane *lane)
     if (!lane->left) {
         if (lane->open && close_segment(lane) != DONE)
             return REFUSED;
+        if (decoder->held) /* both lanes go on */
+            return HELD;
         int outcome = open_segment(decoder, lane);
         if (outcome != DONE)
             return outcome;
@@ -252,7 +242,7 @@ INLINE int stop(struct lane *const *lanes, const struct hot *hot, const int coun
 INLINE int run(struct lane *const *lanes, const int count)
 {
     struct hot hot[LANES];
-    const uint8_t *place = lanes[0]->decoder->place; /* that of all */
+    const uint8_t *place = lanes[0]->decoder->kernels->place; /* that of all */
 #pragma GCC unroll 2
     for (int i = 0; i < count; i++) {
         hot[i] = begin_lane(lanes[i]);
@@ -348,8 +338,7 @@ static int leave(struct team *team, struct decoder *decoder, int outcome)
     return outcome;
 }
 
-/* Begins to decode the segments that are needed, together with what the team decodes; `use_stretch` gets all
- * coefficients. */
+/* Begins to decode the segments that are needed, together with what the team decodes. */
 int join(struct team *team, struct decoder *decoder)
 {
     for (int i = 0; i < LANES; i++)
@@ -375,19 +364,14 @@ struct decoder *decode_together(struct team *team, int *outcome)
         decoder = lane->decoder;
         team->lanes[ended] = team->lanes[--team->count];
         bool more = team->count && team->lanes[0]->decoder == decoder;
+        if (lane->outcome == HELD && !more) {
+            decoder->held = false;
+            lane->outcome = begin(team, lane);
+            more = lane->outcome == DONE;
+        }
         if (lane->outcome == REFUSED || !more) {
-            *outcome = leave(team, decoder, lane->outcome == REFUSED ? REFUSED : DONE);
+            *outcome = leave(team, decoder, lane->outcome == NO_MORE ? DONE : REFUSED);
             return decoder;
         }
     }
-}
-
-/* Decodes the segments that are needed of one image. */
-int decode_segments(struct decoder *decoder)
-{
-    struct team team = {.count = 0};
-    int outcome = join(&team, decoder);
-    if (outcome == DONE)
-        decode_together(&team, &outcome);
-    return outcome;
 }

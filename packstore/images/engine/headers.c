@@ -35,7 +35,7 @@ static int read_quantisation(struct headers *headers, struct reading *reading, c
 }
 
 /* B.2.4.2 */
-int read_huffman(struct headers *headers, const uint8_t *at, const uint8_t *end)
+static int read_huffman(struct headers *headers, const uint8_t *at, const uint8_t *end)
 {
     while (end - at >= 17) {
         int kind = at[0] >> 4, number = at[0] & 15, total = 0;
@@ -109,8 +109,7 @@ static int check_colours(const struct headers *headers, const struct reading *re
 }
 
 /* What decides on colours; libjpeg warns of a JFIF of another version than 1. */
-static int read_application(struct headers *headers, struct reading *reading, int marker, const uint8_t *file,
-                            const uint8_t *at, const uint8_t *end)
+static int read_application(struct reading *reading, int marker, const uint8_t *at, const uint8_t *end)
 {
     if (marker == APP0 && end - at >= 5 && !memcmp(at, "JFIF", 5)) {
         if (end - at < 14 || at[5] != 1)
@@ -121,8 +120,6 @@ static int read_application(struct headers *headers, struct reading *reading, in
             return REFUSED;
         reading->has_adobe = true;
         reading->adobe_transform = at[11];
-    } else if (marker == APP11 && !headers->index_at && end - at >= 10 && !memcmp(at, "packstore", 10)) {
-        headers->index_at = at - 4 - file;
     }
     return DONE;
 }
@@ -159,21 +156,8 @@ static int lay_out(struct headers *headers)
     return DONE;
 }
 
-/* Whether the first scan follows, and what it needs is there. */
-static int end_headers(struct headers *headers, const struct reading *reading, const uint8_t *at, const uint8_t *end)
-{
-    if (headers->progressive) { /* its scans are read when they are decoded */
-        for (int i = 0; i < headers->components; i++)
-            if (!(reading->has_quantisation & 1 << headers->component[i].quantisation))
-                return REFUSED;
-    } else if (read_scan(headers, reading, at, end) != DONE) {
-        return REFUSED;
-    }
-    return check_colours(headers, reading) || lay_out(headers) ? REFUSED : DONE;
-}
-
-/* Reads all segments up to the first scan. Refuses what libjpeg-turbo refuses or warns of, and more. */
-int read_any_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
+/* Reads all segments up to the scan. Refuses what libjpeg-turbo refuses or warns of, and more. */
+int read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
 {
     struct reading reading = {0};
     memset(headers, 0, sizeof *headers);
@@ -191,17 +175,17 @@ int read_any_headers(struct headers *headers, const uint8_t *file, int64_t nbyte
             outcome = read_quantisation(headers, &reading, from, end);
         } else if (marker == DHT) {
             outcome = read_huffman(headers, from, end);
-        } else if (marker >= SOF0 && marker <= SOF2) {
+        } else if (marker == SOF0 || marker == SOF1) {
             outcome = read_frame(headers, &reading, from, end);
-            headers->progressive = marker == SOF2;
         } else if (marker == DRI) { /* B.2.4.4 */
             outcome = length == 4 ? DONE : REFUSED;
             headers->interval = length == 4 ? sixteen_bits(from) : 0;
         } else if (marker >= APP0 && marker <= APP15) {
-            outcome = read_application(headers, &reading, marker, file, from, end);
+            outcome = read_application(&reading, marker, from, end);
         } else if (marker == SOS) {
-            headers->scan_at = headers->progressive ? from - 4 - file : at;
-            return end_headers(headers, &reading, from, end);
+            headers->scan_at = at;
+            bool known = read_scan(headers, &reading, from, end) == DONE && check_colours(headers, &reading) == DONE;
+            return known ? lay_out(headers) : REFUSED;
         } else if (marker != COM) {
             return REFUSED;
         }
@@ -209,10 +193,4 @@ int read_any_headers(struct headers *headers, const uint8_t *file, int64_t nbyte
             return REFUSED;
     }
     return REFUSED;
-}
-
-/* The same of a baseline image. */
-int read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
-{
-    return read_any_headers(headers, file, nbytes) || headers->progressive ? REFUSED : DONE;
 }

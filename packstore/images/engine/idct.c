@@ -87,7 +87,8 @@ INLINE int stretch_samples(struct decoder *decoder, const struct lane *lane, int
         int i = headers->component_of[b];
         const struct component *component = &headers->component[i];
         corner[b] = (uint8_t *)decoder->plane[i].at +
-                    8 * (row * component->v + headers->block_y[b]) * decoder->stride[i] + 8 * headers->block_x[b];
+                    8 * ((row & (decoder->kept - 1)) * component->v + headers->block_y[b]) * decoder->stride[i] +
+                    8 * headers->block_x[b];
         step[b] = 8 * component->h;
     }
     for (int64_t m = 0; m < lane->count; m++, column++) {

@@ -1,11 +1,8 @@
 /* The loops that there are twice, as engine.h says: for AVX2, and for any processor. */
-#include "engine.h"
+#include "augment.h"
 
 const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .two_lanes = two_lanes_plain,
-                                      .segment_tokens = segment_tokens_plain,
-                                      .prove_segment = prove_segment_plain,
-                                      .write_bits = write_bits_plain,
                                       .samples = samples_plain,
                                       .place = natural_place,
                                       .pass_one = pass_one_plain,
@@ -22,13 +19,11 @@ const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .to_floats = to_floats_plain,
                                       .from_floats = from_floats_plain,
                                       .sum_rows = sum_rows_plain,
-                                      .sum_pixels = sum_pixels_plain};
+                                      .sum_pixels = sum_pixels_plain,
+                                      .augment = &plain_augment};
 #ifdef HAS_AVX2
 const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
                                      .two_lanes = two_lanes_avx2,
-                                     .segment_tokens = segment_tokens_avx2,
-                                     .prove_segment = prove_segment_avx2,
-                                     .write_bits = write_bits_avx2,
                                      .samples = samples_avx2,
                                      .place = paired_place,
                                      .pass_one = pass_one_avx2,
@@ -45,5 +40,6 @@ const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
                                      .to_floats = to_floats_avx2,
                                      .from_floats = from_floats_avx2,
                                      .sum_rows = sum_rows_avx2,
-                                     .sum_pixels = sum_pixels_avx2};
+                                     .sum_pixels = sum_pixels_avx2,
+                                     .augment = &avx2_augment};
 #endif

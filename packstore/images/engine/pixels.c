@@ -21,15 +21,23 @@ static void choose_mcus(struct decoder *decoder, const struct box *box)
 static int make_planes(struct decoder *decoder)
 {
     const struct headers *headers = &decoder->headers;
+    int64_t rows = decoder->row1 - decoder->row0;
+    /* Restart segments may have several rows, and lanes decode two of them at a time. */
+    bool in_order = decoder->checkpoints || decoder->segments == 1;
+    for (decoder->kept = ROWS_KEPT; !in_order && decoder->kept < rows + 1;)
+        decoder->kept *= 2;
+    if (rows > decoder->kept)
+        rows = decoder->kept;
+    decoder->held = false;
     for (int i = 0; i < headers->components; i++) {
         const struct component *component = &headers->component[i];
         const uint8_t *quantisation = headers->quantisation[component->quantisation];
         decoder->stride[i] = (decoder->column1 - decoder->column0) * component->h * 8;
-        size_t samples = (size_t)(decoder->stride[i] * (decoder->row1 - decoder->row0) * component->v * 8);
+        size_t samples = (size_t)(decoder->stride[i] * rows * component->v * 8);
         if (make_room(&decoder->plane[i], samples + PADDING) != DONE)
             return REFUSED;
         for (int k = 1; k <= 64; k++) {
-            int value = quantisation[natural_place[k]], at = decoder->place[k];
+            int value = quantisation[natural_place[k]], at = decoder->kernels->place[k];
             decoder->quantisation[i][at] = (int16_t)value;
             decoder->limit[i][at] = (int16_t)(MOST_COEFFICIENT / (value ? value : 1));
         }
@@ -51,7 +59,7 @@ static int make_segments(struct decoder *decoder, const uint8_t *file, int64_t n
         decoder->unindexed++;
         decoder->checkpoints = NULL;
     }
-    if (by_checkpoints || locate_segments(decoder, file, nbytes) == DONE) {
+    if (by_checkpoints) {
         const struct located *located = decoder->located.at;
         most = 0;
         for (int64_t i = 0; i < decoder->segments; i++)
@@ -67,22 +75,28 @@ static int make_segments(struct decoder *decoder, const uint8_t *file, int64_t n
     return DONE;
 }
 
+/* Row `y` of a component's samples. */
+static const uint8_t *plane_row(const struct decoder *decoder, int i, int64_t y)
+{
+    int shift = decoder->headers.component[i].v == 2 ? 4 : 3;
+    int64_t row = ((y >> shift) - decoder->row0) & (decoder->kept - 1);
+    return (const uint8_t *)decoder->plane[i].at + ((row << shift) + (y & ((1 << shift) - 1))) * decoder->stride[i];
+}
+
 /* A row of chroma samples of an image whose chroma has fewer rows, or columns, or both. `y` is a row of the image;
  * `left` and `count` say which columns, in pixels from the first MCU that is there. Returns where they are. */
 static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, int64_t left, int64_t count)
 {
     const struct headers *headers = &decoder->headers;
     const struct kernels *kernels = decoder->kernels;
-    const uint8_t *plane = decoder->plane[1 + which].at;
-    int64_t stride = decoder->stride[1 + which], v = headers->mcu_height / 8, h = headers->mcu_width / 8;
+    int64_t v = headers->mcu_height / 8, h = headers->mcu_width / 8;
     int64_t rows = (headers->height + v - 1) / v, columns = (headers->width + h - 1) / h; /* A.1.1 */
     int64_t near = y / v, far = near;
     if (v == 2) {
         far = y & 1 ? near + 1 : near - 1;
         far = far < 0 ? 0 : far >= rows ? rows - 1 : far;
     }
-    const uint8_t *near_row = plane + (near - decoder->row0 * 8) * stride;
-    const uint8_t *far_row = plane + (far - decoder->row0 * 8) * stride;
+    const uint8_t *near_row = plane_row(decoder, 1 + which, near), *far_row = plane_row(decoder, 1 + which, far);
     uint8_t *wide = decoder->wide[which].at;
     if (h == 1) {
         if (v == 1)
@@ -108,18 +122,34 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
     return wide + (left & 1);
 }
 
-/* The pixels of the box, from the planes: (height, width, 3), RGB, and nothing behind them. */
-int write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
+/* MCUs of a row have samples. Returns up to which row of the image pixels can be made now; 0 if that was known. */
+int64_t note_samples(struct decoder *decoder, int64_t mcu, int64_t count)
 {
     const struct headers *headers = &decoder->headers;
-    int64_t left = box->left - decoder->column0 * headers->mcu_width, top = decoder->row0 * headers->mcu_height;
-    bool subsampled = headers->blocks > 3;
-    for (int i = 0; subsampled && i < 2; i++)
-        if (make_room(&decoder->wide[i], (size_t)box->width + 2 * PADDING) != DONE ||
-            make_room(&decoder->sums[i], (size_t)(box->width + 4 * PADDING) * sizeof(int16_t)) != DONE)
-            return REFUSED;
+    int64_t row = mcu / headers->across - decoder->row0, rows = decoder->row1 - decoder->row0;
+    int64_t first = mcu % headers->across, stop = first + count, before = decoder->whole;
+    int32_t *missing = decoder->missing.at;
+    first = first > decoder->column0 ? first : decoder->column0;
+    stop = stop < decoder->column1 ? stop : decoder->column1;
+    if (row < 0 || row >= rows || stop <= first)
+        return 0;
+    missing[row] -= (int32_t)(stop - first);
+    while (decoder->whole < rows && !missing[decoder->whole])
+        decoder->whole++;
+    if (decoder->whole == before)
+        return 0;
+    /* Chroma of two rows is mixed with that of the row below. */
+    bool last = decoder->row0 + decoder->whole == headers->rows;
+    return last ? headers->height : (decoder->row0 + decoder->whole) * headers->mcu_height - (headers->mcu_height > 8);
+}
+
+/* The pixels of the box, from the planes: (height, width, 3), RGB, and nothing behind them. */
+void write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
+{
+    const struct headers *headers = &decoder->headers;
+    int64_t left = box->left - decoder->column0 * headers->mcu_width;
     for (int64_t y = box->top; y < box->top + box->height; y++, to += 3 * box->width) {
-        const uint8_t *luma = (const uint8_t *)decoder->plane[0].at + (y - top) * decoder->stride[0] + left;
+        const uint8_t *luma = plane_row(decoder, 0, y) + left;
         if (headers->components == 1) {
             for (int64_t x = 0; x < box->width; x++)
                 to[3 * x] = to[3 * x + 1] = to[3 * x + 2] = luma[x];
@@ -129,7 +159,6 @@ int write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
         const uint8_t *cr = chroma_row(decoder, 1, y, left, box->width);
         decoder->kernels->colours(to, luma, cb, cr, box->width);
     }
-    return DONE;
 }
 
 /* Gets ready to decode all segments of a JPEG file whose headers were read. */
@@ -141,11 +170,22 @@ int prepare_scan(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
     return make_segments(decoder, file, nbytes);
 }
 
-/* Gets ready to decode a box of a JPEG file whose headers were read; then write_pixels() has its pixels. */
+/* Gets ready to decode a box of a JPEG file whose headers were read; use_rows() is called as its rows are there. */
 int begin_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box)
 {
     choose_mcus(decoder, box);
-    decoder->use_stretch = decoder->kernels->samples;
-    decoder->place = decoder->kernels->place;
-    return make_tables(decoder) || make_planes(decoder) || make_segments(decoder, file, nbytes) ? REFUSED : DONE;
+    if (make_tables(decoder) || make_segments(decoder, file, nbytes) || make_planes(decoder))
+        return REFUSED;
+    bool subsampled = decoder->headers.blocks > 3;
+    for (int i = 0; subsampled && i < 2; i++)
+        if (make_room(&decoder->wide[i], (size_t)box->width + 2 * PADDING) != DONE ||
+            make_room(&decoder->sums[i], (size_t)(box->width + 4 * PADDING) * sizeof(int16_t)) != DONE)
+            return REFUSED;
+    int64_t rows = decoder->row1 - decoder->row0;
+    if (make_room(&decoder->missing, (size_t)rows * sizeof(int32_t)) != DONE)
+        return REFUSED;
+    decoder->whole = 0;
+    for (int64_t row = 0; row < rows; row++)
+        ((int32_t *)decoder->missing.at)[row] = (int32_t)(decoder->column1 - decoder->column0);
+    return DONE;
 }

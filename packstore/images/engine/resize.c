@@ -1,15 +1,42 @@
-/* Antialiased bilinear resizing of uint8 RGB, bit for bit as torch's (ATen, UpSampleKernel.cpp): rows first, then
- * columns. */
+/* Antialiased bilinear resizing of uint8 RGB, bit for bit as torch's (ATen, UpSampleKernel.cpp): each row across, and
+ * then as many of them as a row takes down, while they are in the caches. */
 #include "engine.h"
 
 #include <string.h>
 
-enum { WEIGHT_BITS = 22 };
+enum { WEIGHT_BITS = 22, SPARE_ROWS = 64 };
 
-/* The exact weights of pixel `i`, as _compute_indices_min_size_weights_aa(); returns how many, beginning at *first. */
-static int64_t exact_weights(double scale, int64_t source, int64_t i, int64_t most, double *weights, int64_t *first)
+/* The weight of a pixel at a distance, in units of the scale: aa_filter() of HelperInterpLinear or HelperInterpCubic.
+ */
+INLINE double filter_weight(int64_t sampling, double distance)
 {
-    double support = scale >= 1 ? scale : 1, inverse = scale >= 1 ? 1 / scale : 1, centre = scale * ((double)i + 0.5);
+    const double a = -0.5;
+    if (sampling == SAMPLE_BILINEAR)
+        return distance < 1 ? 1 - distance : 0;
+    if (distance < 1)
+        return ((a + 2) * distance - (a + 3)) * distance * distance + 1;
+    return distance < 2 ? ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a : 0;
+}
+
+/* How far the filter reaches, in pixels of the source. */
+INLINE double support_of(int64_t sampling, double scale)
+{
+    return (scale >= 1 ? scale : 1) * (sampling == SAMPLE_BICUBIC ? 2 : 1);
+}
+
+/* The exact weights of pixel `i`, as _compute_indices_min_size_weights_aa(); returns how many, beginning at *first. Of
+ * the nearest pixel, as nearest_idx(), one. */
+static int64_t exact_weights(int64_t sampling, double scale, int64_t source, int64_t i, int64_t most, double *weights,
+                             int64_t *first)
+{
+    if (sampling == SAMPLE_NEAREST) {
+        int64_t nearest = (int64_t)((float)i * (float)scale);
+        *first = nearest < source ? nearest : source - 1;
+        *weights = 1;
+        return 1;
+    }
+    double support = support_of(sampling, scale), inverse = scale >= 1 ? 1 / scale : 1,
+           centre = scale * ((double)i + 0.5);
     int64_t begin = (int64_t)(centre - support + 0.5), end = (int64_t)(centre + support + 0.5);
     begin = begin < 0 ? 0 : begin;
     end = end > source ? source : end;
@@ -18,7 +45,7 @@ static int64_t exact_weights(double scale, int64_t source, int64_t i, int64_t mo
     for (int64_t j = 0; j < count; j++) {
         double distance = ((double)(j + begin) - centre + 0.5) * inverse;
         distance = distance < 0 ? -distance : distance;
-        weights[j] = distance < 1 ? 1 - distance : 0;
+        weights[j] = filter_weight(sampling, distance);
         total += weights[j];
     }
     for (int64_t j = 0; j < count && total != 0; j++)
@@ -43,7 +70,7 @@ static int precision_of(double largest)
 int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored,
               int multiple)
 {
-    double scale = (double)source / (double)target, support = scale >= 1 ? scale : 1, largest = 0;
+    double scale = (double)source / (double)target, support = support_of(taps->sampling, scale), largest = 0;
     int64_t most = ((int64_t)support + (support > (double)(int64_t)support)) * 2 + 1;
     int64_t width = (most + multiple - 1) / multiple * multiple, widest = 1;
     if (make_room(&taps->exact, (size_t)(width * target) * sizeof(double)) ||
@@ -52,7 +79,7 @@ int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, i
     double *exact = taps->exact.at;
     int64_t *first = taps->places.at, *counts = first + target;
     for (int64_t i = 0; i < target; i++) {
-        counts[i] = exact_weights(scale, source, i, most, exact + i * width, &first[i]);
+        counts[i] = exact_weights(taps->sampling, scale, source, i, most, exact + i * width, &first[i]);
         for (int64_t j = 0; j < counts[i]; j++)
             largest = exact[i * width + j] > largest ? exact[i * width + j] : largest;
         widest = counts[i] > widest ? counts[i] : widest;
@@ -68,9 +95,10 @@ int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, i
     for (int64_t i = 0; i < count; i++) {
         int64_t to = mirrored ? count - 1 - i : i;
         taps->at[to] = (int32_t)(first[from + i] - taps->first);
-        for (int64_t j = 0; j < taps->taps; j++)
-            taps->weights[to * taps->taps + j] =
-                j < counts[from + i] ? (int16_t)(0.5 + exact[(from + i) * width + j] * (1 << taps->precision)) : 0;
+        for (int64_t j = 0; j < taps->taps; j++) {
+            double weight = j < counts[from + i] ? exact[(from + i) * width + j] * (1 << taps->precision) : 0;
+            taps->weights[to * taps->taps + j] = (int16_t)(weight < 0 ? weight - 0.5 : weight + 0.5);
+        }
     }
     return DONE;
 }
@@ -196,10 +224,55 @@ AVX2 void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weigh
 }
 #endif
 
+/* Gets ready to resize by the decoder's taps, for rows of `columns` pixels. */
+int begin_resizing(struct decoder *decoder, int64_t columns)
+{
+    struct resizing *resizing = &decoder->resizing;
+    *resizing =
+        (struct resizing){.row_bytes = 3 * columns + PADDING,
+                          .most = decoder->down.taps + SPARE_ROWS,
+                          .reach = 3 * (decoder->across.stop - decoder->across.first + decoder->across.taps) + 16};
+    /* The columns of the last rows have weights of zero for rows behind them. */
+    size_t rows = (size_t)(resizing->most + decoder->down.taps);
+    return make_room(&decoder->resized, rows * (size_t)resizing->row_bytes) ||
+                   make_room(&decoder->line, (size_t)(2 * resizing->reach))
+               ? REFUSED
+               : DONE;
+}
+
+/* Takes the next rows of the source, two of them, or the last one twice, and writes the rows that are complete then.
+ * From each row `resizing.reach` bytes may be read. */
+void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
+{
+    struct resizing *resizing = &decoder->resizing;
+    const struct making *making = &decoder->making;
+    const struct taps *down = &decoder->down;
+    int64_t row_bytes = resizing->row_bytes, columns = making->visible.width, rows = making->visible.height;
+    int64_t y = resizing->read, more = a == b ? 1 : 2;
+    uint8_t *resized = decoder->resized.at;
+    if (y + more - resizing->first > resizing->most) { /* those that are needed still move to the front */
+        int64_t first = down->at[resizing->made] < y ? down->at[resizing->made] : y;
+        memmove(resized, resized + (first - resizing->first) * row_bytes, (size_t)((y - first) * row_bytes));
+        resizing->first = first;
+    }
+    uint8_t *to = resized + (y - resizing->first) * row_bytes;
+    decoder->kernels->rows(&decoder->across, a, b, to, to + (more - 1) * row_bytes, columns);
+    resizing->read = y += more;
+    for (; resizing->made < rows; resizing->made++) {
+        int64_t at = down->at[resizing->made];
+        if (at + down->taps > y && y < making->box.height)
+            break;
+        decoder->kernels->columns(resized + (at - resizing->first) * row_bytes, row_bytes,
+                                  down->weights + resizing->made * down->taps, down,
+                                  making->shown + resizing->made * 3 * making->request->window.width, 3 * columns);
+    }
+}
+
 /* A row of the source of which everything may be read that the loops read: itself, or a copy. `left`: bytes from there.
  */
-static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t *row, int64_t left, int64_t reach)
+static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t *row, int64_t left)
 {
+    int64_t reach = decoder->resizing.reach;
     if (left >= reach)
         return row;
     uint8_t *copy = (uint8_t *)decoder->line.at + which * reach;
@@ -208,27 +281,21 @@ static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t
     return copy;
 }
 
-/*
- * Resizes by the decoder's taps. `source`: pixels of `height` rows, `stride` bytes apart, `nbytes` to the end of what
- * may be read; `to`: `rows` of `columns` pixels, `to_stride` bytes apart.
- */
-int resize(struct decoder *decoder, const uint8_t *source, int64_t nbytes, int64_t height, int64_t stride, uint8_t *to,
-           int64_t to_stride, int64_t rows, int64_t columns)
+/* Resizes pixels whose rows are `stride` bytes apart; there are `nbytes` of what may be read. */
+int resize(struct decoder *decoder, const uint8_t *pixels, int64_t nbytes, int64_t stride)
 {
-    const struct taps *across = &decoder->across, *down = &decoder->down;
-    int64_t row_bytes = 3 * columns + PADDING, reach = 3 * (across->stop - across->first + across->taps) + 16;
-    if (make_room(&decoder->resized, (size_t)((height + down->taps) * row_bytes)) ||
-        make_room(&decoder->line, (size_t)(2 * reach)))
+    if (begin_resizing(decoder, decoder->making.visible.width) != DONE)
         return REFUSED;
-    uint8_t *resized = decoder->resized.at;
+    int64_t height = decoder->making.box.height;
     for (int64_t y = 0; y < height; y += 2) { /* the last of an odd number twice */
-        int64_t other = y + 1 < height ? y + 1 : y;
-        const uint8_t *a = readable(decoder, 0, source + y * stride, nbytes - y * stride, reach);
-        const uint8_t *b = readable(decoder, 1, source + other * stride, nbytes - other * stride, reach);
-        decoder->kernels->rows(across, a, b, resized + y * row_bytes, resized + other * row_bytes, columns);
+        const uint8_t *a = readable(decoder, 0, pixels, nbytes), *b = a;
+        pixels += stride;
+        nbytes -= stride;
+        if (y + 1 < height)
+            b = readable(decoder, 1, pixels, nbytes);
+        pixels += stride;
+        nbytes -= stride;
+        resize_rows(decoder, a, b);
     }
-    for (int64_t y = 0; y < rows; y++)
-        decoder->kernels->columns(resized + down->at[y] * row_bytes, row_bytes, down->weights + y * down->taps, down,
-                                  to + y * to_stride, 3 * columns);
     return DONE;
 }

@@ -2,7 +2,7 @@
  * turn. */
 #include "reader.h"
 
-enum { SKIP_BITS = 12, PER_FILL = 4 };
+enum { SKIP_BITS = 11, PER_FILL = 4 };
 
 /* What the loop keeps in registers. `bits` has what follows at its high end, `count` bits; `at` is what follows them.
  */

@@ -1,14 +1,14 @@
 /* Huffman tables: ITU-T T.81, C.2 and F.2.2.3. */
 #include "reader.h"
 
-/* Whether 8-bit samples can make the symbols: F.1.2.1, F.1.2.2 and G.1.2.2. Of others libjpeg's implementations differ.
- */
+enum { AC_BITS = 10, DC_BITS = 11 }; /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
+
+/* Whether 8-bit samples can make the symbols: F.1.2.1 and F.1.2.2. Of others libjpeg's implementations differ. */
 static int check_symbols(const struct huffman *table)
 {
     for (int i = 0; i < table->total; i++) {
         int symbol = table->values[i], size = symbol & 15;
-        bool ends = !size && symbol < 0xF0 && (table->kind == BAND_TABLE || !symbol);
-        if (table->kind == DC_TABLE ? symbol > DC_BITS : size > AC_BITS || !(size || ends || symbol == 0xF0))
+        if (table->kind == DC_TABLE ? symbol > DC_BITS : size > AC_BITS || !(size || !symbol || symbol == 0xF0))
             return REFUSED;
     }
     return DONE;

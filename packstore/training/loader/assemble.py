@@ -23,8 +23,7 @@ from packstore.core.manifest import Column
 from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
 from packstore.images.engine import Form, Requests, get_engine
-from packstore.images.seekable import Index, plan_crops, read_index
-from packstore.images.sniff import HeaderError, ImageInfo, sniff, too_many_pixels
+from packstore.images.sniff import HeaderError, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
@@ -40,7 +39,6 @@ from packstore.training.random_draws import MASK, Draws
 
 _HEAD = 2048  # where nearly every frame header is
 _UNREADABLE = b"\0"  # in place of a seek index
-_MOST_SEGMENTS = 1 << 11  # of images that are cut up beforehand: in each batch under way they take 16 bytes each
 
 # Waiting for each page of a record in turn, a cold store is read at a third of the speed; asking for records beforehand
 # halves that of a warm one. So it is done for a while where pages were waited for.
@@ -105,7 +103,12 @@ class Assembler:
         self._exif_transpose = exif_transpose
         self._encoded = column.layout is None
         self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
-        self._has_indexes = self._engine_decodes and self._main and reader.manifest.has_column(SEEK_INDEX.name)
+        self._has_indexes = (
+            self._engine_decodes
+            and self._main
+            and reader.manifest.has_column(SEEK_INDEX.name)
+            and reader.manifest.column(SEEK_INDEX.name).nbytes > 0
+        )
         self._has_shapes = not self._encoded and column.kind == "ragged"
         self._view: Callable[[int], Any] = self._views.view if self._main else partial(stored_bytes, reader, column)
         self._own_sizes = False
@@ -237,8 +240,6 @@ class Assembler:
             planned = self._plan(prepared.sizes, ids, seed, epoch)
             prepared.first_crops, crops = planned[1], planned[-1]
         prepared.crops = crops
-        if crops is not None:
-            self._plan_crops(prepared, crops)
         prepared.requests = self._want(prepared, requests, crops)
         self._stats.add("read", read - start)
         self._stats.add("decode", perf_counter() - read)
@@ -395,22 +396,18 @@ class Assembler:
 
     def _crops(self, header: Header) -> bool:
         """Whether a part of the image may be all that is decoded."""
-        return isinstance(header, Index) or (
-            isinstance(header, ImageInfo)
-            and (self._decoder.decodes_parts(header) or (self._dct_scaling and header.kind == "jpeg"))
+        return header is not None and (
+            self._decoder.decodes_parts(header) or (self._dct_scaling and header.kind == "jpeg")
         )
 
     def _crop(self, prepared: Prepared, row: int, header: Header) -> NDArray[np.uint8]:
-        number = prepared.plan_of.get(row)
         orientation = prepared.turned.get(row, 1)
         target = prepared.rows.sizes[row] if self._dct_scaling else None
         pixels = self._decoder.decode_crop(
             prepared.views[row],
             _stored(prepared, row),
-            index=header if isinstance(header, Index) else None,
-            info=header if isinstance(header, ImageInfo) else None,
+            info=header,
             target=target[::-1] if target is not None and swaps_sides(orientation) else target,
-            plan=None if number is None or prepared.plans is None else prepared.plans[number],
         )
         return upright(pixels, orientation)
 
@@ -434,8 +431,8 @@ class Assembler:
         turned: Mapping[int, int],
         requests: Requests | None = None,
     ) -> tuple[NDArray[np.int64], Sequence[Header]]:
-        """Height and width of each image, and of image files that are not for the engine the seek index or else the
-        header. Where a header cannot be read, 0 x 0 and None: decoding will tell."""
+        """Height and width of each image, and the headers of files that are not for the engine. If a header cannot be
+        read, 0 x 0 and None: decoding will tell."""
         headers: list[Header] = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
@@ -454,10 +451,7 @@ class Assembler:
         return sizes, headers
 
     def _header(self, view: Any) -> Header:
-        """The seek index of an image file, or else its header; None where that cannot be read."""
-        index = read_index(view)
-        if index is not None:
-            return index
+        """The header of an image file; None if it cannot be read."""
         try:
             return sniff(bytes(view[:_HEAD]))
         except HeaderError:
@@ -485,21 +479,9 @@ class Assembler:
     def _plan(self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int) -> list[Crops]:
         return plan_each(self._operations, sizes, Draws(seed, epoch, ids))
 
-    def _plan_crops(self, prepared: Prepared, crops: Crops) -> None:
-        indexes = {
-            row: header
-            for row, header in enumerate(prepared.headers)
-            if isinstance(header, Index) and header.across * header.rows <= _MOST_SEGMENTS
-        }
-        if not indexes:
-            return
-        rows = [*indexes]
-        prepared.plan_of = {row: number for number, row in enumerate(rows)}
-        prepared.plans = plan_crops([*indexes.values()], np.array([_stored(prepared, row) for row in rows]))
-
     def _pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         if self._encoded:
-            return self._decoder.decode(view, info=header if isinstance(header, ImageInfo) else None)
+            return self._decoder.decode(view, info=header)
         image = self._column
         shape = tuple(self._reader.value(image.shape_name, record).tolist()) if self._has_shapes else image.shape
         return shaped(view, image, shape, "it")

@@ -23,10 +23,11 @@ from packstore.training.random_draws import MASK
 from packstore.training.ring import Ring, Slot
 
 _log = logging.getLogger("packstore")
-_DECODED_SLICE, _PIXELS_SLICE, _SMALL_BYTES, _LEAST_SLICE = 16, 64, 1 << 20, 4
+_DECODED_SLICE, _PIXELS_SLICE, _SMALL_BYTES, _LEAST_SLICE, _MOST_PIXELS = 16, 64, 1 << 20, 4, 1 << 23
 """Images that a thread takes at a time. Image files differ much in what they cost: few, for balance (with two threads
-16 give 5 percent more images a second than 32). Pixels: more, so that threads meet less often; of small images as many
-as fill ``_SMALL_BYTES``. Never fewer than ``_LEAST_SLICE``, however many threads there are."""
+16 give 5 percent more images a second than 32), and of large ones no more than have ``_MOST_PIXELS``. Pixels: more, so
+that threads meet less often; of small images as many as fill ``_SMALL_BYTES``. Never fewer than ``_LEAST_SLICE`` but of
+large ones, however many threads there are."""
 
 _FIRST_OF_COLUMNS = 1
 """Number of the slot's first buffer that does not hold images."""
@@ -82,6 +83,8 @@ class Job:
         most = _DECODED_SLICE if decoded else _PIXELS_SLICE
         most = max(most, _SMALL_BYTES * count // max(1, prepared.out.nbytes))
         parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE)) or 1
+        if decoded and count:
+            parts = min(count, max(parts, int(assembler.sizes(prepared).prod(1).sum()) // _MOST_PIXELS))
         bounds = [count * part // parts for part in range(parts + 1)]
         for first, stop in pairwise(bounds):
             if self._cancelled:

@@ -13,14 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.images.engine import Requests
-from packstore.images.seekable import CropPlans, Index
 from packstore.images.sniff import ImageInfo
 from packstore.training.augment.base import Crops
 from packstore.training.loader.checks import Suspects
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.rows import Rows
 
-Header = Index | ImageInfo | None
+Header = ImageInfo | None
 """What the header of an image file says, as far as it was read."""
 
 
@@ -40,14 +39,12 @@ class Prepared:
         sizes: Height and width of each image, ``(B, 2)``, as its header says; upright where it is to be turned.
         suspects: What of the records is to be checked.
         turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
-        headers: What else it says, of image files that the engine does not take.
+        headers: Headers of image files that the engine does not take.
         first_crops: What the first operation makes of the images, where operations run while decoding.
         crops: Where the pixels of each row come from; None for whole images.
         finish: What the rows become of bytes; None where they are those.
         failed: Rows whose records cannot be read.
         requests: All of it for the engine, where that is there and knows how.
-        plans: Of crop-seekable images that it does not take, what their boxes need.
-        plan_of: Which of these a row has.
     """
 
     out: torch.Tensor
@@ -65,8 +62,6 @@ class Prepared:
     turned: Mapping[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
     requests: Requests | None = None
-    plans: CropPlans | None = None
-    plan_of: dict[int, int] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     @property
