@@ -244,9 +244,19 @@ def large() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
         "very many restarts": save(noisy(520, 700, 4) // 9 * 9, "444", quality=99, restart_marker_blocks=1),
         "long rows": save(noisy(40, 1500, 4), "444", quality=97, restart_marker_rows=1),
         "longer rows": save(noisy(16, 9000, 4), "444", quality=99, restart_marker_rows=1),
+        "restarts far apart": save(noisy(400, 60, 5), "420", restart_marker_rows=11),
+        "busy at the top": save(busy_at_the_top(), "420", quality=95),
         "few bytes": save(pixels(1500, 3300, 3), "444", quality=30, restart_marker_blocks=1),
     }
     return {name: (data, reference(data)) for name, data in made.items()}
+
+
+def busy_at_the_top() -> NDArray[np.uint8]:
+    """Below the first row of MCUs, rows take so few bytes that many are decoded before that one is."""
+    image = np.full((500, 1200, 3), 90, np.uint8)
+    image[:16] = noisy(16, 1200)
+    image[16:] += (np.arange(500 - 16, dtype=np.uint8) // 16)[:, None, None]
+    return image
 
 
 def some_boxes(height: int, width: int, seed: int, count: int) -> Iterator[Box]:
