@@ -22,7 +22,7 @@ from packstore.cli.common import (
 )
 from packstore.cli.convert import EXIT_SKIPPED
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.images.sniff import MAX_PIXELS
+from packstore.images.sniff import LOSSES, MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.packing.append import AppendReport
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 @click.option(
     "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
     help="Check each file. header: its kind, header and end; decode: every pixel.",
+)  # fmt: skip
+@click.option(
+    "--accept-loss", type=click.Choice(LOSSES), multiple=True,
+    help="Images become 8-bit RGB: accept the loss of further bits, frames, channels, or of transparency.",
 )  # fmt: skip
 @click.option("--shard-size", type=ByteSize(), help="About the size of new shards.  [default: as those of STORE]")
 @click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")

@@ -33,7 +33,7 @@ from packstore.cli.common import (
 from packstore.cli.source_info import describe_column, describe_targets, visible_columns
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.images.sniff import MAX_PIXELS
+from packstore.images.sniff import LOSSES, MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.packing.plan import Plan
@@ -80,6 +80,10 @@ _LISTED = 10
 @click.option(
     "--progressive", type=click.Choice(["baseline"]),
     help="original: make progressive JPEG files baseline ones, without loss, since these decode faster.",
+)  # fmt: skip
+@click.option(
+    "--accept-loss", type=click.Choice(LOSSES), multiple=True,
+    help="Images become 8-bit RGB: accept the loss of further bits, frames, channels, or of transparency.",
 )  # fmt: skip
 @click.option("--split", metavar="NAME", help="Pack only this split.")
 @source_options

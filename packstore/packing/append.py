@@ -108,6 +108,7 @@ def append(
     workers: int | None = None,
     decoder: str = "auto",
     max_pixels: int = MAX_PIXELS,
+    accept_loss: str | Sequence[str] = (),
     progress: bool | ProgressCallback = False,
 ) -> AppendReport:
     """Puts the records of ``source`` into ``store``, encoded as those that it has, as new shards beside the old ones.
@@ -138,6 +139,7 @@ def append(
         workers: Threads; None for one a core, and for 32 where the source is a URL.
         decoder: Name of the decoder.
         max_pixels: As for :func:`packstore.convert`.
+        accept_loss: As for :func:`packstore.convert`, besides those that were accepted when the store was packed.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
@@ -166,6 +168,7 @@ def append(
         workers=workers,
         decoder=decoder,
         max_pixels=max_pixels,
+        accept_loss=accept_loss,
     )
     started = time.monotonic()
     refuse_empty(store, source, labels)

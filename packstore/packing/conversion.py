@@ -74,6 +74,7 @@ def convert(
     cluster: str | None = None,
     index: bool | None = None,
     progressive: Literal["baseline"] | None = None,
+    accept_loss: str | Sequence[str] = (),
     progress: bool | ProgressCallback = False,
 ) -> ConvertReport:
     """Packs ``source`` into a new store at ``destination``.
@@ -135,6 +136,9 @@ def convert(
             little more than it needs. It takes 0.8% of the bytes. None for yes wherever packstore's JPEG engine is.
         progressive: Of ``original``: ``baseline`` makes progressive JPEG files baseline ones of the same pixels and
             metadata, since crops of these decode many times as fast; each is decoded before and after. None keeps them.
+        accept_loss: Images are read as 8-bit RGB. A file that has more ends the run with a :class:`UsageError`, unless
+            this names what is lost: ``depth`` (bits beyond eight), ``frames`` (but the first), ``channels`` (beyond
+            three) or ``alpha`` (where it is not opaque). The same call goes on where the run stopped.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
@@ -174,6 +178,7 @@ def convert(
         cluster=cluster,
         index=index,
         progressive=progressive,
+        accept_loss=accept_loss,
     )
     started = time.monotonic()
     with progress_callback(progress) as report:

@@ -13,6 +13,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
+from packstore.images.losses import check_losses
 from packstore.images.normalization import MeanAndStd, as_normalization
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.ignoring import check_patterns
@@ -51,6 +52,7 @@ class ConvertOptions:
     cluster: str | None = None
     index: bool | None = None
     progressive: Literal["baseline"] | None = None
+    accept_loss: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         text_or_none(source_kind=self.source_kind, split=self.split, format=self.format, encoding=self.encoding)
@@ -67,6 +69,7 @@ class ConvertOptions:
             if name == "max_pixels" or getattr(self, name) is not None:
                 whole(name, getattr(self, name))
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
+        object.__setattr__(self, "accept_loss", check_losses(self.accept_loss))
         true_or_false(overwrite=self.overwrite, restart=self.restart)
         if self.index is not None:
             true_or_false(index=self.index)

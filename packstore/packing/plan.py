@@ -16,11 +16,12 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath, location
-from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
+from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
 from packstore.images.encode.options import turned_by_readers
+from packstore.images.losses import check_losses
 from packstore.images.normalization import as_normalization
 from packstore.images.seek_index import has_index
-from packstore.images.sniff import MAX_PIXELS
+from packstore.images.sniff import LOSSES, MAX_PIXELS
 from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_left, open_source
@@ -246,10 +247,7 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
     encoding: type[Encoding] = ENCODINGS[asked].of_source(source)
     normalize = options.normalize
     if options.quality is not None and "quality" not in encoding.accepts:
-        others = " and ".join(sorted(encodings_that_accept("quality")))
-        raise UsageError(
-            f"quality is for the encodings {others}, not {encoding.name}; leave it out, or add --encoding jpeg"
-        )
+        raise UsageError(f"quality is for the encoding jpeg, not {encoding.name}; leave it out, or add --encoding jpeg")
     if "normalization" not in encoding.accepts:
         if normalize is not None:
             raise UsageError(
@@ -278,6 +276,7 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
         decoder=options.decoder,
         max_pixels=options.max_pixels,
         progressive=options.progressive,
+        accept_loss=None if survey.store is not None else check_losses(options.accept_loss),
     )
     return encode, normalize == "auto"
 
@@ -381,6 +380,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
         "split": plan.options.split,
         **({} if encode.progressive is None else {"progressive": encode.progressive}),
+        **({"accept_loss": ",".join(encode.accept_loss)} if encode.accept_loss else {}),
         **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
     if plan.source.options.ignore:
@@ -402,6 +402,12 @@ def counted_options(manifest: Manifest) -> dict[str, int]:
     """Counts of records that a manifest has among its options."""
     known = (*_GEOMETRY, "quality", "split")
     return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
+
+
+def accepted_losses(manifest: Manifest) -> list[str]:
+    """The losses that were accepted when a store was packed."""
+    given = manifest.options.get("accept_loss")
+    return [name for name in given.split(",") if name in LOSSES] if isinstance(given, str) else []
 
 
 def made_alike(manifest: Manifest, other: Manifest) -> bool:

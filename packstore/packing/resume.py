@@ -47,7 +47,8 @@ def fingerprint_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> d
         "bytes of the source": survey.size_bytes,
         "format": plan.format,
         "encoding": plan.encode.encoding,
-        "options": recorded_options(plan),
+        # The answer to a question about losses changes no record that was packed before it.
+        "options": {name: value for name, value in recorded_options(plan).items() if name != "accept_loss"},
         "normalization": dataclasses.asdict(normalization) if normalization else None,
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,

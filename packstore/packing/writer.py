@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -73,6 +73,7 @@ class Writer:
         progress: As of :func:`packstore.convert`.
         format: As of :func:`packstore.convert`.
         index: As of :func:`packstore.convert`.
+        accept_loss: As of :func:`packstore.convert`.
         normalize: As of :func:`packstore.convert`, but not ``auto``, which needs all images first.
     """
 
@@ -99,6 +100,7 @@ class Writer:
         decoder: str = "auto",
         max_pixels: int = MAX_PIXELS,
         index: bool | None = None,
+        accept_loss: str | Sequence[str] = (),
         progress: bool | ProgressCallback = False,
     ) -> None:
         """Checks the destination; nothing is written before samples are there.
@@ -115,7 +117,7 @@ class Writer:
             split=split, format=format, encoding=encoding, size=size, fit=fit, resize=resize, max_side=max_side,
             quality=quality, normalize=normalize, exif_transpose=exif_transpose, check=check, on_error=on_error,
             overwrite=overwrite, shard_size=shard_size, workers=workers, decoder=decoder, max_pixels=max_pixels,
-            index=index,
+            index=index, accept_loss=accept_loss,
         )  # fmt: skip
         self._progress = progress
         self._fields = None if fields is None else as_fields(fields)

@@ -8,7 +8,7 @@ import re
 import threading
 import warnings
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
 _AVIF = "PIL.AvifImagePlugin", "AvifImageFile"
 _HEIF = "pillow_heif.as_plugin", "HeifImageFile"
 _ORIENTATION = 0x0112
+_SUBFILE, _SAMPLES = 254, 277  # tags of TIFF 6.0
+_MOST_PAGES = 64
 
 _warnings_lock = threading.Lock()
 
@@ -79,6 +81,50 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
         raise
     except Exception as error:  # plugins raise almost anything on damaged files: OSError, SyntaxError, struct.error ...
         raise DecodeError(f"damaged image: {_describe(error)}") from error
+
+
+class Description(NamedTuple):
+    """What an image file has.
+
+    Attributes:
+        mode: Pillow's, of the first frame.
+        channels: Samples of a pixel as they are stored; those of ``mode`` where the file does not say.
+        frames: How many frames, or pages of a TIFF that are no smaller versions of others.
+        transparent: Some pixel of the first frame is not opaque.
+    """
+
+    mode: str
+    channels: int
+    frames: int
+    transparent: bool
+
+
+def describe(data: memoryview) -> Description | None:
+    """What an image file has beside 8-bit RGB pixels; None for one that Pillow cannot open or decode."""
+    try:
+        with _without_warnings(Warning), _open(data) as image:
+            check_size(*image.size, MAX_PIXELS)
+            frames = getattr(image, "n_frames", 1)
+            tags = getattr(image, "tag_v2", None)
+            if tags is not None and frames > 1:
+                frames = sum(_is_page(image, number) for number in range(min(frames, _MOST_PAGES)))
+            if frames > 1 or tags is not None:
+                image.seek(0)
+            channels = len(image.getbands()) if tags is None else int(tags.get(_SAMPLES, 1))
+            mode, has_alpha = image.mode, "A" in image.getbands() or "transparency" in image.info
+            if has_alpha and mode.startswith("I;16"):
+                has_alpha = False
+            lowest = image.convert("RGBA").getchannel("A").getextrema()[0] if has_alpha else 255
+            return Description(mode, channels, frames, lowest < 255)  # type: ignore[operator] # of one band
+    except MemoryError:
+        raise
+    except Exception:  # plugins raise almost anything; who decodes the file says what is wrong with it
+        return None
+
+
+def _is_page(image: Any, number: int) -> bool:
+    image.seek(number)
+    return not image.tag_v2.get(_SUBFILE, 0) & 1
 
 
 def orientation(data: memoryview) -> int:

@@ -25,6 +25,7 @@ from packstore.images.encode.differences import (
     value_difference,
 )
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
+from packstore.images.losses import find_losses, refuse_losses
 from packstore.images.resize import Pixels, fit, limit, limited_size, target_size
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, too_many_pixels, unread_bits
 
@@ -86,6 +87,9 @@ class SourceImages:
         reason = too_many_pixels(info.width, info.height, self.options.max_pixels) or unread_bits(info)
         if reason is not None:
             raise HeaderError(reason)
+        accepted = self.options.accept_loss
+        if accepted is not None and (losses := find_losses(image, info)):
+            refuse_losses(key, losses, accepted)
         _thread.latest = image, info
         return image, info
 

@@ -39,6 +39,8 @@ class EncodeOptions:
             always checked in full; ``none`` then leaves it to the decoder to say what is wrong.
         decoder: ``auto`` or the name of a decoder.
         progressive: ``baseline`` makes progressive JPEG files baseline ones, without loss; None keeps them.
+        accept_loss: Losses of reading files as 8-bit RGB, names of :data:`packstore.images.losses.LOSSES`, that are
+            accepted: about others a question ends the run. None asks nothing.
         max_pixels: An image of more pixels is refused, by its header.
     """
 
@@ -54,6 +56,7 @@ class EncodeOptions:
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
     progressive: str | None = None
+    accept_loss: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_encoding("encoding", self.encoding)

@@ -1,0 +1,194 @@
+"""Files that have more than 8-bit RGB: a conversion asks before it leaves anything away."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+import packstore
+from packstore.cli import cli
+from packstore.core.errors import UsageError
+from packstore.images.losses import find_losses
+from packstore.images.sniff import check_header
+from packstore.images.unread import UNREAD_BYTES
+from tests.makers.datasets import pixels
+
+RGB = pixels(20, 30, 1)
+OPAQUE = np.dstack([RGB, np.full((20, 30), 255, np.uint8)])
+HOLE = OPAQUE.copy()
+HOLE[3, 4, 3] = 254
+DEEP = np.arange(600, dtype=np.uint16).reshape(20, 30) * 9
+
+
+def tiff(channels: int, extra: int | None) -> bytes:
+    """A TIFF of 8 bits with so many interleaved channels; ``extra`` says of those behind the third what they are."""
+    entries = [
+        (256, 4, 1, 30), (257, 4, 1, 20), (258, 3, channels, 0), (259, 3, 1, 1), (262, 3, 1, 2),
+        (273, 4, 1, 512), (277, 3, 1, channels), (278, 4, 1, 20), (279, 4, 1, 600 * channels),
+    ]  # fmt: skip
+    if extra is not None:
+        entries.append((338, 3, channels - 3, extra))
+    bits_at = 8 + 2 + 12 * len(entries) + 4
+    head = struct.pack("<2sHIH", b"II", 42, 8, len(entries))
+    for tag, kind, count, value in entries:
+        long = count * 2 > 4
+        head += struct.pack("<HHII", tag, kind, count, bits_at if long and tag == 258 else value)
+    head += bytes(4) + struct.pack(f"<{channels}H", *[8] * channels)
+    return head.ljust(512, b"\0") + bytes(range(200)) * (3 * channels)
+
+
+def _save(array: Any, suffix: str, mode: str | None = None, **options: Any) -> Callable[[Path], None]:
+    def save(stem: Path) -> None:
+        image = Image.fromarray(array)
+        (image if mode is None else image.convert(mode)).save(stem.with_suffix(suffix), **options)
+
+    return save
+
+
+def _write(data: bytes, suffix: str) -> Callable[[Path], None]:
+    def save(stem: Path) -> None:
+        stem.with_suffix(suffix).write_bytes(data)
+
+    return save
+
+
+FRAMES: dict[str, Any] = {"save_all": True, "append_images": [Image.fromarray(255 - RGB)]}
+LOSSY: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "png of 16 bits": ("depth", _save(DEEP, ".png")),
+    "tiff of 16 bits": ("depth", _save(DEEP, ".tif")),
+    "tiff of 32 bits": ("depth", _save(DEEP.astype(np.int32), ".tif")),
+    "tiff of floats": ("depth", _save(DEEP.astype(np.float32), ".tif")),
+    "pgm of 16 bits": ("depth", _write(b"P5 4 4 65535\n" + bytes(32), ".pgm")),
+    "gif of two frames": ("frames", _save(RGB, ".gif", **FRAMES)),
+    "png of two frames": ("frames", _save(RGB, ".png", **FRAMES)),
+    "webp of two frames": ("frames", _save(RGB, ".webp", **FRAMES)),
+    "tiff of two pages": ("frames", _save(RGB, ".tif", **FRAMES)),
+    "png with alpha": ("alpha", _save(HOLE, ".png")),
+    "gray png with alpha": ("alpha", _save(HOLE, ".png", "LA")),
+    "png with a transparent colour": ("alpha", _save(np.zeros((9, 9), np.uint8), ".png", "P", transparency=0)),
+    "webp with alpha": ("alpha", _save(HOLE, ".webp")),
+    "tiff with alpha": ("alpha", _save(HOLE, ".tif")),
+    "gif with a transparent colour": ("alpha", _save(np.zeros((9, 9), np.uint8), ".gif", "P", transparency=0)),
+    "tiff of four channels": ("channels", _write(tiff(4, 0), ".tif")),
+}  # fmt: skip
+WHOLE: dict[str, Callable[[Path], None]] = {
+    "jpeg": _save(RGB, ".jpg"),
+    "jpeg of inks": _save(RGB, ".jpg", "CMYK"),
+    "png": _save(RGB, ".png"),
+    "gray png": _save(RGB, ".png", "L"),
+    "png of one bit": _save(RGB, ".png", "1"),
+    "png with a palette": _save(RGB, ".png", "P"),
+    "png with opaque alpha": _save(OPAQUE, ".png"),
+    "webp with opaque alpha": _save(OPAQUE, ".webp", lossless=True, exact=True),
+    "gif": _save(RGB, ".gif"),
+    "bmp": _save(RGB, ".bmp"),
+    "tiff": _save(RGB, ".tif"),
+    "tiff of inks": _save(RGB, ".tif", "CMYK"),
+    "ppm": _save(RGB, ".ppm"),
+}
+
+
+def made(folder: Path, save: Callable[[Path], None]) -> Path:
+    (folder / "a").mkdir(parents=True)
+    save(folder / "a" / "0")
+    return folder
+
+
+@pytest.mark.parametrize("encoding", ["original", "uint8"])
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_loss_is_asked_about(name: str, encoding: str, tmp_path: Path) -> None:
+    loss, save = LOSSY[name]
+    folder = made(tmp_path / "images", save)
+    others = [other for other in ("alpha", "channels", "depth", "frames") if other != loss]
+    for accepted in ((), others):
+        with pytest.raises(UsageError, match=rf"a/0\..*: it has .*--accept-loss {loss} \(the run goes on"):
+            packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, accept_loss=accepted)
+    with pytest.raises(UsageError):  # it is no bad file
+        packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, on_error="skip")
+    manifest = packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, accept_loss=loss).manifest
+    assert manifest.options["accept_loss"] == loss
+    assert packstore.verify(tmp_path / "s.lmdb", against=folder).ok
+    packstore.convert(tmp_path / "s.lmdb", tmp_path / "again.h5")  # of a store nothing is asked again
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_nothing_is_asked_about_the_others(name: str, tmp_path: Path) -> None:
+    folder = made(tmp_path / "images", WHOLE[name])
+    for encoding in ("original", "uint8"):
+        manifest = packstore.convert(folder, tmp_path / f"{encoding}.lmdb", encoding=encoding).manifest
+        assert "accept_loss" not in manifest.options
+
+
+def test_smaller_versions_in_a_tiff_are_no_pages(tmp_path: Path) -> None:
+    path = tmp_path / "0.tif"
+    small = Image.fromarray(RGB[::2, ::2].copy())
+    small.encoderinfo = {"tiffinfo": {254: 1}}
+    Image.fromarray(RGB).save(path, save_all=True, append_images=[small])
+    data = path.read_bytes()
+    assert find_losses(data, check_header(data)) == {}
+
+
+def test_a_run_goes_on_with_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was packed before the question is not packed again."""
+    monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("packstore.packing.records.PASS_RECORDS", 3)
+    folder = tmp_path / "images" / "a"
+    folder.mkdir(parents=True)
+    for number in range(40):
+        Image.fromarray(pixels(60, 80, number)).save(folder / f"{number:02}.png")
+    Image.fromarray(DEEP).save(folder / "99.png")
+    with pytest.raises(UsageError, match="--accept-loss depth"):
+        packstore.convert(folder.parent, tmp_path / "s.h5")
+    assert not (tmp_path / "s.h5").exists()
+    whole = packstore.convert(folder.parent, tmp_path / "whole.h5", accept_loss="depth").manifest
+    found = packstore.convert(folder.parent, tmp_path / "s.h5", accept_loss="depth")
+    assert found.resumed >= 30
+    assert found.manifest.records_digest == whole.records_digest
+
+
+def test_appending_asks_too(tmp_path: Path) -> None:
+    plain, deep = made(tmp_path / "plain", WHOLE["png"]), made(tmp_path / "deep", LOSSY["png of 16 bits"][1])
+    packstore.convert(plain, tmp_path / "s.lmdb")
+    with pytest.raises(UsageError, match="--accept-loss depth"):
+        packstore.append(tmp_path / "s.lmdb", deep, key_prefix="more/")
+    packstore.append(tmp_path / "s.lmdb", deep, key_prefix="more/", accept_loss="depth")
+    packstore.convert(deep, tmp_path / "d.lmdb", accept_loss=["depth"])
+    packstore.append(tmp_path / "d.lmdb", deep, key_prefix="more/")  # it was accepted before
+    with packstore.open(tmp_path / "d.lmdb") as store:
+        assert len(store) == 2
+
+
+def test_a_writer_asks_too(tmp_path: Path) -> None:
+    deep = next((made(tmp_path / "deep", LOSSY["png of 16 bits"][1]) / "a").iterdir())
+    with pytest.raises(UsageError, match="--accept-loss depth"), packstore.Writer(tmp_path / "s.lmdb") as writer:
+        writer.add(image=deep)
+    with packstore.Writer(tmp_path / "s.lmdb", accept_loss="depth") as writer:
+        writer.add(image=deep)
+    with packstore.open(tmp_path / "s.lmdb") as store:
+        assert bytes(store.read(0)) == deep.read_bytes()
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    folder = made(tmp_path / "images", LOSSY["png with alpha"][1])
+    command = ["convert", str(folder), str(tmp_path / "s.lmdb")]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code != 0
+    assert isinstance(done.exception, UsageError)
+    done = CliRunner().invoke(cli, [*command, "--accept-loss", "alpha", "--accept-loss", "frames"])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(UsageError, match="accept_loss should name some of alpha, channels, depth, frames, got 'bits'"):
+        packstore.convert(folder, tmp_path / "t.lmdb", accept_loss="bits")
+
+
+def test_more_channels_than_pillow_opens_are_no_sample(tmp_path: Path) -> None:
+    """They are left to the decoder, which says so."""
+    data = tiff(9, 0)
+    assert len(data) > UNREAD_BYTES
+    assert find_losses(data, check_header(data)) in ({}, {"channels": "9 channels, and three are read"})
