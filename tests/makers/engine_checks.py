@@ -245,17 +245,17 @@ def large() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
         "long rows": save(noisy(40, 1500, 4), "444", quality=97, restart_marker_rows=1),
         "longer rows": save(noisy(16, 9000, 4), "444", quality=99, restart_marker_rows=1),
         "restarts far apart": save(noisy(400, 60, 5), "420", restart_marker_rows=11),
-        "busy at the top": save(busy_at_the_top(), "420", quality=95),
+        "a busy row": save(a_busy_row(), "420", quality=95),
         "few bytes": save(pixels(1500, 3300, 3), "444", quality=30, restart_marker_blocks=1),
     }
     return {name: (data, reference(data)) for name, data in made.items()}
 
 
-def busy_at_the_top() -> NDArray[np.uint8]:
-    """Below the first row of MCUs, rows take so few bytes that many are decoded before that one is."""
-    image = np.full((500, 1200, 3), 90, np.uint8)
-    image[:16] = noisy(16, 1200)
-    image[16:] += (np.arange(500 - 16, dtype=np.uint8) // 16)[:, None, None]
+def a_busy_row() -> NDArray[np.uint8]:
+    """Bands of one colour each take so few bytes that many are decoded before the busy row of MCUs above them is."""
+    colours = np.arange(32, dtype=np.uint8)[:, None] * np.array([37, 91, 53], np.uint8)
+    image = np.ascontiguousarray(np.broadcast_to(colours.repeat(16, 0)[:, None], (512, 1200, 3)))
+    image[48:64] = noisy(16, 1200)
     return image
 
 
