@@ -26,18 +26,18 @@ class _Element:
         return {name: values[0] if len(values) == 1 else values for name, values in self.children.items()}
 
 
-def load_xml(data: bytes) -> tuple[str, Any]:
+def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
     """The name of the root of an XML document, and its value.
 
     An element with neither children nor attributes is its text without blanks around it; another is a dict of its
     children by name, lists where a name comes several times, ``@name`` for an attribute and ``#text`` for its own text.
 
     Raises:
-        ValueError: It is no XML, or has more than 16 MiB, a document type (which may define entities, by which a few
-            bytes stand for gigabytes or for other files), or more than 32 levels.
+        ValueError: It is no XML, or has more than ``max_bytes``, a document type (which may define entities, by
+            which a few bytes stand for gigabytes or for other files), or more than 32 levels.
     """
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"has {len(data)} bytes; expected XML of at most {_MAX_BYTES}")
+    if len(data) > max_bytes:
+        raise ValueError(f"has {len(data)} bytes; expected XML of at most {max_bytes}")
     parser = expat.ParserCreate()
     parser.buffer_text = True
     open_elements = [_Element("", {})]

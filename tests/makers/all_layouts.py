@@ -21,6 +21,8 @@ import pytest
 
 from packstore.core.tfrecord import write_example
 from tests.makers.annotated import coco, fill, jpeg, mask, voc, yolo
+from tests.makers.annotation_formats import MAKERS as ANNOTATED
+from tests.makers.annotation_formats import PATHS, make_folder_set
 from tests.makers.arrayrecord import write_arrayrecord
 from tests.makers.datasets import make_cifar10
 from tests.makers.images import tiny
@@ -344,3 +346,10 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
         f"x/{n}.jpg": jpeg(n) for n in range(3)}})),
     "arrays without labels' meaning": (None, hdf5("images", "masses", "angles", "xs")),
 }  # fmt: skip
+
+for _kind in ANNOTATED:
+    LAYOUTS[f"annotations of {_kind}"] = (
+        _kind, lambda root, make=ANNOTATED[_kind]: fill(root / "set", make(6))  # type: ignore[misc]
+    )  # fmt: skip
+for _kind in PATHS:
+    LAYOUTS[f"folders of {_kind}"] = (_kind, lambda root, kind=_kind: make_folder_set(kind, root / "set", 6))  # type: ignore[misc]

@@ -154,16 +154,6 @@ def mars(root: Path) -> Path:
     return fill(root, numbered("bbox_train/{0:04}/{0:04}C1T1.jpg") | numbered("bbox_test/{0:04}/{0:04}C1T1.jpg", 4, 4))
 
 
-def mot(root: Path) -> Path:
-    files: dict[str, str | bytes] = {}
-    for split, scene in (("train", "MOT16-02"), ("train", "MOT16-04"), ("test", "MOT16-01")):
-        files |= numbered(f"{split}/{scene}/img1/{{:06}}.jpg") | {
-            f"{split}/{scene}/det/det.txt": "1,-1,2,3,4,5,6\n" * 9
-        }
-        files |= {f"{split}/{scene}/gt/gt.txt": "1,1,2,3,4,5,6,1,1\n" * 9} if split == "train" else {}
-    return fill(root / "MOT16", files)
-
-
 def mots(root: Path) -> Path:
     files = numbered("training/image_02/0000/{:06}.png") | numbered("testing/image_02/0000/{:06}.png")
     return fill(root, files | numbered("instances/0000/{:06}.png", content=mask(1)))
@@ -178,12 +168,6 @@ def kitti_segmentation(root: Path) -> Path:
 
 def kitti_objects(root: Path) -> Path:
     return fill(root, numbered("image_2/{:06}.png") | numbered("label_2/{:06}.txt", content=b"Car 0 0 1 2 3 4 5\n"))
-
-
-def dota(root: Path) -> Path:
-    return fill(
-        root, numbered("images/P{:04}.png") | numbered("labelTxt/P{:04}.txt", content=b"1 2 3 4 5 6 7 8 plane 0\n")
-    )
 
 
 def xview2(root: Path) -> Path:
@@ -235,7 +219,7 @@ def clips(root: Path) -> Path:
 MODALITIES: dict[str, Make] = {
     make.__name__: make
     for make in (
-        *(drive, chase, market, mars, mot, mots, kitti_segmentation, kitti_objects, dota, xview2, oscd, icdar, digits),
+        *(drive, chase, market, mars, mots, kitti_segmentation, kitti_objects, xview2, oscd, icdar, digits),
         *(levir, clips),
     )
 }

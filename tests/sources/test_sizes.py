@@ -93,6 +93,11 @@ READ: dict[str, tuple[str, tuple[str, ...], Callable[[list[str]], Files]]] = {
             images("images", stems) | {f"annots/{s}.xml": voc_xml(s, ("cat", (1, 1, 2, 2), 0)) for s in stems}
         ),
     ),
+    "LabelMe": (
+        "labelme",
+        ("boxes", "json"),
+        lambda stems: images("", stems) | {f"{s}.json": '{"shapes": []}' for s in stems},
+    ),
     "XML beside": (
         "voc",
         ("boxes", "labels", "difficult", "json"),
@@ -142,7 +147,6 @@ READ: dict[str, tuple[str, tuple[str, ...], Callable[[list[str]], Files]]] = {
     "flat": ("flat", (), lambda stems: images("", stems)),
 }
 ASKED: dict[str, tuple[str, Callable[[list[str]], Files]]] = {
-    "LabelMe": (".json file", lambda stems: images("", stems) | {f"{s}.json": '{"shapes": []}' for s in stems}),
     "captions as text": (".txt file", lambda stems: images("", stems) | {f"{s}.txt": "a cat" for s in stems}),
     "labels.csv": (
         "labels.csv",

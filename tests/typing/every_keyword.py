@@ -308,7 +308,6 @@ def load() -> float:
         prefetch=3,
         rank=0,
         world_size=2,
-        dct_scaling=True,
         on_error="skip",
         collate={"boxes": "padded", "tags": "multi_hot", "caption": "optional"},
         mask_fill=255,

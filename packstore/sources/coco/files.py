@@ -23,6 +23,8 @@ _NAME = re.compile(
 _NO_SPLIT = frozenset({"", "annotation", "annotations", "annotations.coco", "coco", "default", "instances", "labels"})
 _LISTS = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[')
 _ENTRIES = re.compile(rb'"(?:file_name|image_id|category_id|supercategory)"\s*:')
+_OF_ONE_IMAGE = re.compile(rb'"image"\s*:\s*\{')
+"""A file that has one image, as those of SA-1B, is none of COCO."""
 _BESIDE = ("annotations", "Annotations", "annotation", "labels", "coco")
 _KINDS = {"person_keypoints": "keypoints", "": "instances"}
 READ = ("instances", "keypoints", "captions", "image_info")
@@ -128,6 +130,8 @@ def _in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
         if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
             continue
         if not _LISTS.search(start) and not (_is_named(name) and _LISTS.search(tree.start(path, _WHOLE))):
+            continue
+        if _OF_ONE_IMAGE.search(start):
             continue
         match = _NAME.fullmatch(name.lower().lstrip("."))
         kind, token = (match[1] or "", match[2]) if match else ("", "")

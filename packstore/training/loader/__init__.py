@@ -152,9 +152,6 @@ class PackedLoader:
             ``torch.distributed`` says when an epoch begins, or ``RANK`` and ``WORLD_SIZE`` of the environment, or 0 of
             1.
         world_size: See ``rank``.
-        dct_scaling: Scale JPEG files by 1/2 or 1/4 while they are decoded, where a crop is at least so many times the
-            size that it is resized to: faster for large photos, and other pixels, by 1 to 3 of 255 on average (see
-            :data:`packstore.images.decoders.SCALED_TOLERANCE`). With TurboJPEG, simplejpeg and OpenCV only.
         on_error: ``raise``, or ``skip`` to leave records out that are damaged or cannot be decoded; ``stats()`` counts
             them.
         collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list;
@@ -206,7 +203,6 @@ class PackedLoader:
         prefetch: int = 3,
         rank: int | None = None,
         world_size: int | None = None,
-        dct_scaling: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         collate: Mapping[str, Collate] | None = None,
         mask_fill: int = 0,
@@ -243,7 +239,6 @@ class PackedLoader:
             prefetch=prefetch,
             rank=rank,
             world_size=world_size,
-            dct_scaling=dct_scaling,
             on_error=on_error,
             collate=collate,
             mask_fill=mask_fill,

@@ -68,7 +68,6 @@ class Assembler:
         decoder: Decoder,
         operations: Sequence[GeometricOperation],
         stats: Stats,
-        dct_scaling: bool = False,
         exif_transpose: bool = False,
         alone: bool = True,
         checks: Checks | None = None,
@@ -82,7 +81,6 @@ class Assembler:
             decoder: For stores of image files.
             operations: The first operations of the user's list, which run here.
             stats: Where the time goes.
-            dct_scaling: See :class:`packstore.PackedLoader`.
             exif_transpose: Turn image files as their EXIF orientation says; operations see them upright.
             alone: Whether nothing has to be cropped as the images are. Else a file must have the size that its header
                 says, since that is what crops are planned by.
@@ -102,10 +100,9 @@ class Assembler:
         self._decoder = decoder
         self._operations = operations
         self._stats = stats
-        self._dct_scaling = dct_scaling
         self._exif_transpose = exif_transpose
         self._encoded = column.layout is None
-        self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
+        self._engine_decodes = self._encoded and decoder.has_engine
         self._has_indexes = (
             self._engine_decodes
             and self._main
@@ -405,18 +402,14 @@ class Assembler:
 
     def _crops(self, header: Header) -> bool:
         """Whether a part of the image may be all that is decoded."""
-        return header is not None and (
-            self._decoder.decodes_parts(header) or (self._dct_scaling and header.kind == "jpeg")
-        )
+        return header is not None and self._decoder.decodes_parts(header)
 
     def _crop(self, prepared: Prepared, row: int, header: Header) -> NDArray[np.uint8]:
         orientation = prepared.turned.get(row, 1)
-        target = prepared.rows.sizes[row] if self._dct_scaling else None
         pixels = self._decoder.decode_crop(
             prepared.views[row],
             _stored(prepared, row),
             info=header,
-            target=target[::-1] if target is not None and swaps_sides(orientation) else target,
         )
         return upright(pixels, orientation)
 

@@ -61,7 +61,6 @@ class LoaderOptions:
     prefetch: int = 3
     rank: int | None = None
     world_size: int | None = None
-    dct_scaling: bool = False
     on_error: Literal["raise", "skip"] = "raise"
     collate: Mapping[str, Collate] | None = None
     mask_fill: int = 0
@@ -81,7 +80,7 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole(name, value, least))
-        true_or_false(drop_last=self.drop_last, dct_scaling=self.dct_scaling, channels_last=self.channels_last)
+        true_or_false(drop_last=self.drop_last, channels_last=self.channels_last)
         if self.shuffle not in (True, False, *get_args(Shuffle)):
             raise UsageError(f"shuffle should be True, False, 'full' or 'lanes', got {self.shuffle!r}")
         function_or_none(

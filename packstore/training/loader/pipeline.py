@@ -186,10 +186,9 @@ class Pipeline:
         # All decoders give the same pixels; of those beside the engine, this one costs the least under the GIL.
         if dataset.decoder_name == "auto" and not decoder.has_engine:
             decoder = get_decoder("simplejpeg", max_pixels=decoder.max_pixels)
-        scaling, turned = self.options.dct_scaling, dataset.exif_transpose
+        turned = dataset.exif_transpose
         return Assembler(
-            *(dataset.reader, column, decoder, operations, self.stats, scaling, turned, alone, checks, finish),
-            programs,
+            dataset.reader, column, decoder, operations, self.stats, turned, alone, checks, finish, programs
         )
 
     def _further_assembler(self, column: Column) -> Assembler:

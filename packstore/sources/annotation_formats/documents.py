@@ -1,0 +1,265 @@
+"""Formats with a file of annotations for many images: found by name and first bytes, and kept in a temporary file."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.sources.annotation_formats.objects import load_json
+from packstore.sources.annotation_formats.source import AnnotatedSource
+from packstore.sources.annotation_formats.spool import Spool
+from packstore.sources.archives import open_tree
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.beside import folder_of, join, plain_path, read_whole
+from packstore.sources.listing import is_passed_over
+from packstore.sources.rows import FileRow, Row, in_packing_order
+from packstore.sources.tree import Tree
+
+_MAX_BYTES = 4 << 30
+_START, _PROBED = 1 << 16, 16
+_IMAGES = (
+    "images",
+    "data",
+    "img",
+    "imgs",
+    "JPEGImages",
+    "Images",
+    "obj_train_data",
+    "upload",
+    "media",
+    "images/100k",
+    "",
+)
+
+
+class Entry(NamedTuple):
+    """What a file of annotations says of an image.
+
+    Attributes:
+        name: Of the image: a path, or what it was called on another machine.
+        raw: For :meth:`AnnotatedSource.parse`; anything that JSON holds.
+        split: Its split; None for that of the file.
+    """
+
+    name: str
+    raw: Any
+    split: str | None = None
+
+
+class DocumentSource(AnnotatedSource):
+    """A source with one file of annotations, or one for each split.
+
+    Images lie where the file names them: relative to it, to folders beside it, or under their bare names anywhere, if
+    only one image there is called so. Images that no file names are left.
+
+    Attributes:
+        names: Matches the names of its files.
+        signature: What the beginning of each has.
+        deep: So many folders below the top they may lie.
+    """
+
+    left_images = "images that no annotations name"
+    names: ClassVar[re.Pattern[str]] = re.compile(r".*\.json", re.I)
+    signature: ClassVar[re.Pattern[bytes]]
+    deep: ClassVar[int] = 2
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self.ignored: Counter[str] = Counter()
+        self._files = self.find_files(self.tree)
+        if not self._files:
+            raise SourceError(f"{printable(str(path))} has no annotations of {self.title}")
+        self._images: list[bytes] = []
+        self._splits: list[str] = []
+        self._split_of = bytearray()
+        try:
+            self._spool = Spool(self._read_all())
+        except OSError as error:
+            raise SourceError(f"{self.tree.name()}: its annotations need a temporary file: {error.strerror}") from None
+        self.evidence = ", ".join(map(printable, self._files))
+
+    @abstractmethod
+    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+        """What a file says of each image. Counts in ``ignored`` what no entry has. May raise anything that reading a
+        document of another shape raises."""
+
+    def load(self, data: bytes) -> Any:
+        """The document of a file. Raises :class:`ValueError`."""
+        return load_json(data)
+
+    @classmethod
+    def find_files(cls, tree: Tree) -> list[str]:
+        """The files of annotations, by their names and first bytes; with them those of the same name in other folders,
+        which are damaged if they begin otherwise."""
+        paths = [path for folder in _folders(tree, cls.deep) for path in _candidates(tree, folder, cls.names)]
+        found = {path for path in paths if cls.signature.search(tree.start(path, _START).removeprefix(b"\xef\xbb\xbf"))}
+        names = {path.rpartition("/")[2] for path in found}
+        return [path for path in paths if path in found or path.rpartition("/")[2] in names]
+
+    def _read_all(self) -> Iterator[Any]:
+        """Yields the raw annotations of all images, and notes their names and splits."""
+        seen: dict[bytes, str] = {}
+        for file in self._files:
+            where = self.tree.name(file)
+            try:
+                entries = list(self.entries_of(file, self.load(read_whole(self.tree, file, _MAX_BYTES))))
+                names = [_plain_name(entry.name) for entry in entries]
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                IndexError,
+                OverflowError,
+                RecursionError,
+            ) as error:
+                found = f"{type(error).__name__}: {printable(str(error))[:200]}"
+                raise SourceError(f"{where} is not as {self.title} has it ({found})") from None
+            for entry, name in zip(entries, self._resolve(file, names, entries), strict=True):
+                image = name.encode("utf-8", "surrogateescape")
+                if image in seen:
+                    raise self._twice(name, seen[image], file)
+                seen[image] = file
+                split = (_split_of_file(file) if entry.split is None else entry.split).lower()
+                if split not in self._splits:
+                    self._splits.append(split)
+                if len(self._splits) > 255:
+                    raise SourceError(f"{where}: more than 255 splits")
+                self._images.append(image)
+                self._split_of.append(self._splits.index(split))
+                yield entry.raw
+
+    def _twice(self, image: str, first: str, second: str) -> SourceError:
+        if first == second:
+            return SourceError(f"{self.tree.name(first)} names {printable(image)} twice")
+        answers = [Answer(("--ignore", f"/{each}")) for each in (first, second)]
+        return AmbiguousSourceError(
+            f"{self.tree.name(image)} is annotated twice, by {printable(first)} and {printable(second)}: leave one "
+            "out with --ignore",
+            answers,
+        )
+
+    def _resolve(self, file: str, names: Sequence[str], entries: Sequence[Entry]) -> list[str]:
+        """Where images lie that a file names; the name below its folder for one that is not there. Images of a split
+        that an entry says may lie in a folder of its name."""
+        beside = file.rpartition("/")[0]
+        above = beside.rpartition("/")[0]
+        split = _split_of_file(file)
+        bases = [join(base, place) if place else base for base in (beside, above) for place in _IMAGES]
+        folders = [*(join(base, split) for base in bases if split), *bases]
+        deeper = [join(entry.split or "", name) for entry, name in zip(entries, names, strict=True)]
+        found = self._below(names, folders)
+        if any(entry.split for entry in entries):
+            pairs = zip(found, self._below(deeper, folders), strict=True)
+            found = [own if self._lies(own) else other for other, own in pairs]
+        there = {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in found}}
+        missing = [n for n, path in enumerate(found) if path.rpartition("/")[2] not in there[path.rpartition("/")[0]]]
+        if missing:
+            wanted: dict[str, list[str]] = {names[n].rpartition("/")[2]: [] for n in missing}
+            for place, listed in self.tree.folders(is_passed_over):
+                for name in wanted.keys() & set(listed.files):
+                    wanted[name].append(join(place, name))
+            for n in missing:
+                places = wanted[names[n].rpartition("/")[2]]
+                found[n] = places[0] if len(places) == 1 else found[n]
+        return found
+
+    def _below(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
+        folder = (folder_of(self.tree, names, folders) if names else None) or ""
+        return [join(folder, name) for name in names]
+
+    def _lies(self, path: str) -> bool:
+        return path.rpartition("/")[2] in self.tree.names(path.rpartition("/")[0]).files
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(self._splits) or ("",)
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        if split in self._splits:
+            number = self._splits.index(split)
+            for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
+                yield FileRow(self._images[image].decode("utf-8", "surrogateescape"), {"entry": image})
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`."""
+        for row in super().rows(split):
+            entry = row.ref[3]["entry"] if isinstance(row.ref[3], Mapping) else None
+            yield row if entry is None else row._replace(value_bytes=self._spool.size(entry))
+
+    def raw(self, values: dict[str, Any]) -> Any:
+        """See :meth:`AnnotatedSource.raw`."""
+        return self._spool.read(values.pop("entry"))
+
+    def raws(self) -> Iterator[Any]:
+        """See :meth:`AnnotatedSource.raws`."""
+        return (self._spool.read(number) for number in range(len(self._spool)))
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return self._files
+
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        return dict(+self.ignored)
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        if hasattr(self, "_spool"):
+            self._spool.close()
+        super().close()
+
+
+def _folders(tree: Tree, deep: int) -> Iterator[str]:
+    """The top folder, and those up to ``deep`` levels below, without hidden ones."""
+    level = [""]
+    for depth in range(deep + 1):
+        yield from level
+        if depth < deep:
+            level = [
+                join(each, name) for each in level for name in tree.names(each).folders if not is_passed_over(name)
+            ]
+
+
+def _candidates(tree: Tree, folder: str, names: re.Pattern[str]) -> list[str]:
+    """Files in a folder whose names fit; of more than 16, as of one for each image, none."""
+    suffix = re.search(r"\\[.](\w+)$", names.pattern)
+    listed = tree.names(folder).ending(f".{suffix[1]}") if suffix else tree.names(folder).files
+    found = [name for name in listed if names.fullmatch(name) and not is_passed_over(name)]
+    return [join(folder, name) for name in found] if len(found) <= _PROBED else []
+
+
+def _plain_name(name: Any) -> str:
+    """A path of an image within the source, of what a tool wrote; a path of another machine or of the web becomes its
+    last part. Raises :class:`ValueError` for one that leads out of the source."""
+    if not isinstance(name, str):
+        raise ValueError(f"found {name!r:.60} as the name of an image")
+    bare = name
+    if re.match(r"\w{2,}:|[A-Za-z]:[\\/]|[\\/]", name):
+        bare = re.split(r"[\\/]", re.split(r"[?#](?!d=)", name)[0])[-1]
+    return plain_path(bare)
+
+
+def _split_of_file(file: str) -> str:
+    """The split that the name of a file says, or else one of its folders; ``""`` for none."""
+    *folders, name = file.lower().split("/")
+    words = [*re.split(r"[_.\-\s]+", name)[:-1], *reversed(folders)]
+    return next((word for word in words if word in SPLIT_ORDER), "")
+
+
+def document_kind(source: type[DocumentSource], help: str) -> Kind:
+    """The kind of a format, which is certain of a path where it finds files of it; what it leaves is asked about."""
+
+    def recognise(path: Path, options: SourceOptions) -> Certainty:
+        tree = open_tree(path)
+        return Certainty.CERTAIN if tree is not None and source.find_files(tree) else Certainty.NO
+
+    return Kind(source.kind, help, recognise, source, in_objects=True)

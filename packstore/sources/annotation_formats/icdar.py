@@ -1,0 +1,59 @@
+"""ICDAR's words in scenes (https://rrc.cvc.uab.es): ``gt_img_1.txt`` for ``img_1.jpg``, a line for each word.
+
+A line is four corners (2015, 2019) or left, top, right, bottom (2013), and the word behind them, which may hold commas;
+in 2019 a language stands before it. ``###`` is a word to ignore.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from packstore.core.fields import Field, Json
+from packstore.sources.annotation_formats.objects import Annotation, Sides, of_box, of_polygon, real, reals
+from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
+
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_CORNERS = re.compile(rf"({_NUMBER}(?:,\s*{_NUMBER}){{7}}),(.*)")
+_BOX = re.compile(rf"({_NUMBER}(?:(?:,\s*|\s+){_NUMBER}){{3}})(?:,\s*|\s+)(.*)")
+
+
+class IcdarSource(SidecarSource):
+    """Images with words: ``texts`` has the word of each box, or null for one to ignore."""
+
+    kind = "icdar"
+    title = "ICDAR"
+    folders = (("", ""), ("images", ""), ("images", "gt"), ("imgs", "annotations"), ("train_images", "train_gts"),
+               ("test_images", "test_gts"), ("imgs", "gt"))  # fmt: skip
+    patterns = ("gt_{stem}.txt", "res_{stem}.txt")
+    signature = re.compile(rb"^(\xef\xbb\xbf)?\s*-?\d+(\.\d+)?([,\s]\s*-?\d+(\.\d+)?){3}")
+    further: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
+    per_object = ("texts",)
+
+    def parse(self, raw: Any, sides: Sides) -> Annotation:
+        """See :meth:`AnnotatedSource.parse`."""
+        found = Annotation()
+        lines = []
+        for number, line in enumerate(raw.decode("utf-8-sig").splitlines(), 1):
+            if not line.strip():
+                continue
+            corners, box = _CORNERS.fullmatch(line.strip()), _BOX.fullmatch(line.strip())
+            match = corners or box
+            if match is None:
+                raise ValueError(f"line {number} of its words is {line[:60]!r}; expected corners and a word")
+            places = reals(re.split(r",\s*|\s+", match[1]))
+            text = match[2].strip()
+            quoted = len(text) > 1 and text[0] == text[-1] == '"'
+            word: str | None = text[1:-1] if quoted else text
+            word = None if word == "###" else word
+            lines.append(line)
+            if len(places) == 8:
+                found.objects.append(of_polygon(None, places, texts=word))
+            else:
+                found.objects.append(of_box(None, [real(place) for place in places], texts=word))
+        found.json = lines
+        return found
+
+
+KIND = annotated_kind(IcdarSource, "ICDAR: gt_img_1.txt with words beside images, or in a folder above them")

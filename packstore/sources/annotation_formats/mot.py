@@ -1,0 +1,91 @@
+"""MOTChallenge (https://motchallenge.net): sequences with ``img1`` and ``gt/gt.txt``, a line for each object.
+
+A line is frame, track, left, top, width, height, and then confidence, class, visibility or more; all are in ``json``.
+Corners count from 1 in the files and from 0 here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from packstore.core.fields import Array, Field
+from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
+from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, of_box, reals
+from packstore.sources.beside import is_file, join, read_whole
+from packstore.sources.listing import IMAGE_SUFFIXES
+
+_CLASSES = (
+    *("pedestrian", "person on vehicle", "car", "bicycle", "motorbike", "non motorized vehicle", "static person"),
+    *("distractor", "occluder", "occluder on the ground", "occluder full", "reflection"),
+)
+"""Classes of MOT16, MOT17 and MOT20, from 1 on."""
+_WORDS = (6, 10)
+
+
+class MotSource(DocumentSource):
+    """Frames of sequences of MOTChallenge; ``track`` goes with the boxes, a frame without lines has 0 boxes."""
+
+    kind = "mot"
+    title = "MOTChallenge"
+    names = re.compile(r"gt\.txt")
+    signature = re.compile(rb"^\s*\d+,\s*-?\d+(,\s*-?\d+(\.\d+)?){4,8}\s*(\r?\n|$)")
+    deep = 4
+    further: ClassVar[Mapping[str, Field]] = {"track": Array("int64", ragged=True, optional=True)}
+    per_object = ("track",)
+
+    def load(self, data: bytes) -> Any:
+        """See :meth:`DocumentSource.load`."""
+        return data.decode().splitlines()
+
+    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+        """See :meth:`DocumentSource.entries_of`."""
+        sequence = file.rpartition("/")[0].rpartition("/")[0]
+        listed = join(file.rpartition("/")[0], "labels.txt")
+        names = self._names_in(listed) if is_file(self.tree, listed) else None
+        frames: dict[int, list[list[float]]] = {}
+        for number, line in enumerate(document, 1):
+            if line.strip():
+                values = reals(line.split(","))
+                if not _WORDS[0] <= len(values) <= _WORDS[1] or not values[0].is_integer():
+                    raise ValueError(f"line {number} has {len(values)} numbers, expected 6 to 10")
+                frames.setdefault(int(values[0]), []).append(values)
+        for image in self.tree.names(join(sequence, "img1")).ending(*IMAGE_SUFFIXES):
+            stem = image.rpartition(".")[0]
+            lines = frames.pop(int(stem), []) if stem.isdecimal() and len(stem) < 12 else []
+            yield Entry(f"img1/{image}", {"lines": lines, "classes": names})
+        if frames:
+            self.ignored["frames that are not there as images"] += len(frames)
+
+    def _names_in(self, file: str) -> list[str]:
+        found = read_whole(self.tree, file).decode().split("\n")
+        return [name.strip() for name in found if name.strip()]
+
+    def class_order(self) -> Sequence[str]:
+        """See :meth:`AnnotatedSource.class_order`."""
+        listed = next((raw["classes"] for raw in self.raws() if raw["classes"]), None)
+        return listed or (_CLASSES if self._seen.classes and self._seen.classes <= set(_CLASSES) else ())
+
+    def described_by(self) -> Sequence[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        files = [*self._files]
+        for file in self._files:
+            folder = file.rpartition("/")[0]
+            files += [join(folder, "labels.txt"), join(folder.rpartition("/")[0], "seqinfo.ini")]
+        return [file for file in files if is_file(self.tree, file)]
+
+    def parse(self, raw: Any, sides: Sides) -> Annotation:
+        """See :meth:`AnnotatedSource.parse`."""
+        found = Annotation(json=raw["lines"])
+        for values in raw["lines"]:
+            left, top, right, bottom = from_corner(*values[2:6])
+            number = int(values[7]) if len(values) > 7 else -1
+            names = raw["classes"] or _CLASSES
+            label = names[number - 1] if 0 < number <= len(names) else None
+            box = [left - 1, top - 1, right - 1, bottom - 1]
+            found.objects.append(of_box(label, box, track=int(values[1])))
+        return found
+
+
+KIND = document_kind(MotSource, "MOTChallenge: sequences with img1 and gt/gt.txt")

@@ -1,0 +1,44 @@
+"""Plain values in a temporary file, found by number: what a large file of annotations says of each image."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from packstore.sources.archives.index import OpenFile
+
+
+class Spool:
+    """Values as JSON in a temporary file; in memory 8 bytes a value."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        """Writes all values. Raises :class:`OSError`."""
+        self._ends = array("q", [0])
+        end = 0
+        with tempfile.TemporaryFile() as file:
+            for value in values:
+                end += file.write(json.dumps(value, separators=(",", ":")).encode("ascii"))
+                self._ends.append(end)
+            file.flush()
+            self._file: OpenFile | None = OpenFile(os.dup(file.fileno()))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def size(self, number: int) -> int:
+        """Bytes of a value."""
+        return self._ends[number + 1] - self._ends[number]
+
+    def read(self, number: int) -> Any:
+        """A value. From any thread. Raises :class:`ValueError` once it is closed."""
+        if self._file is None:
+            raise ValueError("its source is closed")
+        return json.loads(self._file.read(self.size(number), self._ends[number]))
+
+    def close(self) -> None:
+        """Removes the temporary file."""
+        self._file = None

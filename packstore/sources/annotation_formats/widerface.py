@@ -1,0 +1,52 @@
+"""WIDER FACE (http://shuoyang1213.me/WIDERFACE): ``wider_face_split/wider_face_train_bbx_gt.txt`` with ``WIDER_train``.
+
+A face is left, top, width, height, and six numbers of its state (blur, expression, illumination, invalid, occlusion,
+pose), which are in ``json``. Images without faces have the line of zeros that the publisher wrote there left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
+from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, of_box, reals
+from packstore.sources.listing import IMAGE_SUFFIXES
+
+
+class WiderFaceSource(DocumentSource):
+    """Images of WIDER FACE by split; the event that an image is of is its folder, and its ``label``."""
+
+    kind = "widerface"
+    title = "WIDER FACE"
+    names = re.compile(r"wider_face_(train|val)_bbx_gt\.txt")
+    signature = re.compile(rb"^\S[^\n]*/[^\n]+\.\w+\s*\n\s*\d+\s*\n")
+
+    def load(self, data: bytes) -> Any:
+        """See :meth:`DocumentSource.load`."""
+        return data.decode().splitlines()
+
+    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+        """See :meth:`DocumentSource.entries_of`."""
+        split = "train" if "_train_" in file else "val"
+        lines = iter(enumerate(document, 1))
+        for number, line in lines:
+            if not line.strip():
+                continue
+            name = line.strip()
+            if not name.lower().endswith(IMAGE_SUFFIXES):
+                raise ValueError(f"line {number} is {line[:60]!r}; expected the name of an image")
+            count = int(next(lines, (0, "none"))[1])
+            faces = [reals(next(lines, (0, "no line"))[1].split()) for _ in range(max(1, count))]
+            if any(len(face) < 4 for face in faces) or (not count and any(faces[0])):
+                raise ValueError(f"{name!r:.80}, line {number}: the lines below it are not as many faces as it says")
+            yield Entry(f"WIDER_{split}/images/{name}", {"event": name.split("/")[0], "faces": faces[:count]}, split)
+
+    def parse(self, raw: Any, sides: Sides) -> Annotation:
+        """See :meth:`AnnotatedSource.parse`."""
+        objects = [of_box(None, from_corner(*face[:4])) for face in raw["faces"]]
+        return Annotation(objects, tags=[raw["event"]], json=raw["faces"])
+
+
+KIND = document_kind(WiderFaceSource, "WIDER FACE: wider_face_split with WIDER_train and WIDER_val")

@@ -1,0 +1,451 @@
+"""Formats of annotations: the contract of a source for each, what each keeps, and files of other tools."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import closing
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from packstore import PackedDataset, convert, verify
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
+from packstore.core.registry import SOURCES
+from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources.annotation_formats.source import AnnotatedSource
+from packstore.sources.ledger import Role
+from packstore.testing import SourceSuite
+from tests.makers.annotated import fill
+from tests.makers.annotation_formats import MAKERS, Files, images
+
+CORPUS = Path(__file__).parents[1] / "corpus/annotated"
+
+
+KINDS = list(MAKERS)
+
+
+class AnnotatedSuite(SourceSuite):
+    """The suite for a kind of :data:`MAKERS`."""
+
+    undecodable_keys = False
+    bytes_per_sample = 600
+    many = 500
+    damages = 12
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return fill(folder, MAKERS[self.kind](samples))
+
+    def change(self, path: Path) -> None:
+        notes = (each for each in sorted(path.rglob("*")) if each.suffix in (".json", ".xml", ".txt", ".odgt"))
+        file = next(each for each in notes if each.name != "meta.json")
+        file.write_text(file.read_text() + "\n")
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        (path / entry.key).rename(path.parent / "gone")
+        (path / entry.key).symlink_to("nowhere")
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        with (path / entry.key).open("r+b") as file:
+            file.truncate((64 << 20) + 100)
+        return True
+
+
+class TestLabelme(AnnotatedSuite):
+    kind = "labelme"
+
+
+class TestCvat(AnnotatedSuite):
+    kind = "cvat"
+
+
+class TestVia(AnnotatedSuite):
+    kind = "via"
+
+
+class TestLabelStudio(AnnotatedSuite):
+    kind = "label_studio"
+
+
+class TestKitti(AnnotatedSuite):
+    kind = "kitti"
+
+
+class TestCreateml(AnnotatedSuite):
+    kind = "createml"
+
+
+class TestDatumaro(AnnotatedSuite):
+    kind = "datumaro"
+
+
+class TestFiftyone(AnnotatedSuite):
+    kind = "fiftyone"
+
+
+class TestSupervisely(AnnotatedSuite):
+    kind = "supervisely"
+
+
+class TestVott(AnnotatedSuite):
+    kind = "vott"
+
+
+class TestSa1B(AnnotatedSuite):
+    kind = "sa1b"
+
+
+class TestDota(AnnotatedSuite):
+    kind = "dota"
+
+
+class TestVisdrone(AnnotatedSuite):
+    kind = "visdrone"
+
+
+class TestWiderface(AnnotatedSuite):
+    kind = "widerface"
+
+
+class TestBdd100K(AnnotatedSuite):
+    kind = "bdd100k"
+
+
+class TestCrowdhuman(AnnotatedSuite):
+    kind = "crowdhuman"
+
+
+class TestMot(AnnotatedSuite):
+    kind = "mot"
+
+
+class TestIcdar(AnnotatedSuite):
+    kind = "icdar"
+
+
+class TestFunsd(AnnotatedSuite):
+    kind = "funsd"
+
+
+def read_all(path: Path) -> dict[str, Any]:
+    """The values of each sample by key, as lists."""
+    with closing(open_source(path)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        classes = {column.name: column.classes for column in survey.columns if column.classes}
+        found = {}
+        for entry in source.entries():
+            values = dict(source.read(entry).values)
+            for name, names in classes.items():
+                value = values.get(name)
+                if value is not None:
+                    values[name] = [names[n] for n in value] if isinstance(value, list) else names[value]
+            found[entry.key] = values
+        return found
+
+
+DOG, CAT, EYE = [1, 2, 5, 6], [0, 0, 4, 3.5], [3, 1]
+TRIANGLE = [[0, 0, 4, 0, 4, 3.5]]
+WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
+    "labelme": ("a00003.jpg", [DOG, CAT, [6, 2, 10, 6]], ["dog", "cat", "cat"], [None, TRIANGLE, None]),
+    "via": ("a00004.jpg", [DOG, CAT, [6, 2, 10, 6]], ["dog", "cat", "cat"], [None, TRIANGLE, None]),
+    "cvat": ("images/a00002.jpg", [CAT], ["cat"], [TRIANGLE]),
+    "label_studio": (
+        "images/a00004.jpg",
+        [[4, 4, 12, 6], [0, 0, 4, 4], [6.4, 2, 9.6, 6]],
+        ["dog", "cat", "cat"],
+        [None, [[0, 0, 4, 0, 4, 4]], None],
+    ),
+    "kitti": ("training/image_2/a00001.png", [DOG, CAT], ["Car", "DontCare"], None),
+    "createml": ("train/a00002.jpg", [DOG, DOG], ["dog", "dog"], None),
+    "datumaro": (
+        "images/train/a00004.jpg",
+        [DOG, CAT, [0, 0, 1, 2]],
+        ["cat", "dog", "dog"],
+        [None, TRIANGLE, {"size": [8, 16], "counts": "023m3"}],
+    ),
+    "fiftyone": ("data/a00002.jpg", [[4, 4, 12, 6]] * 2, ["dog", "dog"], None),
+    "supervisely": ("set/img/a00004.jpg", [DOG, CAT, [1, 2, 17, 10]], ["dog", "cat", "cat"], [None, TRIANGLE, None]),
+    "vott": ("a00002.jpg", [DOG, DOG], ["dog", "dog"], None),
+    "dota": (
+        "train/images/a00002.png",
+        [[0, 0, 4, 6], [0, 0, 4, 4]],
+        ["large-vehicle", "plane"],
+        [[[2, 0, 4, 3, 2, 6, 0, 3]], [[0, 0, 4, 0, 4, 4, 0, 4]]],
+    ),
+    "visdrone": (
+        "VisDrone2019-DET-train/images/a00002.jpg",
+        [DOG, [0, 0, 4, 3]],
+        ["car", "ignored regions"],
+        None,
+    ),
+    "widerface": ("WIDER_train/images/0--Parade/a00002.jpg", [DOG, DOG], [], None),
+    "bdd100k": ("images/100k/train/a00002.jpg", [DOG, CAT], ["car", "area"], [None, TRIANGLE]),
+    "crowdhuman": ("Images/a00002.jpg", [DOG, DOG], ["person", "mask"], None),
+    "mot": ("train/MOT17-02/img1/000003.jpg", [DOG, DOG], ["pedestrian", "person on vehicle"], None),
+    "icdar": ("img_1.jpg", [[0, 0, 4, 6], [0, 0, 4, 4]], [], [[[2, 0, 4, 3, 2, 6, 0, 3]], [[0, 0, 4, 0, 4, 4, 0, 4]]]),
+    "funsd": ("training_data/images/a00002.png", [DOG, DOG], ["question", "question"], None),
+    "sa1b": ("a00002.jpg", [DOG, DOG], [], [{"size": [8, 16], "counts": "023m3"}] * 2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept(kind: str, tmp_path: Path) -> None:
+    found = read_all(fill(tmp_path, MAKERS[kind](8)))
+    key, boxes, labels, segmentations = WHOLE[kind]
+    values = found[key]
+    assert [list(box) for box in values["boxes"]] == [pytest.approx(box) for box in boxes]
+    assert values.get("labels", []) == labels
+    assert values.get("segmentations") == segmentations
+    assert values["json"]
+
+
+def test_points_tags_and_turned_boxes_are_kept(tmp_path: Path) -> None:
+    for kind in ("labelme", "via", "cvat", "datumaro", "supervisely", "label_studio"):
+        found = read_all(fill(tmp_path / kind, MAKERS[kind](8)))
+        values = next(values for values in found.values() if values.get("keypoints"))
+        expected = [8, 4] if kind == "label_studio" else EYE
+        assert list(values["keypoints"][0]) == expected
+        assert values["keypoint_labels"][0] in ("eye", "dog")
+    night = read_all(tmp_path / "labelme")
+    assert [values["label"] if values.get("json") else None for values in night.values()][:5] == [
+        None, "night", None, "night", None]  # fmt: skip
+    assert "imageData" not in night["a00000.jpg"]["json"]
+    turned = read_all(tmp_path / "cvat")["images/a00001.jpg"]
+    assert turned["boxes"][0] == pytest.approx([3, 2, 5, 6])
+    assert turned["segmentations"][0][0] == pytest.approx([5, 2, 5, 6, 3, 6, 3, 2])
+    runs = read_all(tmp_path / "cvat")["images/a00003.jpg"]["segmentations"][0]
+    assert runs == {"size": [8, 16], "counts": [18, 1, 7, 1, 101]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("samples", [6, 40, pytest.param(400, marks=pytest.mark.slow)])
+def test_each_size_gives_the_same_answer(kind: str, samples: int, tmp_path: Path) -> None:
+    """A strange file that sorts last changes nothing, and is in the ledger."""
+    root = fill(tmp_path, {**MAKERS[kind](samples), "zzz.odd": "odd"})
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+        assert (source.kind, survey.records) == (kind, samples)
+        assert list(survey.ledger.names(Role.LEFT)) == ["zzz.odd"]
+        assert survey.ledger.total == sum(1 for file in root.rglob("*") if file.is_file())
+        ask_about_left(source, survey)
+        for entry in source.entries():
+            source.read(entry)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_of_it_has_all(kind: str, tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", MAKERS[kind](8))
+    convert(root, tmp_path / "x.h5")
+    assert verify(tmp_path / "x.h5", against=root).problems == ()
+    with closing(open_source(root)) as source:
+        splits = dict.fromkeys(entry.split for entry in source.entries())
+    key, boxes, *_ = WHOLE[kind]
+    by_key = {}
+    for split in splits:
+        found = PackedDataset(tmp_path / "x.h5", split or None, columns=("key", "boxes"))
+        by_key |= {found[n][0]: found[n][1] for n in range(len(found))}
+    assert by_key[key].tolist() == [pytest.approx(box) for box in boxes]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_annotations_beside_it_are_asked_about(kind: str, tmp_path: Path) -> None:
+    files = MAKERS[kind](8)
+    pictures = [name for name in files if name.endswith((".jpg", ".png"))]
+    further: Files = {f"further/{Path(name).stem}.txt": "1 2 3" for name in pictures}
+    root = fill(tmp_path, files | further)
+    with pytest.raises(AmbiguousSourceError, match="further"), closing(open_source(root)) as source:
+        ask_about_left(source, source.survey())
+
+
+HOSTILE = (
+    "[]",
+    "{}",
+    "null",
+    "[[]]",
+    '[{"a": 1}]',
+    '{"a": ',
+    "[" * 100_000,
+    '{"shapes": [{"label": 1}]}',
+    "\0",
+    "<a/>",
+)
+
+
+def test_words_and_tracks_go_with_their_boxes(tmp_path: Path) -> None:
+    found = {kind: read_all(fill(tmp_path / kind, MAKERS[kind](6))) for kind in ("icdar", "funsd", "mot")}
+    assert found["icdar"]["img_1.jpg"]["texts"] == ["a, b", None]
+    assert found["icdar"]["img_1.jpg"]["json"] == ["2,0,4,3,2,6,0,3,a, b", "0,0,4,0,4,4,0,4,###"]
+    assert found["funsd"]["training_data/images/a00002.png"]["texts"] == ["a b", "a b"]
+    assert found["mot"]["train/MOT17-02/img1/000003.jpg"]["track"] == [3, 4]
+    assert found["mot"]["train/MOT17-02/img1/000001.jpg"]["boxes"] == []
+
+
+def test_detections_and_sequences_without_truth_are_asked_about(tmp_path: Path) -> None:
+    rest: Files = {"test/MOT17-01/det/det.txt": "1,-1,2,3,4,5,6\n", "test/MOT17-01/img1/000001.jpg": b""}
+    root = fill(tmp_path, MAKERS["mot"](6) | rest)
+    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match=r"det\.txt"):
+        ask_about_left(source, source.survey())
+
+
+def problem(root: Path, kind: str) -> str | None:
+    """What is said of a source or of its samples that cannot be read; None if nothing is."""
+    try:
+        with closing(open_source(root, kind=kind)) as source:
+            source.survey()
+            for entry in source.entries():
+                source.read(entry)
+    except (SourceError, SampleError) as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_an_annotation_holds_only_our_errors_come(kind: str, tmp_path: Path) -> None:
+    """But for lists of nothing, and files that are left since they are none of the format."""
+    files = MAKERS[kind](6)
+    notes = [name for name in files if not name.endswith((".jpg", ".png", ".ini"))]
+    for number, text in enumerate(HOSTILE):
+        root = fill(tmp_path / f"{number}", {**files, notes[-1]: text})
+        assert problem(root, kind) or text in ("[]", "{}"), text
+
+
+def corners(left: float, top: float, width: float, height: float) -> list[float]:
+    return [left, top, left + width, top + height]
+
+
+def read_independently(kind: str, root: Path) -> dict[str, list[tuple[str | None, list[float]]]]:
+    """Class and box of the objects of each image, by the name of its file, as the format's own words say: by other
+    code than packstore's."""
+    found: dict[str, list[tuple[str | None, list[float]]]] = {}
+    for file in sorted(root.rglob("*")):
+        own: list[tuple[str | None, list[float]]] = []
+        if kind == "kitti" and file.suffix == ".txt":
+            words = [line.split() for line in file.read_text().splitlines()]
+            found[f"{file.stem}.png"] = [(each[0], [*map(float, each[4:8])]) for each in words]
+        elif kind == "dota" and file.suffix == ".txt":
+            for each in (line.split() for line in file.read_text().splitlines()):
+                xs, ys = [*map(float, each[0:8:2])], [*map(float, each[1:8:2])]
+                own.append((each[8], [min(xs), min(ys), max(xs), max(ys)]))
+            found[f"{file.stem}.jpg"] = own
+        elif kind == "vott" and file.suffix == ".json":
+            for asset in json.loads(file.read_text())["assets"].values():
+                boxes = [(each["tags"], each["boundingBox"]) for each in asset["regions"]]
+                found[asset["asset"]["name"]] = [
+                    (tags[0] if tags else "(none)", corners(b["left"], b["top"], b["width"], b["height"]))
+                    for tags, b in boxes
+                ]
+        elif kind == "createml" and file.suffix == ".json":
+            for image in json.loads(file.read_text()):
+                for each in image["annotations"]:
+                    c = each["coordinates"]
+                    box = corners(c["x"] - c["width"] / 2, c["y"] - c["height"] / 2, c["width"], c["height"])
+                    found.setdefault(image["image"], []).append((each["label"], box))
+        elif kind == "sa1b" and file.suffix == ".json":
+            document = json.loads(file.read_text())
+            boxes = [(None, corners(*each["bbox"])) for each in document["annotations"]]
+            found[document["image"]["file_name"]] = boxes
+        elif kind == "widerface" and file.suffix == ".txt":
+            lines = file.read_text().split("\n")
+            for number, line in enumerate(lines):
+                if line.endswith(".jpg"):
+                    faces = lines[number + 2 : number + 2 + int(lines[number + 1])]
+                    own = [(None, corners(*map(float, face.split()[:4]))) for face in faces]
+                    found[line.rpartition("/")[2]] = own
+    return found
+
+
+@pytest.mark.parametrize("kind", ["kitti", "dota", "vott", "createml", "sa1b", "widerface"])
+def test_files_of_other_tools_are_read_as_others_read_them(kind: str) -> None:
+    expected = read_independently(kind, CORPUS / kind)
+    with closing(open_source(CORPUS / kind)) as source:
+        assert source.kind == kind
+        labels = next((c.classes for c in source.survey().columns if c.name == "labels"), None)
+        seen = {}
+        for entry in source.entries():
+            values = source.read(entry).values
+            names: list[str | None] = [labels[n] for n in values.get("labels") or ()] if labels else []
+            boxes = values.get("boxes") or []
+            pairs = zip(names or [None] * len(boxes), [pytest.approx([*box]) for box in boxes], strict=True)
+            seen[entry.key.rpartition("/")[2]] = list(pairs)
+    assert seen.keys() >= expected.keys()
+    assert {name: seen[name] for name in expected} == expected
+    assert sum(map(len, expected.values())) > 0
+
+
+@pytest.mark.parametrize("name", ["cvat_project", "cvat_task", "cvat_video"])
+def test_files_of_cvat_are_read_as_an_xml_library_reads_them(name: str) -> None:
+    (file,) = (CORPUS / name).glob("*.xml")
+    boxes = sorted(
+        [float(each.get(side, "")) for side in ("xtl", "ytl", "xbr", "ybr")]
+        for each in ElementTree.parse(file).iter("box")
+        if each.get("outside") != "1"
+    )
+    polygons = sum(1 for _ in ElementTree.parse(file).iter("polygon"))
+    with closing(open_source(CORPUS / name)) as source:
+        samples = [source.read(entry).values for entry in source.entries()]
+        found = [[*box] for values in samples for box in values["boxes"]]
+        shapes = [each for values in samples for each in values.get("segmentations", ()) if each is not None]
+        assert source.survey().ledger.count(Role.LEFT) == 0
+    assert len(shapes) == polygons
+    assert all(box in found for box in boxes)
+    assert len(found) == len(boxes) + polygons
+
+
+def test_files_of_datumaro_are_read_whole() -> None:
+    with closing(open_source(CORPUS / "datumaro")) as source:
+        samples = {entry.key: source.read(entry).values for entry in source.entries()}
+        assert dict(source.survey().splits) == {"train": 2, "validation": 1, "test": 1}
+    for split in ("train", "validation", "test"):
+        document = json.loads((CORPUS / f"datumaro/annotations/{split}.json").read_text())
+        for item in document["items"]:
+            values = samples[f"images/{split}/{item['image']['path'].rpartition('/')[2]}"]
+            assert values["json"] == item
+            assert values["tags"] == [a["label_id"] for a in item["annotations"] if a["type"] == "label"]
+
+
+def test_names_lead_nowhere_else(tmp_path: Path) -> None:
+    for name in ("../a00000.jpg", "../../etc/passwd", "x/../../a.jpg"):
+        listed = json.dumps([{"image": name, "annotations": []}])
+        root = fill(tmp_path, {**images(3), "_annotations.createml.json": listed})
+        with pytest.raises(SourceError, match="no path within the source"):
+            open_source(root)
+
+
+def guide_rows() -> dict[str, list[str]]:
+    """The table of the guide: the cells of each kind."""
+    text = (resources.files("packstore") / "guide/sources.md").read_text("utf-8")
+    table = text.partition("## Annotation formats")[2].partition("\n- ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:3] == "| `"]
+    return {row[0].strip("`"): row[1:] for row in rows if row[0] != "`--source`"}
+
+
+def test_the_guide_lists_every_kind_with_its_columns_and_the_order_of_its_classes(tmp_path: Path) -> None:
+    rows = guide_rows()
+    assert list(rows) == KINDS
+    for kind, (files, columns, order, _) in rows.items():
+        root = fill(tmp_path / kind, MAKERS[kind](8))
+        with closing(open_source(root)) as source:
+            found = {column.name: column.classes for column in source.survey().columns}
+            names = [name for name in found if not name.endswith("_valid")]
+            assert isinstance(source, AnnotatedSource)
+            assert names == re.findall(r"`(\w+)`", columns), kind
+            assert files.startswith(source.title), kind
+            classes = found.get("labels") or found.get("label")
+            listed = type(source).class_order is not AnnotatedSource.class_order
+            assert order == ("none" if classes is None else "listed" if listed else "sorted"), kind
+            assert order != "sorted" or list(classes or ()) == sorted(classes or ())
+            assert "`label`" not in columns or source.kind in ("labelme", "widerface")
+
+
+def test_every_kind_is_registered_and_tested() -> None:
+    own = {
+        name
+        for name in SOURCES.built_in
+        if type(SOURCES[name].open).__module__ and "annotation_formats" in str(SOURCES[name].open)
+    }
+    assert own == set(KINDS)
