@@ -40,6 +40,9 @@ LISTS: dict[str, dict[str, Any]] = {
 }
 
 
+_KEPT: list[Any] = []  # a library that is collected takes its operators away
+
+
 def measured(names: list[str]) -> dict[str, dict[str, Any]]:
     """What is loaded, by name: operations, then recipes."""
     found = dict(LISTS)
@@ -69,8 +72,14 @@ def rate(loader: Any, seconds: float) -> tuple[float, float]:
 
 
 def reference(folder: str, workers: int) -> dict[str, Any]:
-    """The same in torchvision's and timm's words, with DataLoader."""
+    """Recipes in torchvision's words, with DataLoader."""
     import torch
+
+    if torch.version.cuda is None:  # beside such a torch PyPI's torchvision misses its operators
+        library = torch.library.Library("torchvision", "DEF")
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)
     from torchvision import datasets
     from torchvision.transforms import v2
 
