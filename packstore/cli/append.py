@@ -22,8 +22,7 @@ from packstore.cli.common import (
 )
 from packstore.cli.convert import EXIT_SKIPPED
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.images.losses import LOSSES
-from packstore.images.sniff import MAX_PIXELS
+from packstore.images.sniff import LOSSES, MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.packing.append import AppendReport

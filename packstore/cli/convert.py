@@ -33,8 +33,7 @@ from packstore.cli.common import (
 from packstore.cli.source_info import describe_column, describe_targets, visible_columns
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.images.losses import LOSSES
-from packstore.images.sniff import MAX_PIXELS
+from packstore.images.sniff import LOSSES, MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.packing.plan import Plan

@@ -30,8 +30,8 @@ def make_demo(path: Path, *, images_per_class: int = 18) -> None:
     """Makes an image folder ``path/{train,val}/class/file`` with four classes.
 
     Each class has ``images_per_class`` images in ``train`` and a third of that, at least one, in ``val``. The formats
-    take turns: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, RGBA, palette, 16-bit
-    grayscale), BMP, WebP, TIFF, animated GIF. One PNG is called ``.JPEG``; a hidden file and a ``Thumbs.db`` lie among
+    take turns: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, opaque RGBA, palette,
+    grayscale), BMP, WebP, TIFF, GIF. One PNG is called ``.JPEG``; a hidden file and a ``Thumbs.db`` lie among
     the images, as they do in real folders. The same arguments give the same pictures.
 
     Raises:
@@ -177,8 +177,7 @@ def _plain(image: Image.Image, path: Path) -> None:
 
 
 def _rgba(image: Image.Image, path: Path) -> None:
-    rows = np.linspace(255, 64, image.height).astype(np.uint8)
-    image.putalpha(Image.fromarray(np.repeat(rows[:, None], image.width, axis=1)))
+    image.putalpha(255)
     image.save(path)
 
 
@@ -186,13 +185,8 @@ def _palette(image: Image.Image, path: Path) -> None:
     image.quantize(64).save(path)
 
 
-def _gray16(image: Image.Image, path: Path) -> None:
-    Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257).save(path)
-
-
-def _animated(image: Image.Image, path: Path) -> None:
-    frames = [image, image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), image.transpose(Image.Transpose.ROTATE_180)]
-    image.save(path, save_all=True, append_images=frames[1:], duration=200, loop=0)
+def _gray(image: Image.Image, path: Path) -> None:
+    image.convert("L").save(path)
 
 
 # No more of them than a class has images by default, so that every class has every format.
@@ -206,9 +200,9 @@ _FORMATS: tuple[tuple[str, Callable[[Image.Image, Path], None]], ...] = (
     (".jpg", _jpeg("CMYK")),
     (".png", _palette),
     (".webp", _plain),
-    (".png", _gray16),
+    (".png", _gray),
     (".bmp", _plain),
-    (".gif", _animated),
+    (".gif", _plain),
     (".tif", _plain),
     (".JPEG", _jpeg()),
     (".jpg", _jpeg(orientation=6)),

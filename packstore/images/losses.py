@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from packstore.core.errors import UsageError, printable
 from packstore.images.decoders import pillow
-from packstore.images.sniff import ImageInfo
-
-LOSSES = ("alpha", "channels", "depth", "frames")
-"""What ``accept_loss`` may name."""
+from packstore.images.sniff import LOSSES, ImageInfo
 
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 _WEBP_ANIMATION, _WEBP_ALPHA = 0x02, 0x10

@@ -16,12 +16,12 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath, location
-from packstore.images.encode import EncodeOptions, Encoder, Encoding, encodings_that_accept, parse_size
+from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
 from packstore.images.encode.options import turned_by_readers
-from packstore.images.losses import LOSSES, check_losses
+from packstore.images.losses import check_losses
 from packstore.images.normalization import as_normalization
 from packstore.images.seek_index import has_index
-from packstore.images.sniff import MAX_PIXELS
+from packstore.images.sniff import LOSSES, MAX_PIXELS
 from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_left, open_source
@@ -262,10 +262,7 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
     encoding: type[Encoding] = ENCODINGS[asked].of_source(source)
     normalize = options.normalize
     if options.quality is not None and "quality" not in encoding.accepts:
-        others = " and ".join(sorted(encodings_that_accept("quality")))
-        raise UsageError(
-            f"quality is for the encodings {others}, not {encoding.name}; leave it out, or add --encoding jpeg"
-        )
+        raise UsageError(f"quality is for the encoding jpeg, not {encoding.name}; leave it out, or add --encoding jpeg")
     if "normalization" not in encoding.accepts:
         if normalize is not None:
             raise UsageError(

@@ -37,7 +37,6 @@ def test_it_has_every_kind_of_file(demo_folder: Path) -> None:
             image.load()
             sizes.add(image.size)
             kinds[f"{image.format} {image.mode}"] += 1
-            kinds["animated"] += getattr(image, "n_frames", 1) > 1
             kinds["lying"] += image.format == "PNG" and path.suffix == ".JPEG"
             if image.format == "JPEG":
                 kinds["progressive"] += "progressive" in image.info
@@ -45,8 +44,8 @@ def test_it_has_every_kind_of_file(demo_folder: Path) -> None:
                 if image.mode == "RGB":
                     sampling = tuple(layer[1:3] for layer in image.layer)  # type: ignore[attr-defined]
                     kinds["4:4:4" if sampling[0] == (1, 1) else "4:2:0"] += 1
-    expected = {"JPEG RGB", "JPEG L", "JPEG CMYK", "PNG RGB", "PNG RGBA", "PNG P", "PNG I;16", "BMP RGB", "WEBP RGB"}
-    expected |= {"TIFF RGB", "GIF P", "animated", "progressive", "rotated", "4:4:4", "4:2:0"}
+    expected = {"JPEG RGB", "JPEG L", "JPEG CMYK", "PNG RGB", "PNG RGBA", "PNG P", "PNG L", "BMP RGB", "WEBP RGB"}
+    expected |= {"TIFF RGB", "GIF P", "progressive", "rotated", "4:4:4", "4:2:0"}
     assert {kind for kind in expected if kinds[kind] < 4} == set()
     assert kinds["lying"] == 1
     assert len(sizes) > 10
@@ -74,9 +73,7 @@ def test_the_pictures_differ(demo_folder: Path) -> None:
     seen = set()
     for path in images(demo_folder):
         with Image.open(path) as image:
-            # Pillow turns whatever is above 255 in a 16-bit image white, so those are compared as they are.
-            plain = image if image.mode == "I;16" else image.convert("RGB")
-            seen.add(np.asarray(plain).tobytes())
+            seen.add(np.asarray(image.convert("RGB")).tobytes())
     assert len(seen) == len(images(demo_folder))
 
 

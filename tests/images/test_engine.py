@@ -56,6 +56,7 @@ from tests.makers.tiers import SEED, examples
 Need = Callable[[str, bool], None]
 SOURCE = ROOT / "packstore" / "images" / "engine"
 FILES = sorted(SOURCE.glob("*.c"))
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -327,7 +328,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     """``engine_fuzz.c`` with sanitizers, and seeds for it."""
     folder = tmp_path_factory.mktemp("fuzz")
     program = folder / "engine_fuzz"
-    command = ["gcc", "-std=gnu11", "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command = ["gcc", "-std=gnu11", "-O1", "-g1", "-ffp-contract=off", *SANITIZERS]
     sources = [ROOT / "tests" / "makers" / "engine_fuzz.c", *FILES]
     built = (
         shutil.which("gcc") is not None

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.images.engine.native import Engine, Form, Requests, _Form
+from packstore.images.engine.native import _FIELDS, Engine, Form, Requests, _Form
 from packstore.images.resize import resize
 from packstore.training.augment import resample
 from packstore.training.augment.crop import source_index
@@ -332,7 +332,8 @@ ITEM_BYTES = (4, 2, 2, 1)
 
 def run_fields(engine: Engine, fields: tuple[int, ...], form: _Form) -> int:
     """One request by its numbers: whether it is refused."""
-    request, refused = np.array(fields, np.int64), np.empty(1, np.uint8)
+    request, refused = np.zeros(_FIELDS, np.int64), np.empty(1, np.uint8)
+    request[: len(fields)] = fields
     engine._library.packstore_engine_run(
         engine._decoder, request.ctypes.data, 1, ctypes.byref(form), MAX_PIXELS, refused.ctypes.data
     )

@@ -8,7 +8,7 @@
  * each request alone as among others. Prints how many inputs were tried, and how many accepted; ends with 1 where
  * answers differ.
  */
-#include "../../packstore/images/engine/engine.h"
+#include "../../packstore/images/engine/augment.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,6 +129,12 @@ static size_t room(const struct request *request)
     return (size_t)(3 * request->window.height * request->window.width * 4);
 }
 
+static const struct step steps[] = {{.code = STEP_EQUALIZE},
+                                    {.code = STEP_BLUR, .p = {5, 3, 1, 2}},
+                                    {.code = STEP_HUE, .p = {0.2f}},
+                                    {.code = STEP_AFFINE, .flags = BILINEAR, .p = {0.9f, 0.1f, 2, -0.1f, 1.1f, -3}},
+                                    {.code = STEP_POSTERIZE, .p = {9}}}; /* this one is refused */
+
 /* A request for anything of a file; or of pixels, or planes, in memory of their own at `*raw`. */
 static struct request wanted(const struct file *file, int64_t kind, uint8_t **raw)
 {
@@ -161,6 +167,11 @@ static struct request wanted(const struct file *file, int64_t kind, uint8_t **ra
     request.window = (struct box){0, 0, 1 + (int64_t)any(40), 1 + (int64_t)any(40)};
     if (any(2))
         request.window.top = side(50) - 25, request.window.left = side(50) - 25;
+    request.sampling = any(2) ? 0 : any(20) ? (int64_t)any(3) : (int64_t)any(9) - 4;
+    if (!any(3) && (kind == UINT8 || !any(20))) {
+        request.steps = (int64_t)any(4);
+        request.program = steps + any(sizeof steps / sizeof *steps - (uint64_t)request.steps);
+    }
     return request;
 }
 

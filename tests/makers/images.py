@@ -62,6 +62,13 @@ def avif(width: int, height: int, orientation: int = 1) -> bytes:
 
 
 @functools.cache
+def whole_images() -> dict[str, bytes]:
+    """Those of :func:`all_images` of which 8-bit RGB loses nothing."""
+    more = ("16", "rgba", "alpha", "transparent", "animated")
+    return {name: data for name, data in all_images().items() if not name.endswith(more)}
+
+
+@functools.cache
 def all_images() -> dict[str, bytes]:
     """Files by name; the name begins with the kind that :func:`packstore.images.sniff.sniff` tells."""
     thumbnail = encode(picture(width=16, height=12), "JPEG")

@@ -26,7 +26,7 @@ from packstore.packing import records
 from packstore.stores import open_store
 from packstore.stores.builder import journal
 from tests.makers.engine_checks import good, noisy, save
-from tests.makers.images import all_images
+from tests.makers.images import whole_images
 from tests.makers.stores import content
 
 Need = Callable[[str, bool], None]
@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, data in progressive_files().items():
         (root / "many" / f"{name}.jpg").write_bytes(data)
     (root / "many" / "damaged.jpg").write_bytes(damaged())
-    for name, data in all_images().items():
+    for name, data in whole_images().items():
         suffix = "jpg" if name.startswith("jpeg") else "png" if name.startswith("png") else None
         if suffix is not None:
             (root / "other" / f"{name}.{suffix}").write_bytes(data)

@@ -55,6 +55,7 @@ def convert(mean: list[float], std: list[float]) -> int:
         workers=4,
         decoder="pillow",
         max_pixels=100_000_000,
+        accept_loss="depth",
         cluster="processes:2",
         index=False,
         progressive="baseline",
@@ -130,6 +131,7 @@ def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[byte
         workers=2,
         decoder="auto",
         max_pixels=100_000_000,
+        accept_loss="depth",
         index=True,
         progress=False,
     ) as writer:
@@ -164,6 +166,7 @@ def grow() -> int:
         workers=4,
         decoder="pillow",
         max_pixels=100_000_000,
+        accept_loss=["alpha", "frames"],
         progress=True,
     )
     merged = packstore.merge(

@@ -1,6 +1,6 @@
 /* Answers requests: plans what is needed of an image, has it decoded, two JPEG files at a time, and makes of its pixels
  * what is wanted. */
-#include "engine.h"
+#include "augment.h"
 
 #include <string.h>
 
@@ -68,18 +68,22 @@ static int make_planes(struct decoder *decoder, const struct request *request, i
                          window->width, visible.height, visible.width);
 }
 
-/* What was made becomes the answer. */
-static void convert(struct decoder *decoder)
+/* What was made goes through its program and becomes the answer. */
+static int convert(struct decoder *decoder)
 {
     const struct making *making = &decoder->making;
     const struct request *request = making->request;
     int64_t pixels = request->window.height * request->window.width;
+    struct image image = {making->to, request->window.height, request->window.width};
+    if (request->steps && run_program(decoder, &image, request->program, request->steps) != DONE)
+        return REFUSED;
     if (making->to == request->to)
-        return;
+        return DONE;
     if (making->kind == UINT8)
         convert_pixels(decoder, making->form, making->to, request->to, pixels);
     else
         convert_planes(decoder, making->form, making->kind, making->to, request->to, pixels);
+    return DONE;
 }
 
 /* The image's rows above `bottom` have samples: makes pixels of those that are new, while they are in the caches. */
@@ -119,6 +123,7 @@ static int plan_box(struct decoder *decoder)
         making->box = (struct box){box->top + top, box->left + left, visible->height, visible->width};
         return DONE;
     }
+    across->sampling = down->sampling = request->sampling;
     if (make_taps(across, box->width, request->size_width, left, visible->width, request->mirrored, 4) ||
         make_taps(down, box->height, request->size_height, top, visible->height, false, 2))
         return REFUSED;
@@ -174,9 +179,12 @@ static int begin_image(struct decoder *decoder, struct team *team)
     int64_t pixels = window->height * window->width;
     bool resized = request->size_height != request->box.height || request->size_width != request->box.width;
     making->resized = resized;
+    if (resized && (request->sampling < SAMPLE_BILINEAR ||
+                    request->sampling > (form->from == UINT8 ? SAMPLE_BICUBIC : SAMPLE_BILINEAR)))
+        return REFUSED;
     making->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
     bool as_it_is = making->kind == form->to && form->planes == (making->kind != UINT8);
-    if (request->height && !resized && !request->mirrored && !window->top && !window->left &&
+    if (request->height && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
         window->height == request->height && window->width == request->width) {
         if (making->kind == UINT8)
             convert_pixels(decoder, form, request->source, request->to, pixels);
@@ -194,9 +202,7 @@ static int begin_image(struct decoder *decoder, struct team *team)
         outcome = make_planes(decoder, request, (int)form->from, (float *)making->to);
     else
         place(decoder, request, form, making->to);
-    if (outcome == DONE)
-        convert(decoder);
-    return outcome;
+    return outcome == DONE ? convert(decoder) : outcome;
 }
 
 /* Ends with an image that was decoded. */
@@ -204,8 +210,7 @@ static int end_image(struct decoder *decoder)
 {
     if (decoder->making.rows != decoder->making.box.height)
         return REFUSED;
-    convert(decoder);
-    return DONE;
+    return convert(decoder);
 }
 
 /* Begins with an image as begin_image() does. */
@@ -216,7 +221,8 @@ static int begin_request(struct decoder *decoder, struct team *team, int64_t max
     const struct box *window = &request->window;
     if (!is_side(request->size_height) || !is_side(request->size_width) || !is_side(window->height) ||
         !is_side(window->width) || window->top < -MOST_SIDE || window->top > MOST_SIDE || window->left < -MOST_SIDE ||
-        window->left > MOST_SIDE || request->nbytes < 0)
+        window->left > MOST_SIDE || request->nbytes < 0 || request->steps < 0 ||
+        (request->steps && form->from != UINT8))
         return REFUSED;
     if (request->height || form->from != UINT8) {
         if (!is_side(request->height) || !is_side(request->width) ||

@@ -1,5 +1,5 @@
 /* What Python calls: many images at once, without the GIL. native.py of this folder has the same structures. */
-#include "engine.h"
+#include "augment.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 15
+#define INTERFACE 16
 
 enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
 
@@ -45,6 +45,10 @@ static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, s
                             &decoder->pixels,
                             &decoder->resized,
                             &decoder->line,
+                            &decoder->copied,
+                            &decoder->floats,
+                            &decoder->remembered,
+                            &decoder->sum,
                             &decoder->made,
                             &decoder->float_across.room,
                             &decoder->float_down.room,
@@ -77,8 +81,8 @@ static bool has_avx2(void)
 {
     unsigned eax, ebx, ecx = 0, edx;
     /* Not every compiler can be asked for the third by its name. */
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) &&
-           ecx & bit_F16C;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx & bit_F16C;
 }
 #endif
 
@@ -152,6 +156,20 @@ EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct reques
     decoder->unindexed = decoder->second->unindexed = 0;
     answer_all(decoder, requests, count, form, max_pixels, refused);
     return decoder->unindexed + decoder->second->unindexed;
+}
+
+/* Runs a program on each of `count` images, (height, width, 3), in place; see run_program() in augment.c. Returns the
+ * number of the first that is refused, and does no more; else `count`. */
+EXPORT int64_t packstore_engine_augment(struct decoder *decoder, uint8_t *images, int64_t count, int64_t height,
+                                        int64_t width, const struct step *programs, int64_t steps)
+{
+    for (int64_t i = 0; i < count; i++) {
+        struct image image = {images + 3 * i * height * width, height, width};
+        if (run_program(decoder, &image, programs + i * steps, steps) != DONE)
+            return i;
+    }
+    keep_little(decoder);
+    return count;
 }
 
 /* See make_checkpoints() in skip.c. */

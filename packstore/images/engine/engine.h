@@ -15,6 +15,7 @@
  * convert.c   types and layouts: normalised bytes, planes, interleaved channels
  * files.c     small files, many in a call
  * png.c       rows of PNG files of one channel: masks
+ * augment.c   programs: operations on the pixels that are shown; see augment.h
  * kernels.c   the loops that there are twice
  * answer.c    requests: what is wanted of an image
  * batch.c     what Python calls
@@ -45,6 +46,7 @@
 #endif
 
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
+enum { SAMPLE_BILINEAR, SAMPLE_NEAREST, SAMPLE_BICUBIC };
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
 enum { AC_TABLE, DC_TABLE };
 enum { DONE = 0, REFUSED = 1, NO_MORE = 2, BEGUN = 3, HELD = 4 };
@@ -149,6 +151,7 @@ struct taps {
     int32_t *at;
     int16_t *weights;
     int taps, precision;
+    int64_t sampling;    /* set before they are made */
     int64_t first, stop; /* of the source, needed for all of them */
     struct room places, rounded, exact;
 };
@@ -192,9 +195,14 @@ struct request {
     uint8_t *to;
     const uint8_t *checkpoints; /* of a JPEG file: its index, see checkpoints.c; NULL for none */
     int64_t checkpoint_bytes;
+    const struct step *program; /* what is done with the bytes that are shown; see augment.h */
+    int64_t steps;              /* of the program; 0 for none */
+    int64_t sampling;           /* how bytes are resized */
 };
 
 struct decoder;
+struct step;
+struct augment_kernels;
 struct skipper;
 
 /* The loops that there are twice, for AVX2 and for any processor. */
@@ -221,6 +229,7 @@ struct kernels {
                      int64_t count);
     void (*sum_pixels)(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
                        int64_t pixel_count, int64_t count);
+    const struct augment_kernels *augment; /* those of programs */
 };
 
 /* What is being made of a request for pixels. */
@@ -273,6 +282,7 @@ struct decoder {
     struct taps across, down;
     struct resizing resizing;
     struct float_taps float_across, float_down;
+    struct room copied, floats, remembered, sum; /* of a step of a program; of several: an image, and a sum of images */
 };
 
 /* Where a part of the scan between checkpoints lies, and which MCUs it has. */

@@ -1,5 +1,5 @@
 /* The loops that there are twice, as engine.h says: for AVX2, and for any processor. */
-#include "engine.h"
+#include "augment.h"
 
 const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .two_lanes = two_lanes_plain,
@@ -19,7 +19,8 @@ const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .to_floats = to_floats_plain,
                                       .from_floats = from_floats_plain,
                                       .sum_rows = sum_rows_plain,
-                                      .sum_pixels = sum_pixels_plain};
+                                      .sum_pixels = sum_pixels_plain,
+                                      .augment = &plain_augment};
 #ifdef HAS_AVX2
 const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
                                      .two_lanes = two_lanes_avx2,
@@ -39,5 +40,6 @@ const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
                                      .to_floats = to_floats_avx2,
                                      .from_floats = from_floats_avx2,
                                      .sum_rows = sum_rows_avx2,
-                                     .sum_pixels = sum_pixels_avx2};
+                                     .sum_pixels = sum_pixels_avx2,
+                                     .augment = &avx2_augment};
 #endif

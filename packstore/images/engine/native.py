@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import repeat
@@ -18,18 +20,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_INTERFACE = 15
+from packstore.images.programs import STEP, Program
+
+_INTERFACE = 16
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
-_FIELDS = 18
+_FIELDS = 21
 """Numbers of a request in ``batch.c``, 8 bytes each."""
 _SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
 _BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
-_INDEX = slice(16, 18)
+_INDEX, _PROGRAM, _SAMPLING = slice(16, 18), slice(18, 20), 20
 
 _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
 """In the order of ``engine.h``; uint16 for bfloat16."""
 _PADDING = ("constant", "edge", "reflect", "symmetric")
 
+_MOST_SIDE = 65500  # pixels, as ``engine.h`` has it
 _NAMES_ROOM = 1 << 15  # bytes of names of a directory that are read without asking how many there are
 _INDEX_SHARE, _INDEX_SPARE = 16, 64
 """An index has at most this share of its file's bytes, and so many more; others are not worth their bytes."""
@@ -139,10 +144,14 @@ class Requests:
         mirrored: NDArray[np.bool_] | None,
         out: NDArray[Any],
         form: Form = Form(),
+        programs: Program | None = None,
+        sampling: NDArray[np.int64] | None = None,
     ) -> None:
         """Says what is wanted: the arrays of :class:`packstore.training.augment.base.Crops`, and the rows that it is
         written to: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, 3)`` or as ``form`` says, of the
-        windows' size."""
+        windows' size. ``programs``, ``(N, n)``, of sources of bytes, run on the windows' bytes before they are
+        converted. ``sampling``, ``(N,)``: how bytes are resized, 0 bilinear, 1 nearest, 2 bicubic; others are
+        refused."""
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
         if out.shape[0] != len(fields) or (windows[:, 2:] != size).any() or channels != (3,):
@@ -157,6 +166,17 @@ class Requests:
         fields[:, _MIRRORED] = 0 if mirrored is None else mirrored
         fields[:, _TO] = out.ctypes.data + np.arange(len(fields)) * out.strides[0]
         self._kept.append(out)
+        fields[:, _PROGRAM] = 0
+        fields[:, _SAMPLING] = 0 if sampling is None else sampling
+        if programs is not None and programs.size:
+            if self._kind != 3:
+                raise ValueError("programs work on bytes, and these sources are floating point")
+            programs = _check_programs(programs, len(fields))
+            fields[:, _PROGRAM][:, 0] = programs.ctypes.data + np.arange(len(fields)) * programs.strides[0]
+            # Steps at the end that change nothing cost nothing.
+            used = programs["code"] != 0
+            fields[:, _PROGRAM][:, 1] = np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0)
+            self._kept.append(programs)
 
     def want_whole(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
         """Says that all pixels of the JPEG files from ``first`` on are wanted, and what they are written to."""
@@ -209,6 +229,31 @@ class Engine:
         part = requests.part(first, stop)
         self.unindexed = self._library.packstore_engine_run(self._decoder, *part, max_pixels, refused.ctypes.data)
         return refused
+
+    def augment(self, images: NDArray[np.uint8], programs: Program) -> None:
+        """Runs the program of each image, in place, without the GIL.
+
+        Args:
+            images: uint8 ``(B, H, W, 3)``, contiguous.
+            programs: ``(B, n)``, of :data:`packstore.images.programs.STEP`.
+
+        Raises:
+            ValueError: Images or programs of another shape, or a step whose parameters are out of range.
+        """
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not images.flags.c_contiguous:
+            raise ValueError(f"images of {images.shape}, {images.dtype}, and not contiguous bytes (B, H, W, 3)")
+        if not images.flags.writeable:
+            raise ValueError("images that cannot be written to")
+        programs = _check_programs(programs, len(images))
+        if not images.size or not programs.size:
+            return
+        if max(images.shape[1:3]) > _MOST_SIDE:
+            raise ValueError(f"images of {images.shape[1:3]}, and the limit is {_MOST_SIDE} pixels a side")
+        done = self._library.packstore_engine_augment(
+            self._decoder, images.ctypes.data, *images.shape[:3], programs.ctypes.data, programs.shape[1]
+        )
+        if done < len(images):
+            raise ValueError(f"image {done}: a step of its program is out of range: {programs[done]}")
 
     def make_indexes(self, files: Sequence[Any]) -> list[bytes]:
         """Makes the seek index of each file, without the GIL: by it crops are decoded from checkpoints on.
@@ -273,6 +318,33 @@ class Engine:
         out = np.empty((1, box[2], box[3], 3), np.uint8)
         requests.want(boxes, boxes[:, 2:], np.array([(0, 0, *box[2:])]), None, out)
         return None if self.run(requests, 0, 1, max_pixels)[0] else out[0]
+
+
+def augment(images: NDArray[np.uint8], programs: Program, threads: int = 1) -> bool:
+    """Runs the program of each image, in place, in some threads; see :meth:`Engine.augment`.
+
+    Returns:
+        Whether there is an engine; without one nothing is changed.
+    """
+    if get_engine() is None:
+        return False
+    bounds = np.linspace(0, len(images), max(1, threads) + 1).astype(int).tolist()
+    parts = [(images[a:b], programs[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
+
+    def run(part: tuple[NDArray[np.uint8], Program]) -> None:
+        engine = get_engine()
+        assert engine is not None
+        engine.augment(*part)
+
+    if len(programs) != len(images):
+        raise ValueError(f"{len(programs)} programs for {len(images)} images")
+    if len(parts) < 2:
+        for part in parts:
+            run(part)
+    else:
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(run, parts))
+    return True
 
 
 def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = False) -> NDArray[np.uint8] | None:
@@ -429,6 +501,8 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_whole.restype = ctypes.c_int
     library.packstore_engine_run.argtypes = (pointer, pointer, number, pointer, number, pointer)
     library.packstore_engine_run.restype = number
+    library.packstore_engine_augment.argtypes = (*(pointer, pointer, number, number), *(number, pointer, number))
+    library.packstore_engine_augment.restype = number
     library.packstore_engine_checkpoints.argtypes = (*(pointer, pointer, pointer, number), *(pointer, pointer, pointer))
     library.packstore_engine_checkpoints.restype = None
     if hasattr(library, "packstore_engine_highway_hash"):
@@ -484,6 +558,13 @@ def _places(sources: Sequence[Any]) -> NDArray[np.int64]:
         return words[:, [0, 2]]
     finally:
         deque(map(_release_buffer, at), 0)  # of one that was not got it does nothing; the caller keeps the sources
+
+
+def _check_programs(programs: Program, count: int) -> Program:
+    """``programs``, contiguous. Raises :class:`ValueError` unless they are ``(count, n)`` of steps."""
+    if programs.dtype != STEP or programs.ndim != 2 or len(programs) != count:
+        raise ValueError(f"programs of {programs.shape}, {programs.dtype}, for {count} images")
+    return np.ascontiguousarray(programs)
 
 
 def _address(data: Any) -> int:

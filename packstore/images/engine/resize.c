@@ -6,10 +6,37 @@
 
 enum { WEIGHT_BITS = 22, SPARE_ROWS = 64 };
 
-/* The exact weights of pixel `i`, as _compute_indices_min_size_weights_aa(); returns how many, beginning at *first. */
-static int64_t exact_weights(double scale, int64_t source, int64_t i, int64_t most, double *weights, int64_t *first)
+/* The weight of a pixel at a distance, in units of the scale: aa_filter() of HelperInterpLinear or HelperInterpCubic.
+ */
+INLINE double filter_weight(int64_t sampling, double distance)
 {
-    double support = scale >= 1 ? scale : 1, inverse = scale >= 1 ? 1 / scale : 1, centre = scale * ((double)i + 0.5);
+    const double a = -0.5;
+    if (sampling == SAMPLE_BILINEAR)
+        return distance < 1 ? 1 - distance : 0;
+    if (distance < 1)
+        return ((a + 2) * distance - (a + 3)) * distance * distance + 1;
+    return distance < 2 ? ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a : 0;
+}
+
+/* How far the filter reaches, in pixels of the source. */
+INLINE double support_of(int64_t sampling, double scale)
+{
+    return (scale >= 1 ? scale : 1) * (sampling == SAMPLE_BICUBIC ? 2 : 1);
+}
+
+/* The exact weights of pixel `i`, as _compute_indices_min_size_weights_aa(); returns how many, beginning at *first. Of
+ * the nearest pixel, as nearest_idx(), one. */
+static int64_t exact_weights(int64_t sampling, double scale, int64_t source, int64_t i, int64_t most, double *weights,
+                             int64_t *first)
+{
+    if (sampling == SAMPLE_NEAREST) {
+        int64_t nearest = (int64_t)((float)i * (float)scale);
+        *first = nearest < source ? nearest : source - 1;
+        *weights = 1;
+        return 1;
+    }
+    double support = support_of(sampling, scale), inverse = scale >= 1 ? 1 / scale : 1,
+           centre = scale * ((double)i + 0.5);
     int64_t begin = (int64_t)(centre - support + 0.5), end = (int64_t)(centre + support + 0.5);
     begin = begin < 0 ? 0 : begin;
     end = end > source ? source : end;
@@ -18,7 +45,7 @@ static int64_t exact_weights(double scale, int64_t source, int64_t i, int64_t mo
     for (int64_t j = 0; j < count; j++) {
         double distance = ((double)(j + begin) - centre + 0.5) * inverse;
         distance = distance < 0 ? -distance : distance;
-        weights[j] = distance < 1 ? 1 - distance : 0;
+        weights[j] = filter_weight(sampling, distance);
         total += weights[j];
     }
     for (int64_t j = 0; j < count && total != 0; j++)
@@ -43,7 +70,7 @@ static int precision_of(double largest)
 int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored,
               int multiple)
 {
-    double scale = (double)source / (double)target, support = scale >= 1 ? scale : 1, largest = 0;
+    double scale = (double)source / (double)target, support = support_of(taps->sampling, scale), largest = 0;
     int64_t most = ((int64_t)support + (support > (double)(int64_t)support)) * 2 + 1;
     int64_t width = (most + multiple - 1) / multiple * multiple, widest = 1;
     if (make_room(&taps->exact, (size_t)(width * target) * sizeof(double)) ||
@@ -52,7 +79,7 @@ int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, i
     double *exact = taps->exact.at;
     int64_t *first = taps->places.at, *counts = first + target;
     for (int64_t i = 0; i < target; i++) {
-        counts[i] = exact_weights(scale, source, i, most, exact + i * width, &first[i]);
+        counts[i] = exact_weights(taps->sampling, scale, source, i, most, exact + i * width, &first[i]);
         for (int64_t j = 0; j < counts[i]; j++)
             largest = exact[i * width + j] > largest ? exact[i * width + j] : largest;
         widest = counts[i] > widest ? counts[i] : widest;
@@ -68,9 +95,10 @@ int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, i
     for (int64_t i = 0; i < count; i++) {
         int64_t to = mirrored ? count - 1 - i : i;
         taps->at[to] = (int32_t)(first[from + i] - taps->first);
-        for (int64_t j = 0; j < taps->taps; j++)
-            taps->weights[to * taps->taps + j] =
-                j < counts[from + i] ? (int16_t)(0.5 + exact[(from + i) * width + j] * (1 << taps->precision)) : 0;
+        for (int64_t j = 0; j < taps->taps; j++) {
+            double weight = j < counts[from + i] ? exact[(from + i) * width + j] * (1 << taps->precision) : 0;
+            taps->weights[to * taps->taps + j] = (int16_t)(weight < 0 ? weight - 0.5 : weight + 0.5);
+        }
     }
     return DONE;
 }

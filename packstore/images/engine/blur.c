@@ -1,0 +1,269 @@
+/* Blurring and sharpening. */
+#include "augment.h"
+
+#include <string.h>
+
+enum { COLUMNS = 64 }; /* that are blurred at a time: their rows stay in the first cache */
+
+/* ---- loops ---- */
+
+/* A row of adjust_sharpness_image(): `count` values whose neighbours are 3 values away, of three rows. */
+INLINE void sharpen_with(uint8_t *restrict to, const uint8_t *restrict above, const uint8_t *restrict row,
+                         const uint8_t *restrict below, int64_t count, float factor, const bool fuses)
+{
+    float rest = (float)(1.0 - (double)factor);
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *a = above + i, *b = row + i, *c = below + i;
+        uint16_t sum = (uint16_t)(a[-3] + a[0] + a[3] + b[-3] + 5 * b[0] + b[3] + c[-3] + c[0] + c[3]);
+        uint16_t twice = (uint16_t)(2 * sum + 13);
+        uint16_t smooth = (uint16_t)((uint32_t)twice * 20165u >> 16) >> 3; /* divided by 26 */
+        float value = (float)b[0];
+        to[i] = to_byte(fused((float)smooth - value, rest, value, fuses));
+    }
+}
+
+static void bytes_to_floats_from(float *to, const uint8_t *from, int64_t first, int64_t count)
+{
+    for (int64_t i = first; i < count; i++)
+        to[i] = (float)from[i];
+}
+
+static void round_from(uint8_t *to, const float *from, int64_t first, int64_t count)
+{
+    for (int64_t i = first; i < count; i++)
+        to[i] = to_byte(round_even(from[i]));
+}
+
+typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+
+/* The weighted sum of 2 * reach + 1 rows, whose weights are those of the first reach + 1 and the same backwards. Reads
+ * and writes up to 31 values more. */
+INLINE void weigh_of(float *to, const float *const *rows, const float *weights, int reach, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += 32) {
+        eight sums[4];
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++)
+            sums[n] = *(const eight *)(rows[reach] + i + 8 * n) * weights[reach];
+        for (int j = 0; j < reach; j++) {
+            const float *near = rows[j] + i, *far = rows[2 * reach - j] + i;
+#pragma GCC unroll 4
+            for (int n = 0; n < 4; n++)
+                sums[n] += (*(const eight *)(near + 8 * n) + *(const eight *)(far + 8 * n)) * weights[j];
+        }
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++)
+            *(eight *)(to + i + 8 * n) = sums[n];
+    }
+}
+
+void sharpen_plain(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
+                   float factor)
+{
+    sharpen_with(to, above, row, below, count, factor, false);
+}
+
+void bytes_to_floats_plain(float *to, const uint8_t *from, int64_t count)
+{
+    bytes_to_floats_from(to, from, 0, count);
+}
+
+void round_plain(uint8_t *to, const float *from, int64_t count)
+{
+    round_from(to, from, 0, count);
+}
+
+void weigh_plain(float *to, const float *const *rows, const float *weights, int reach, int64_t count)
+{
+    weigh_of(to, rows, weights, reach, count);
+}
+
+#ifdef HAS_AVX2
+/* Sixteen bytes as 16-bit numbers. */
+AVX2_FMA INLINE __m256i sixteen_of(const uint8_t *at)
+{
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
+}
+
+AVX2_FMA INLINE __m256i sum_three(const uint8_t *at)
+{
+    return _mm256_add_epi16(_mm256_add_epi16(sixteen_of(at - 3), sixteen_of(at)), sixteen_of(at + 3));
+}
+
+AVX2_FMA void sharpen_avx2(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
+                           float factor)
+{
+    const __m256 rests = _mm256_set1_ps((float)(1.0 - (double)factor));
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256 values[4];
+#pragma GCC unroll 2
+        for (int n = 0; n < 2; n++) {
+            int64_t at = i + 16 * n;
+            __m256i own = sixteen_of(row + at), sum = _mm256_add_epi16(sum_three(above + at), sum_three(below + at));
+            sum = _mm256_add_epi16(_mm256_add_epi16(sum, sum_three(row + at)), _mm256_slli_epi16(own, 2));
+            sum = _mm256_add_epi16(_mm256_add_epi16(sum, sum), _mm256_set1_epi16(13));
+            __m256i smooth = _mm256_srli_epi16(_mm256_mulhi_epu16(sum, _mm256_set1_epi16(20165)), 3);
+            __m256i change = _mm256_sub_epi16(smooth, own);
+            __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(change)));
+            __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(change, 1)));
+            values[2 * n] = _mm256_fmadd_ps(low, rests, load_bytes(row + at));
+            values[2 * n + 1] = _mm256_fmadd_ps(high, rests, load_bytes(row + at + 8));
+        }
+        store_bytes(to + i, values);
+    }
+    sharpen_with(to + i, above + i, row + i, below + i, count - i, factor, true);
+}
+
+AVX2_FMA void bytes_to_floats_avx2(float *to, const uint8_t *from, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(to + i, load_bytes(from + i));
+    bytes_to_floats_from(to, from, i, count);
+}
+
+AVX2_FMA void round_avx2(uint8_t *to, const float *from, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256i numbers[4];
+        for (int n = 0; n < 4; n++)
+            numbers[n] = _mm256_cvtps_epi32(_mm256_loadu_ps(from + i + 8 * n));
+        store_numbers(to + i, numbers);
+    }
+    round_from(to, from, i, count);
+}
+
+AVX2_FMA void weigh_avx2(float *to, const float *const *rows, const float *weights, int reach, int64_t count)
+{
+    weigh_of(to, rows, weights, reach, count);
+}
+#endif
+
+/* ---- passes ---- */
+
+/* As adjust_sharpness_image(): pixels at the edges stay as they are. */
+int sharpen(struct decoder *decoder, const struct image *image, const struct step *step)
+{
+    int64_t row_bytes = 3 * image->width;
+    if (image->height <= 2 || image->width <= 2)
+        return DONE;
+    if (make_room(&decoder->copied, (size_t)(2 * row_bytes)) != DONE)
+        return REFUSED;
+    uint8_t *above = decoder->copied.at, *row = above + row_bytes;
+    memcpy(above, image->at, (size_t)row_bytes);
+    for (int64_t y = 1; y < image->height - 1; y++) {
+        uint8_t *at = image->at + y * row_bytes, *next = above;
+        memcpy(row, at, (size_t)row_bytes);
+        decoder->kernels->augment->sharpen(at + 3, above + 3, row + 3, at + row_bytes + 3, row_bytes - 6, step->p[0]);
+        above = row;
+        row = next;
+    }
+    return DONE;
+}
+
+/* e to the power of -x, for x from 0 on. */
+static double exponential(double x)
+{
+    if (x > 700)
+        return 0;
+    double y = -x / 1024, power = 1 + y * (1 + y / 2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6)))));
+    for (int i = 0; i < 10; i++)
+        power *= power;
+    return power;
+}
+
+/* As _get_gaussian_kernel1d(): the first half of the weights and that in the middle; the others are the same backwards.
+ * Returns how many are in the half: at the ends those are left out that are too small to be seen. */
+static int make_weights(float *weights, int size, float sigma)
+{
+    int reach = size / 2;
+    double exact[MOST_KERNEL / 2 + 1], total = 0;
+    for (int j = 0; j <= reach; j++) {
+        double x = (reach - j) / 1.4142135623730951 / (double)sigma; /* linspace() to (size - 1) / (2 * sqrt(2)) */
+        exact[j] = exponential(x * x);
+        total += j < reach ? 2 * exact[j] : exact[j];
+    }
+    int skipped = 0;
+    while (skipped < reach && exact[skipped] / total < 1e-7)
+        skipped++;
+    for (int j = skipped; j <= reach; j++)
+        weights[j - skipped] = (float)(exact[j] / total);
+    return reach - skipped;
+}
+
+/* The place among `length` that reflection shows at `at`, as often as it takes. */
+static int64_t reflected(int64_t at, int64_t length)
+{
+    int64_t period = 2 * length - 2;
+    if (length == 1)
+        return 0;
+    at = (at % period + period) % period;
+    return at < length ? at : period - at;
+}
+
+/* Memory of a strip: the line that is blurred, the ring of blurred rows, and a row of the result. */
+struct strip {
+    float *line, *ring, *sum;
+    int64_t first, count, row_floats;
+};
+
+/* Row `y` of the source, blurred along itself, into its place in the ring. */
+static void blur_row(const struct decoder *decoder, const struct strip *strip, const struct image *source, int64_t y,
+                     int reach, const float *weights, float *to)
+{
+    const struct augment_kernels *kernels = decoder->kernels->augment;
+    const uint8_t *row = source->at + 3 * y * source->width;
+    const float *shifted[MOST_KERNEL];
+    int64_t first = strip->first - reach, stop = strip->first + strip->count + reach;
+    int64_t inner = first < 0 ? 0 : first, inner_stop = stop > source->width ? source->width : stop;
+    kernels->to_floats(strip->line + 3 * (inner - first), row + 3 * inner, 3 * (inner_stop - inner));
+    for (int64_t x = first; x < stop; x++) {
+        if (x == inner)
+            x = inner_stop;
+        if (x == stop)
+            break;
+        for (int c = 0; c < 3; c++)
+            strip->line[3 * (x - first) + c] = (float)row[3 * reflected(x, source->width) + c];
+    }
+    for (int j = 0; j <= 2 * reach; j++)
+        shifted[j] = strip->line + 3 * j;
+    kernels->weigh(to, shifted, weights, reach, 3 * strip->count);
+}
+
+/* As gaussian_blur_image(), of a kernel that is a product: along the rows, then along the columns. */
+int blur(struct decoder *decoder, const struct image *image, const struct step *step)
+{
+    const struct augment_kernels *kernels = decoder->kernels->augment;
+    float weights_across[MOST_KERNEL / 2 + 1], weights_down[MOST_KERNEL / 2 + 1];
+    int across = make_weights(weights_across, (int)step->p[0], step->p[2]);
+    int down = make_weights(weights_down, (int)step->p[1], step->p[3]);
+    int64_t size = 3 * image->height * image->width, rows = 2 * down + 1;
+    struct strip strip = {.row_floats = 3 * COLUMNS + 32};
+    if (make_room(&decoder->copied, (size_t)size + PADDING) != DONE ||
+        make_room(&decoder->floats,
+                  (size_t)(strip.row_floats * (rows + 1) + strip.row_floats + 6 * across) * sizeof(float)) != DONE)
+        return REFUSED;
+    memcpy(decoder->copied.at, image->at, (size_t)size);
+    struct image source = {decoder->copied.at, image->height, image->width};
+    strip.ring = decoder->floats.at;
+    strip.sum = strip.ring + strip.row_floats * rows;
+    strip.line = strip.sum + strip.row_floats;
+    memset(decoder->floats.at, 0, (size_t)(strip.row_floats * (rows + 2) + 6 * across) * sizeof(float));
+    for (; strip.first < image->width; strip.first += COLUMNS) {
+        strip.count = image->width - strip.first < COLUMNS ? image->width - strip.first : COLUMNS;
+        int64_t made = 0;
+        for (int64_t y = 0; y < image->height; y++) {
+            const float *shown[MOST_KERNEL];
+            for (; made <= y + down && made < image->height; made++)
+                blur_row(decoder, &strip, &source, made, across, weights_across,
+                         strip.ring + made % rows * strip.row_floats);
+            for (int j = 0; j < rows; j++)
+                shown[j] = strip.ring + reflected(y - down + j, image->height) % rows * strip.row_floats;
+            kernels->weigh(strip.sum, shown, weights_down, down, 3 * strip.count);
+            kernels->round(image->at + 3 * (y * image->width + strip.first), strip.sum, 3 * strip.count);
+        }
+    }
+    return DONE;
+}

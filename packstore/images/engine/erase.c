@@ -1,0 +1,195 @@
+/* Erasing, noise, mirroring, sums of images. */
+#include "augment.h"
+
+#include <string.h>
+
+/* ---- loops ---- */
+
+/* As mix() in packstore/training/random_draws.py. */
+INLINE uint32_t mix(uint32_t value)
+{
+    value ^= value >> 16;
+    value *= 0x21F0AAADu;
+    value ^= value >> 15;
+    value *= 0x735A2D97u;
+    return value ^ value >> 15;
+}
+
+/* Nearly normal numbers `first` to `first + count`: sums of four random bytes. */
+INLINE void noise_of(float *restrict to, uint32_t seed, int64_t first, int64_t count)
+{
+    const float deviation = 0x1.2799ep+7f; /* of such a sum: the root of (256^2 - 1) / 3 */
+    uint32_t start = (uint32_t)first * 0x9E3779B9u + seed;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits = mix(start + (uint32_t)i * 0x9E3779B9u);
+        int total = (int)((bits & 255) + (bits >> 8 & 255) + (bits >> 16 & 255) + (bits >> 24));
+        to[i] = (float)(total - 510) / deviation;
+    }
+}
+
+INLINE void add_share_of(float *restrict to, const uint8_t *restrict from, float share, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        to[i] += (float)from[i] * share;
+}
+
+void add_share_plain(float *to, const uint8_t *from, float share, int64_t count)
+{
+    add_share_of(to, from, share, count);
+}
+
+static void cut_off_from(uint8_t *to, const float *from, int64_t first, int64_t count)
+{
+    for (int64_t i = first; i < count; i++)
+        to[i] = to_byte(from[i]);
+}
+
+void cut_off_plain(uint8_t *to, const float *from, int64_t count)
+{
+    cut_off_from(to, from, 0, count);
+}
+
+void noise_plain(float *to, uint32_t seed, int64_t first, int64_t count)
+{
+    noise_of(to, seed, first, count);
+}
+
+#ifdef HAS_AVX2
+AVX2_FMA void add_share_avx2(float *to, const uint8_t *from, float share, int64_t count)
+{
+    add_share_of(to, from, share, count);
+}
+
+AVX2_FMA void cut_off_avx2(uint8_t *to, const float *from, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        __m256 values[4];
+        for (int n = 0; n < 4; n++)
+            values[n] = _mm256_loadu_ps(from + i + 8 * n);
+        store_bytes(to + i, values);
+    }
+    cut_off_from(to, from, i, count);
+}
+
+AVX2_FMA void noise_avx2(float *to, uint32_t seed, int64_t first, int64_t count)
+{
+    noise_of(to, seed, first, count);
+}
+#endif
+
+/* ---- passes ---- */
+
+static int32_t whole(float value)
+{
+    return value > 32767 ? 32767 : value < -32768 ? -32768 : (int32_t)value;
+}
+
+static uint32_t seed_of(const float *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 16;
+}
+
+/* As gaussian_noise_image(), with noise of our own. */
+int add_noise(struct decoder *decoder, const struct image *image, const struct step *step)
+{
+    int64_t size = 3 * image->height * image->width;
+    float noise[STRIP], mean = step->p[0], sigma = step->p[1];
+    for (int64_t at = 0; at < size; at += STRIP) {
+        int64_t count = size - at < STRIP ? size - at : STRIP;
+        decoder->kernels->augment->noise(noise, seed_of(step->p + 2), at, count);
+        for (int64_t i = 0; i < count; i++) {
+            int32_t value = image->at[at + i] + whole(mean + noise[i] * sigma);
+            if (step->flags & 1)
+                value = value < 0 ? 0 : value > 255 ? 255 : value;
+            image->at[at + i] = (uint8_t)(value & 255);
+        }
+    }
+    return DONE;
+}
+
+/* `value` within 0 to `most`. */
+static int64_t within(float value, int64_t most)
+{
+    return value<0 ? 0 : value>(float) most ? most : (int64_t)value;
+}
+
+/* Overwrites the part of a box that lies in the image. */
+int erase(struct decoder *decoder, const struct image *image, const struct step *step)
+{
+    static const float means[3] = {123.675f, 116.28f, 103.53f}, deviations[3] = {58.395f, 57.12f, 57.375f};
+    const float *p = step->p;
+    int64_t width = (int64_t)p[3], top = within(p[0], image->height), left = within(p[1], image->width),
+            bottom = within(p[0] + p[2], image->height), right = within(p[1] + p[3], image->width);
+    int64_t hidden_rows = top - (int64_t)p[0], hidden_columns = left - (int64_t)p[1];
+    uint8_t colour[3] = {to_byte(p[4]), to_byte(p[5]), to_byte(p[6])};
+    for (int64_t y = top; y < bottom; y++) {
+        uint8_t *to = image->at + 3 * (y * image->width + left), *end = to + 3 * (right - left);
+        int64_t number = 3 * ((y - top + hidden_rows) * width + hidden_columns);
+        float noise[STRIP];
+        while (to < end) {
+            int64_t count = end - to < STRIP / 3 * 3 ? end - to : STRIP / 3 * 3;
+            if (step->flags == 1)
+                decoder->kernels->augment->noise(noise, seed_of(p + 4), number, count);
+            for (int64_t i = 0; i < count; i++)
+                to[i] =
+                    step->flags == 1 ? to_byte(round_even(noise[i] * deviations[i % 3] + means[i % 3])) : colour[i % 3];
+            to += count;
+            number += count;
+        }
+    }
+    return DONE;
+}
+
+int mirror_image(struct decoder *decoder, const struct image *image)
+{
+    int64_t row_bytes = 3 * image->width;
+    if (make_room(&decoder->copied, (size_t)row_bytes + PADDING) != DONE)
+        return REFUSED;
+    for (int64_t y = 0; y < image->height; y++) {
+        uint8_t *row = image->at + y * row_bytes, *copy = decoder->copied.at;
+        memcpy(copy, row, (size_t)row_bytes);
+        decoder->kernels->mirror(row, copy, image->width);
+    }
+    return DONE;
+}
+
+int flip_image(struct decoder *decoder, const struct image *image)
+{
+    int64_t row_bytes = 3 * image->width;
+    if (make_room(&decoder->copied, (size_t)row_bytes) != DONE)
+        return REFUSED;
+    for (int64_t y = 0; y < image->height / 2; y++) {
+        uint8_t *row = image->at + y * row_bytes, *other = image->at + (image->height - 1 - y) * row_bytes;
+        memcpy(decoder->copied.at, row, (size_t)row_bytes);
+        memcpy(row, other, (size_t)row_bytes);
+        memcpy(other, decoder->copied.at, (size_t)row_bytes);
+    }
+    return DONE;
+}
+
+/* Remembers the image, and begins a sum with its share. */
+int keep_image(struct decoder *decoder, const struct image *image, const struct step *step)
+{
+    size_t size = (size_t)(3 * image->height * image->width);
+    if (make_room(&decoder->remembered, size) != DONE || make_room(&decoder->sum, size * sizeof(float)) != DONE)
+        return REFUSED;
+    memcpy(decoder->remembered.at, image->at, size);
+    memset(decoder->sum.at, 0, size * sizeof(float));
+    decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], (int64_t)size);
+    return DONE;
+}
+
+/* Adds the image's share to the sum, and brings the remembered image back. */
+void add_image(struct decoder *decoder, const struct image *image, const struct step *step)
+{
+    int64_t size = 3 * image->height * image->width;
+    decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], size);
+    memcpy(image->at, decoder->remembered.at, (size_t)size);
+}
+
+/* Shows the sum. */
+void mix_images(struct decoder *decoder, const struct image *image)
+{
+    decoder->kernels->augment->cut(image->at, decoder->sum.at, 3 * image->height * image->width);
+}

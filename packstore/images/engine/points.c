@@ -1,0 +1,243 @@
+/* Operations on single pixels. Neighbouring ones become tables, and these and what mixes channels one pass. */
+#include "augment.h"
+
+#include <string.h>
+
+enum { MOST_POINTS = 8 };
+
+/* Tables of the three channels, or an operation that mixes them. */
+struct colour_step {
+    int code;    /* STEP_IDENTITY for tables */
+    bool alike;  /* whether the three tables are the same */
+    bool blends; /* whether the tables are a blend of values with `other` */
+    float factor, other;
+    int order[3];
+    uint8_t tables[3][256];
+};
+
+/* Operations that are still to be done. */
+struct run {
+    struct decoder *decoder;
+    const struct augment_kernels *kernels;
+    const struct image *image;
+    struct colour_step points[MOST_POINTS];
+    int count;
+};
+
+/* The planes of pixels `first` to `first + count`, in `room`. */
+static void take_planes(const struct run *run, int64_t first, int64_t count, uint8_t *room, uint8_t *planes[3])
+{
+    static const float unused[6] = {0};
+    run->decoder->kernels->split(room, UINT8, run->image->at + 3 * first, count, unused);
+    for (int c = 0; c < 3; c++)
+        planes[c] = room + c * count;
+}
+
+static void do_tables(const struct run *run, const struct colour_step *point, uint8_t *at, int64_t count, int channel)
+{
+    if (point->blends)
+        run->kernels->blend(at, count, point->factor, point->other, (float)(1.0 - (double)point->factor));
+    else
+        run->kernels->table(at, count, point->tables[channel]);
+}
+
+static void do_colour_step(const struct run *run, const struct colour_step *point, uint8_t *planes[3], int64_t count)
+{
+    switch (point->code) {
+    case STEP_SATURATION: run->kernels->saturate(planes, count, point->factor); break;
+    case STEP_HUE: run->kernels->turn_hue(planes, count, point->factor); break;
+    case STEP_GRAY: run->kernels->gray(planes, count); break;
+    default:
+        for (int c = 0; c < 3; c++)
+            do_tables(run, point, planes[c], count, c);
+    }
+}
+
+/* Does what is still to be done. */
+static void flush(struct run *run)
+{
+    int64_t pixels = run->image->height * run->image->width;
+    if (run->count == 1 && run->points[0].code == STEP_IDENTITY && run->points[0].alike)
+        do_tables(run, &run->points[0], run->image->at, 3 * pixels, 0);
+    else if (run->count)
+        for (int64_t at = 0; at < pixels; at += STRIP) {
+            int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
+            uint8_t room[3 * STRIP], *planes[3];
+            take_planes(run, at, count, room, planes);
+            const uint8_t *shown[3] = {planes[0], planes[1], planes[2]};
+            for (int i = 0; i < run->count; i++) {
+                const struct colour_step *point = &run->points[i];
+                if (point->code != STEP_PERMUTE) {
+                    do_colour_step(run, point, planes, count);
+                    continue;
+                }
+                uint8_t copy[3 * STRIP];
+                memcpy(copy, room, (size_t)(3 * count));
+                for (int c = 0; c < 3; c++)
+                    memcpy(planes[c], copy + point->order[c] * count, (size_t)count);
+            }
+            run->kernels->join(run->image->at + 3 * at, shown, count);
+        }
+    run->count = 0;
+}
+
+static struct colour_step *new_colour_step(struct run *run, int code)
+{
+    if (run->count == MOST_POINTS)
+        flush(run);
+    struct colour_step *point = &run->points[run->count++];
+    point->code = code;
+    return point;
+}
+
+/* Adds tables; they go through those before them. `own`: of each channel, or of all three. */
+static void add_tables(struct run *run, const uint8_t *const own[3])
+{
+    bool alike = own[0] == own[1] && own[1] == own[2];
+    if (run->count && run->points[run->count - 1].code == STEP_IDENTITY) {
+        struct colour_step *point = &run->points[run->count - 1];
+        for (int c = 0; c < 3; c++)
+            for (int i = 0; i < 256; i++)
+                point->tables[c][i] = own[c][point->tables[c][i]];
+        point->alike = point->alike && alike;
+        point->blends = false;
+        return;
+    }
+    struct colour_step *point = new_colour_step(run, STEP_IDENTITY);
+    point->alike = alike;
+    point->blends = false;
+    for (int c = 0; c < 3; c++)
+        memcpy(point->tables[c], own[c], 256);
+}
+
+/* The mean of gray, as torch rounds it. */
+static float mean_gray(const struct run *run)
+{
+    int64_t pixels = run->image->height * run->image->width, sum = 0;
+    for (int64_t at = 0; at < pixels; at += STRIP) {
+        int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
+        uint8_t room[3 * STRIP], *planes[3];
+        take_planes(run, at, count, room, planes);
+        sum += run->kernels->sum_gray(planes, count);
+    }
+    return (float)((double)sum / (double)pixels);
+}
+
+/* As autocontrast_image(). */
+static void autocontrast(struct run *run)
+{
+    int64_t pixels = run->image->height * run->image->width;
+    uint8_t low[3] = {255, 255, 255}, high[3] = {0, 0, 0}, tables[3][256];
+    for (int64_t at = 0; at < pixels; at += STRIP) {
+        int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
+        uint8_t room[3 * STRIP], *planes[3];
+        take_planes(run, at, count, room, planes);
+        for (int c = 0; c < 3; c++)
+            run->kernels->extremes(planes[c], count, &low[c], &high[c]);
+    }
+    for (int c = 0; c < 3; c++) {
+        bool flat = low[c] == high[c];
+        float scale = flat ? 1 : (float)(high[c] - low[c]) * (float)(1.0 / 255);
+        for (int i = 0; i < 256; i++)
+            tables[c][i] = to_byte((float)(i - (flat ? 0 : low[c])) / scale);
+    }
+    add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]});
+}
+
+/* As equalize_image(). */
+static void equalize(struct run *run)
+{
+    int64_t pixels = run->image->height * run->image->width;
+    const uint8_t *at = run->image->at, *end = at + 3 * pixels;
+    uint32_t counts[2][3][256] = {{{0}}};
+    uint8_t tables[3][256];
+    for (; at + 6 <= end; at += 6)
+        for (int i = 0; i < 6; i++)
+            counts[i / 3][i % 3][at[i]]++;
+    for (int c = 0; at < end; at++, c++)
+        counts[0][c][*at]++;
+    for (int c = 0; c < 3; c++) {
+        uint32_t last = 0;
+        for (int i = 0; i < 256; i++) {
+            counts[0][c][i] += counts[1][c][i];
+            last = counts[0][c][i] ? counts[0][c][i] : last;
+        }
+        int64_t step = (pixels - last) / 255, before = 0;
+        for (int i = 0; i < 256; before += counts[0][c][i++]) {
+            int64_t value = step ? i ? (before + step / 2) / step : 0 : i;
+            tables[c][i] = (uint8_t)(value > 255 ? 255 : value);
+        }
+    }
+    add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]});
+}
+
+/* One table for all channels, by the parameters and, of contrast, the mean of gray. */
+static void add_table(struct run *run, const struct step *step, float mean)
+{
+    uint8_t table[256];
+    const float *p = step->p;
+    int mask = step->code == STEP_POSTERIZE ? 256 - (1 << (8 - (int)p[0])) : 0;
+    float rest = (float)(1.0 - (double)p[0]);
+    for (int i = 0; i < 256; i++)
+        switch (step->code) {
+        case STEP_BRIGHTNESS: table[i] = to_byte((float)i * p[0]); break;
+        case STEP_CONTRAST: table[i] = to_byte(fused(mean, rest, (float)i * p[0], false)); break;
+        case STEP_INVERT: table[i] = (uint8_t)(255 - i); break;
+        case STEP_POSTERIZE: table[i] = (uint8_t)(i & mask); break;
+        case STEP_SOLARIZE: table[i] = (uint8_t)((float)i >= p[0] ? 255 - i : i); break;
+        default: table[i] = (float)i < p[1] ? to_byte((float)i + p[0]) : (uint8_t)i;
+        }
+    bool first = !run->count || run->points[run->count - 1].code != STEP_IDENTITY;
+    add_tables(run, (const uint8_t *[3]){table, table, table});
+    if (first && (step->code == STEP_BRIGHTNESS || step->code == STEP_CONTRAST)) {
+        struct colour_step *point = &run->points[run->count - 1];
+        point->blends = true;
+        point->factor = p[0];
+        point->other = mean;
+    }
+}
+
+/* Runs the steps on single pixels at the beginning of `steps`; `done`: how many there were. */
+int run_points(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count,
+               int64_t *done)
+{
+    struct run run = {.decoder = decoder, .kernels = decoder->kernels->augment, .image = image};
+    int64_t i = 0;
+    for (; i < count; i++) {
+        const struct step *step = &steps[i];
+        switch (step->code) {
+        case STEP_IDENTITY: continue;
+        case STEP_BRIGHTNESS:
+        case STEP_INVERT:
+        case STEP_POSTERIZE:
+        case STEP_SOLARIZE:
+        case STEP_SOLARIZE_ADD: add_table(&run, step, 0); continue;
+        case STEP_SATURATION:
+        case STEP_HUE: new_colour_step(&run, step->code)->factor = step->p[0]; continue;
+        case STEP_GRAY: new_colour_step(&run, step->code); continue;
+        case STEP_PERMUTE: {
+            struct colour_step *point = new_colour_step(&run, step->code);
+            for (int c = 0; c < 3; c++)
+                point->order[c] = (int)step->p[c];
+            continue;
+        }
+        case STEP_CONTRAST:
+            flush(&run);
+            add_table(&run, step, mean_gray(&run));
+            continue;
+        case STEP_AUTOCONTRAST:
+            flush(&run);
+            autocontrast(&run);
+            continue;
+        case STEP_EQUALIZE:
+            flush(&run);
+            equalize(&run);
+            continue;
+        default: break;
+        }
+        break;
+    }
+    flush(&run);
+    *done = i;
+    return DONE;
+}

@@ -1,0 +1,149 @@
+"""Programs: for each image of a batch, which operations run on its pixels, with parameters that are drawn already.
+
+A program is a structured array ``(B, n)`` of :data:`STEP`: image ``b`` goes through steps ``program[b, 0]`` …
+``program[b, n - 1]``. The same program gives the same pixels wherever it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEP = np.dtype([("code", "<i4"), ("flags", "<i4"), ("p", "<f4", (8,))])
+
+Program = NDArray[np.void]
+"""Structured ``(B, n)`` of :data:`STEP`."""
+
+
+class Code(IntEnum):
+    """Operations. ``packstore/images/engine/augment.h`` has the same numbers.
+
+    ============= ====================================================================================================
+    code          parameters ``p`` and ``flags``
+    ============= ====================================================================================================
+    IDENTITY      none; nothing changes
+    BRIGHTNESS    p[0]: factor
+    CONTRAST      p[0]: factor
+    SATURATION    p[0]: factor
+    HUE           p[0]: shift, -0.5 … 0.5
+    GRAY          none; gray in all three channels
+    INVERT        none
+    POSTERIZE     p[0]: bits kept, 0 … 8
+    SOLARIZE      p[0]: threshold
+    SOLARIZE_ADD  p[0]: added to values below p[1], up to 255
+    AUTOCONTRAST  none
+    EQUALIZE      none
+    SHARPNESS     p[0]: factor
+    BLUR          p[0], p[1]: width and height of the kernel, odd, 1 … 255; p[2], p[3]: sigma across and down, above 0
+    NOISE         p[0]: mean, p[1]: sigma, in values of 255; p[2], p[3]: seed, 16 bits each, the lower ones first;
+                  flags 1: clips, otherwise values wrap around
+    PERMUTE       p[0] … p[2]: the channel of the source that each channel shows
+    AFFINE        p[0] … p[5]: from pixels of the result to pixels of the source, both counted from the centres;
+                  flags: :func:`warp_flags`
+    PERSPECTIVE   p[0] … p[7]: coefficients as torchvision's; flags: :func:`warp_flags`
+    ERASE         p[0] … p[3]: top, left, height, width; p[4] … p[6]: values of the channels; flags 1: p[4], p[5] are
+                  the seed of random pixels, as of NOISE; flags 2: the values are bytes
+    MIRROR        none; left to right
+    FLIP          none; top to bottom
+    KEEP          p[0]: share; remembers the image, and begins a sum with its share
+    ADD           p[0]: share; adds the image's share to the sum, and brings the remembered image back
+    MIX           none; shows the sum, clipped and cut off to whole numbers
+    ============= ====================================================================================================
+
+    Random numbers are those of :func:`packstore.training.random_draws.mix`: value ``i`` of ``(height, width, 3)`` has
+    the bits ``mix((i * 0x9E3779B9 + seed) & 0xFFFFFFFF)``. The sum of their four bytes, less 510 and divided by its
+    deviation, is nearly normal.
+    """
+
+    IDENTITY = 0
+    BRIGHTNESS = 1
+    CONTRAST = 2
+    SATURATION = 3
+    HUE = 4
+    GRAY = 5
+    INVERT = 6
+    POSTERIZE = 7
+    SOLARIZE = 8
+    SOLARIZE_ADD = 9
+    AUTOCONTRAST = 10
+    EQUALIZE = 11
+    SHARPNESS = 12
+    BLUR = 13
+    NOISE = 14
+    PERMUTE = 15
+    AFFINE = 16
+    PERSPECTIVE = 17
+    ERASE = 18
+    MIRROR = 19
+    FLIP = 20
+    KEEP = 21
+    ADD = 22
+    MIX = 23
+
+
+GEOMETRIC = (Code.AFFINE, Code.PERSPECTIVE, Code.MIRROR, Code.FLIP)
+"""Codes that move pixels."""
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+"""Of warps, by the lowest two bits of ``flags``."""
+
+WARP_FILLS = ("zeros", "blend", "edge")
+"""Ways of filling, by the next two bits: zeros; a colour, blended in at the edge as torchvision does; or as Pillow
+does: the outermost pixels reach on, and the colour is where the centre of a pixel lies outside. The upper 24 bits are
+the colour: red, green, blue from the lowest."""
+
+
+def new_program(count: int, steps: int = 1) -> Program:
+    """A program of ``steps`` for ``count`` images that changes nothing."""
+    return np.zeros((count, steps), STEP)
+
+
+def step(count: int, code: Code, *parameters: Any, flags: Any = 0, where: Any = True) -> Program:
+    """A program of one step ``(count, 1)``.
+
+    Args:
+        count: Number of images.
+        code: The operation.
+        parameters: Of all images, or arrays ``(count,)``: ``p[0]``, ``p[1]``, …
+        flags: Likewise.
+        where: bool, or ``(count,)``: which images it runs on.
+    """
+    program = new_program(count)
+    column = program[:, 0]
+    column["code"] = code
+    column["flags"] = flags
+    for place, values in enumerate(parameters):
+        column["p"][:, place] = values
+    if where is not True:
+        column[~np.asarray(where)] = 0
+    return program
+
+
+def pad_program(program: Program, steps: int) -> Program:
+    """``program`` with steps that change nothing at its end, ``steps`` in all."""
+    missing = steps - program.shape[1]
+    return np.concatenate([program, new_program(len(program), missing)], 1) if missing > 0 else program
+
+
+def join_programs(programs: Sequence[Program], count: int) -> Program:
+    """One program after the other, for ``count`` images."""
+    return np.concatenate(programs, 1) if programs else new_program(count, 0)
+
+
+def warp_flags(interpolation: Any, fill: Sequence[int] | None, way: str = "blend") -> Any:
+    """``flags`` of a warp: index in :data:`INTERPOLATIONS` (or an array of them), and a fill of three bytes."""
+    if fill is None:
+        return interpolation
+    red, green, blue = fill
+    packed = (red | green << 8 | blue << 16) << 8 | WARP_FILLS.index(way) << 2
+    return int(np.uint32(packed).view(np.int32)) | interpolation
+
+
+def fill_of(flags: int) -> tuple[int, int, int]:
+    """The fill in ``flags`` of a warp."""
+    bits = (flags & 0xFFFFFFFF) >> 8
+    return bits & 255, bits >> 8 & 255, bits >> 16

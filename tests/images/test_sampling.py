@@ -1,0 +1,106 @@
+"""Ways of resizing in the engine: torch's bytes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from packstore.images.engine import Requests, engine_problem, get_engine
+from packstore.images.engine.native import Engine, _library
+from tests.makers.datasets import pixels
+
+pytestmark = pytest.mark.skipif(engine_problem() is not None, reason=f"no engine: {engine_problem()}")
+
+SAMPLINGS = ("bilinear", "nearest", "bicubic")
+SIDES = st.integers(1, 120)
+
+
+def by_torch(image: NDArray[np.uint8], size: tuple[int, int], sampling: str) -> NDArray[np.uint8]:
+    source = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+    named: dict[str, Any] = {} if sampling == "nearest" else {"align_corners": False, "antialias": True}
+    found = torch.nn.functional.interpolate(source, size, mode=sampling, **named)
+    result: NDArray[np.uint8] = found[0].permute(1, 2, 0).numpy()
+    return result
+
+
+def wanted(image: Any, sizes: Any, box: Any, size: Any, window: Any, mirrored: bool, number: int) -> list[Any]:
+    """The window as both engines have it; None if refused."""
+    found = []
+    library = _library()[0]
+    assert library is not None
+    for engine in (Engine(library), Engine(library, vectors=False)):
+        out = np.empty((1, *window[2:], 3), np.uint8)
+        requests = Requests([image], sizes)
+        arrays = (np.array([each]) for each in (box, size, window))
+        requests.want(*arrays, np.array([mirrored]), out, sampling=np.array([number]))
+        found.append(None if engine.run(requests, 0, 1, 1 << 30)[0] else out[0])
+    return found
+
+
+@pytest.mark.slow
+@given(SIDES, SIDES, SIDES, st.integers(2, 120), st.sampled_from(range(3)), st.booleans(), st.integers(0, 999))
+def test_pixels_are_those_of_torch(
+    height: int, width: int, rows: int, columns: int, number: int, mirrored: bool, seed: int
+) -> None:
+    # For images that become one pixel wide torch fails.
+    image = pixels(height, width, seed)
+    box, size = (0, 0, height, width), (rows, columns)
+    expected = by_torch(image, size, SAMPLINGS[number]) if size != (height, width) else image
+    if mirrored:
+        expected = expected[:, ::-1]
+    for found in wanted(image, np.array([(height, width)]), box, size, (0, 0, *size), mirrored, number):
+        np.testing.assert_array_equal(found, expected)
+
+
+@given(st.data(), st.sampled_from(range(3)), st.booleans())
+def test_windows_of_jpeg_files_are_parts_of_the_whole(data: st.DataObject, number: int, mirrored: bool) -> None:
+    image = pixels(90, 131, 5)
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "jpeg", quality=92)
+    engine = get_engine()
+    assert engine is not None
+    decoded = engine.decode(buffer.getvalue(), 1 << 30)
+    assert decoded is not None
+    box = (
+        data.draw(st.integers(0, 40)),
+        data.draw(st.integers(0, 40)),
+        *data.draw(st.tuples(*[st.integers(9, 50)] * 2)),
+    )
+    size = data.draw(st.tuples(*[st.integers(4, 80)] * 2))
+    window = (*data.draw(st.tuples(*[st.integers(-5, 3)] * 2)), *data.draw(st.tuples(*[st.integers(1, 60)] * 2)))
+    top, left, height, width = box
+    part = np.ascontiguousarray(decoded[top : top + height, left : left + width])
+    whole = part if size == (height, width) else by_torch(part, size, SAMPLINGS[number])
+    padded = np.pad(whole, ((5, 70), (5, 70), (0, 0)))
+    expected = padded[window[0] + 5 : window[0] + 5 + window[2], window[1] + 5 : window[1] + 5 + window[3]]
+    if mirrored:
+        expected = expected[:, ::-1]
+    for found in wanted(buffer.getvalue(), None, box, size, window, mirrored, number):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("number", [-1, 3, 1 << 40])
+def test_unknown_ways_are_refused(number: int) -> None:
+    image = pixels(20, 30, 1)
+    sizes = np.array([(20, 30)])
+    assert wanted(image, sizes, (0, 0, 20, 30), (9, 9), (0, 0, 9, 9), False, number) == [None, None]
+    for found in wanted(image, sizes, (0, 0, 20, 30), (20, 30), (0, 0, 20, 30), False, number):
+        np.testing.assert_array_equal(found, image)  # nothing is resized
+
+
+@pytest.mark.parametrize("sides", [(1, 65_500), (65_500, 1)], ids=str)
+@pytest.mark.parametrize("number", [1, 2])
+def test_largest_sides(sides: tuple[int, int], number: int) -> None:
+    image = np.random.default_rng(1).integers(0, 256, (*sides, 3), np.uint8)
+    size = (7, 50)
+    expected = by_torch(image, size, SAMPLINGS[number])
+    for found in wanted(image, np.array([sides]), (0, 0, *sides), size, (0, 0, *size), False, number):
+        np.testing.assert_array_equal(found, expected)
