@@ -69,7 +69,8 @@ def _operation(node: ast.expr) -> Operation:
 def _value(node: ast.expr) -> Any:
     """A number, a word, an operation, or a list of them."""
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value(each) for each in node.elts]
+        values = [_value(each) for each in node.elts]
+        return tuple(values) if isinstance(node, ast.Tuple) else values
     return _operation(node) if isinstance(node, ast.Call) else ast.literal_eval(node)
 
 

@@ -206,6 +206,8 @@ class DeviceSteps:
     def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
         """A batch mixed with itself, after the user's ``transform``; and what was drawn for it."""
         mix, masking = self._options.mix, self._options.masking
+        if not self._options.draws_for_batches:  # what pre_transform made need not be images
+            return self.transform(images), DrawnForBatch()
         draws, size = Draws(self._seed, epoch, ids), (images.shape[-2], images.shape[-1])
         mixed = masks = None
         if masking is not None:
