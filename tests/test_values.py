@@ -55,7 +55,6 @@ LOADER = [
     ({"block": 1.5, "shuffle": True}, "block should be"),
     ({"shuffle": "yes"}, "shuffle should be True, False, 'full' or 'lanes', got 'yes'"),
     ({"drop_last": "no"}, "drop_last should be True or False"),
-    ({"dct_scaling": 0.5}, "dct_scaling should be True or False"),
     ({"channels_last": "yes"}, "channels_last should be True or False"),
     ({"transform": 5}, "transform should be a function or None, got 5"),
     ({"target_transform": 5}, "target_transform should be a function"),

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     help="crop: random resized crop and flip; padded random crop and flip for images that have the size already. none: "
     "whole images. Or operations of packstore.augment, such as 'RandomResizedCrop(160), RandomHorizontalFlip()'.",
 )  # fmt: skip
+@click.option(
+    "--recipe", metavar="NAME",
+    help="A recipe of packstore.augment, such as timm-rsb-a2: --augment with its name, and what each operation costs.",
+)  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads of the loader.  [default: one a core]")
 @click.option(
     "--seconds", type=click.FloatRange(0, 600, min_open=True), default=2.0, show_default=True,
@@ -77,6 +81,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
       packstore bench imagenet.lmdb --step-ms 85      the GPU takes 85 ms a batch
       packstore bench cifar.pth --batch-size 512 --seconds 1
       packstore bench imagenet.lmdb --cold --plot rates.png
+      packstore bench imagenet.lmdb --recipe timm-rsb-a2
     """
     from packstore.diagnose.bench import BenchOptions
     from packstore.diagnose.bench import bench as run
@@ -90,6 +95,11 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
         from packstore.seeing.charts import check_chart
 
         check_chart(picture)
+    recipe = options.pop("recipe")
+    if recipe is not None:
+        if options["augment"] != "crop":
+            raise click.UsageError("--recipe says the operations: leave out --augment")
+        options["augment"] = recipe
     usual = _training_split(path)
     options["split"] = options["split"] or usual
     chosen = BenchOptions(device=_device(device), tries=not no_tries, **options)
@@ -156,15 +166,16 @@ def describe(report: BenchReport) -> str:
         f"{report.augment}, batches of {report.options.batch_size}, {quantity(rates.threads, 'thread')} on "
         f"{quantity(rates.cores, 'core')}, to {report.options.device}"
     )
+    wide = max(12, *(len(stage.name) + 1 for stage in report.stages))
     lines = [
         *wrapped("", what, columns),
         *wrapped("", how, columns),
         "",
-        f"{'images/s':<12}{'1 thread':>11}{quantity(rates.threads, 'thread') if rates.threads > 1 else '':>12}",
+        f"{'images/s':<{wide}}{'1 thread':>11}{quantity(rates.threads, 'thread') if rates.threads > 1 else '':>12}",
     ]
     for stage in report.stages:
         many = stage.all if rates.threads > 1 or stage.one is None else None
-        figures = f"{stage.name:<12}{_rate(stage.one):>11}{_rate(many):>12}   "
+        figures = f"{stage.name:<{wide}}{_rate(stage.one):>11}{_rate(many):>12}   "
         lines += [line.rstrip() for line in wrapped(figures, stage.note, columns)]
     lines += ["", *(line for row in _verdict(report) for line in wrapped(row[:9], row[9:], columns))]
     if report.trials:

@@ -78,6 +78,10 @@ _LISTED = 10
     "[default: --index]",
 )  # fmt: skip
 @click.option(
+    "--link", is_flag=True,
+    help="Copy no images: keep where they lie in SOURCE (file, offset, length), and read them there.",
+)  # fmt: skip
+@click.option(
     "--progressive", type=click.Choice(["baseline"]),
     help="original: make progressive JPEG files baseline ones, without loss, since these decode faster.",
 )  # fmt: skip

@@ -45,7 +45,7 @@ _MEANT = {
         "distributed": "ranks are those of torch.distributed, or rank= and world_size=",
         "transforms": "augment= takes operations on image batches, and moves boxes and masks with them",
         "augmentations": "it is augment=",
-        "interpolation": "operations resize bilinearly, masks without interpolation",
+        "interpolation": "operations have it, such as RandomResizedCrop(224, interpolation='bicubic')",
         "mean": "it is normalize=, such as 'imagenet' or (mean, std)",
         "std": "it is normalize=, such as 'imagenet' or (mean, std)",
         "ignore_index": "mask_fill= is the value of masks outside of the image",
@@ -72,8 +72,6 @@ _MEANT = {
 }  # fmt: skip
 
 _OF_OPERATIONS = {
-    "interpolation": "images are resized bilinearly, masks without interpolation",
-    "antialias": "images are always antialiased",
     "fill": "augment=[...] pads with black, or padding_mode= says with what; mask_fill= of the loader is for masks",
     "pad_if_needed": "padding= says how much",
     "prob": "it is p=",

@@ -139,6 +139,16 @@ class Draws:
             self.stream if stream is None else stream,
         )
 
+    def on_host(self) -> Draws:
+        """The same draws with records as numpy has them. Waits for the device if they lie on one."""
+        if isinstance(self.records, np.ndarray):
+            return self
+        return dataclasses.replace(self, records=self.records.cpu().numpy())
+
+    def child(self, number: int) -> Draws:
+        """Draws for a part of the one who draws, independent of its own and of other numbers."""
+        return self.replace(stream=key(self.stream, number + 1))
+
     def bits(self, draw: int, count: int | None = None) -> Array:
         """32 random bits a record, as int64 ``(B,)`` in [0, 2**32).
 

@@ -92,25 +92,6 @@ def test_pixels_are_those_of_the_whole_image(data: st.DataObject) -> None:
             assert watched.given == expected or (sampling not in USUAL and watched.given == [-1])
 
 
-@pytest.mark.slow
-@given(st.data())
-def test_scaled_regions_are_those_of_the_whole_image_scaled(data: st.DataObject) -> None:
-    file, height, width, _ = data.draw(files(USUAL, 2))
-    with pytest.MonkeyPatch.context() as patch:
-        watched = Watched(patch)
-        plain = get_decoder("turbojpeg")
-        plain._region = None
-        for _ in range(10):
-            box = data.draw(boxes(height, width))
-            rows, columns = box[2:]
-            target = max(1, rows // data.draw(st.integers(2, 6))), max(1, columns // data.draw(st.integers(2, 6)))
-            found = watched.decoder.decode_crop(file, box, target=target)
-            np.testing.assert_array_equal(found, plain.decode_crop(file, box, target=target))
-            assert found.shape[0] >= target[0]
-            assert found.shape[1] >= target[1]
-        assert -1 not in watched.given
-
-
 @pytest.mark.parametrize("kind", ["gray", "2x2,1x1,1x1"])
 @pytest.mark.parametrize("size", [(16, 20_000), (20_000, 24)])
 def test_long_sides(size: tuple[int, int], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

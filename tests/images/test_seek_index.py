@@ -135,14 +135,6 @@ def test_every_decoder_gives_the_same_batches(stores: Stores, decoder: str, need
     assert torch.equal(epoch(stores("indexed.lmdb"), decoder=decoder)[0], expected)
 
 
-def test_scaled_while_decoding_it_is_close(stores: Stores) -> None:
-    operations = (RandomResizedCrop(16, scale=(0.8, 1.0)),)
-    expected, _ = epoch(stores("plain.lmdb"), operations)
-    assert torch.equal(epoch(stores("indexed.lmdb"), operations, dct_scaling=False)[0], expected)
-    scaled, _ = epoch(stores("indexed.lmdb"), operations, dct_scaling=True)
-    assert 0 < (scaled.float() - expected.float()).abs().mean() < 9
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_only_what_a_crop_needs_is_decoded(stores: Stores, tmp_path: Path, suffix: str) -> None:
     """Coded bytes beside it may be anything, which without an index is damage."""

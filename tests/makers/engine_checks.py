@@ -244,9 +244,19 @@ def large() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
         "very many restarts": save(noisy(520, 700, 4) // 9 * 9, "444", quality=99, restart_marker_blocks=1),
         "long rows": save(noisy(40, 1500, 4), "444", quality=97, restart_marker_rows=1),
         "longer rows": save(noisy(16, 9000, 4), "444", quality=99, restart_marker_rows=1),
+        "restarts far apart": save(noisy(400, 60, 5), "420", restart_marker_rows=11),
+        "a busy row": save(a_busy_row(), "420", quality=95),
         "few bytes": save(pixels(1500, 3300, 3), "444", quality=30, restart_marker_blocks=1),
     }
     return {name: (data, reference(data)) for name, data in made.items()}
+
+
+def a_busy_row() -> NDArray[np.uint8]:
+    """Bands of one colour each take so few bytes that many are decoded before the busy row of MCUs above them is."""
+    colours = np.arange(32, dtype=np.uint8)[:, None] * np.array([37, 91, 53], np.uint8)
+    image = np.ascontiguousarray(np.broadcast_to(colours.repeat(16, 0)[:, None], (512, 1200, 3)))
+    image[48:64] = noisy(16, 1200)
+    return image
 
 
 def some_boxes(height: int, width: int, seed: int, count: int) -> Iterator[Box]:

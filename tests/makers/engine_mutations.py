@@ -268,7 +268,6 @@ MUTATIONS = [
         "if (whole)\n        memset(making->to, 0,",
     ),
     Mutation("answer.c", "making->resized || making->request->mirrored ? pixels : to", "making->resized ? pixels : to"),
-    Mutation("answer.c", "            if (stop < box->height)\n                return;\n", ""),
     Mutation(
         "answer.c",
         "if (!whole && !making->resized && (making->form->padding",

@@ -154,7 +154,10 @@ def test_the_command(store: Path, tmp_path: Path) -> None:
         ([tmp_path / "x.gif"], "a sheet is written as .png or .pdf, got 'x.gif'"),
         ([tmp_path / "none" / "x.png"], "there is no directory"),
         ([tmp_path / "x.png", "--columns", "mask"], "no column 'mask' of masks, boxes or keypoints; there are: none"),
-        ([tmp_path / "x.png", "--augment", "exit()"], "augmentations should be calls of CenterCrop"),
+        (
+            [tmp_path / "x.png", "--augment", "exit()"],
+            "augmentations should be calls of packstore.augment's operations",
+        ),
         (["-"], "this is no terminal that shows images"),
     ):
         done = run("sheet", store, *arguments)

@@ -49,6 +49,15 @@ def test_images_and_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
+def test_recipes_and_views(tmp_path: Path) -> None:
+    packstore.convert(make_folder(tmp_path / "photos"), tmp_path / "a.lmdb")
+    options = (tmp_path / "a.lmdb", "--batch-size", 2, "--steps", 1, "--device", "cpu")
+    assert run("train_images.py", *options, "--recipe", "timm-rsb-a2").startswith("step 1: loss")
+    assert run("train_views.py", *options, "--recipe", "dinov2").startswith("step 1: loss")
+
+
+@pytest.mark.slow
 def test_jax(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     packstore.convert(make_cifar10(tmp_path), tmp_path / "c.pth", encoding="uint8")

@@ -161,7 +161,6 @@ def test_the_error_names_record_key_and_what_to_do(pack: Pack, suffix: str, outp
     reads: list[Callable[[], object]] = [lambda: dataset[70], lambda: dataset[69:72], lambda: dataset.show(70)]
     if output == "tensor":
         reads += [lambda: list(PackedLoader(dataset, 8, augment=CROP))]
-        reads += [lambda: list(PackedLoader(dataset, 8, augment=CROP, workers=1, dct_scaling=True))]
     for read in reads:
         with pytest.raises(CorruptRecordError) as caught:
             read()

@@ -1084,7 +1084,7 @@ def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:
         ("threads", "workers= says"),
         ("pin_memory", "page-locked"),
         ("generator", "seed="),
-        ("interpolation", "bilinearly"),
+        ("interpolation", "RandomResizedCrop"),
         ("batchsize", "it is batch_size="),
         ("colour", "help"),
     ):
@@ -1094,6 +1094,6 @@ def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:
     for name, meant in (("num_workers", "workers="), ("batch_size", "PackedLoader has it"), ("tranform", "transform=")):
         with pytest.raises(TypeError, match=f"PackedDataset has no argument {name}: .*{meant}"):
             PackedDataset(path, "train", **{name: 2})
-    with pytest.raises(TypeError, match=r"augment\.Resize has no argument interpolation: .*bilinearly"):
-        Resize(8, interpolation=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"augment\.Resize has no argument max_size: .*one size"):
+        Resize(8, max_size=3)  # type: ignore[call-arg]
     assert pickle.loads(pickle.dumps(Resize(size=8))) == Resize(8)

@@ -147,16 +147,6 @@ def test_every_decoder_gives_the_same_batches(decoder: str, name: str, stores: S
         assert torch.equal(one[0], two[0])
 
 
-@pytest.mark.parametrize("name", ["original.lmdb", "plain.lmdb"])
-def test_scaled_while_decoding_as_upright(name: str, stores: Stores) -> None:
-    """Boxes are moved to other edges where an image lies otherwise, so the pixels are close, not equal."""
-    found, wanted = (PackedDataset(stores(n)) for n in (name, "upright.lmdb"))
-    options: dict[str, Any] = {"indices": jpeg_rows(found), "augment": [Resize(16), CenterCrop(16)]}
-    scaled = PackedLoader(found, 9, dct_scaling=True, **options)
-    for one, two in zip(scaled, PackedLoader(wanted, 9, **options), strict=True):
-        assert (one[0].float() - two[0].float()).abs().mean() < 12
-
-
 def test_images_of_one_size_when_upright(tmp_path: Path, engine: None) -> None:
     """Stored 40x30 or 30x40, all 40x30 upright: they make a batch without any operation. Others do not."""
     root = tmp_path / "photos"

@@ -186,7 +186,9 @@ def test_random_functions_are_refused_as_in_augment(stores: Stores, option: str)
     make: Any = PackedLoader
     dataset, erasing = PackedDataset(stores("cifar.lmdb"), "train"), _torchvisions("RandomErasing")
     compose = _torchvisions("Compose", transforms=[_torchvisions("Normalize"), erasing])
-    advice = r"put it into augment=: augment\.PerImage\(RandomErasing\(\.\.\.\)\), or a DataLoader"
+    advice = (
+        r"put it into augment=: packstore\.augment\.RandomErasing, augment\.PerImage\(RandomErasing\(\.\.\.\)\), or"
+    )
     for function in (erasing, compose, InPlace(erasing), InPlace(compose)):
         with pytest.raises(UsageError, match=f"RandomErasing would treat the whole batch alike; {advice}"):
             make(dataset, 4, **{option: function})

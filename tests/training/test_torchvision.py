@@ -117,8 +117,14 @@ def test_the_message_names_what_to_write(tv: Any, stores: Stores) -> None:
             r"would treat the whole batch alike; use packstore\.augment\.RandomHorizontalFlip, augment\.PerImage"
             r"\(RandomHorizontalFlip\(\.\.\.\)\), or a DataLoader",
         ),
-        (v2.ColorJitter(0.5), r"would treat the whole batch alike; use augment\.PerImage\(ColorJitter\(\.\.\.\)\), or"),
-        (v2.GaussianNoise(), r"would draw other numbers in each run, whatever the seed; use augment\.PerImage"),
+        (
+            v2.ElasticTransform(),
+            r"would treat the whole batch alike; use augment\.PerImage\(ElasticTransform\(\.\.\.\)\), or",
+        ),
+        (
+            v2.GaussianNoise(),
+            r"would draw other numbers in each run, whatever the seed; use packstore\.augment\.GaussianNoise, ",
+        ),
     ):
         with pytest.raises(UsageError, match=words):
             PackedLoader(ds, 4, augment=[op])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import packstore
-from packstore import PackedDataset, PackedLoader, SizeError
+from packstore import PackedDataset, PackedLoader, SizeError, augment
 from packstore.augment import (
     CenterCrop,
     Cutout,
@@ -275,9 +275,9 @@ def load() -> float:
         sampler=None,
         indices=np.arange(100),
         augment=[
-            RandomResizedCrop(size=224, scale=(0.2, 1.0), ratio=(0.8, 1.25)),
+            RandomResizedCrop(size=224, scale=(0.2, 1.0), ratio=(0.8, 1.25), interpolation="random", antialias=False),
             RandomHorizontalFlip(p=0.5, alternating=True),
-            Resize(size=(64, 64)),
+            Resize(size=(64, 64), interpolation="bicubic", antialias=True),
             RandomCrop(size=32, padding=4, padding_mode="reflect", fill=0.5),
             CenterCrop(size=28),
             Cutout(size=8, fill=0.5),
@@ -285,6 +285,17 @@ def load() -> float:
             InPlace(fn=torch.abs),
             doubled,
         ],
+        mix=augment.BatchMixer(
+            mixers=[augment.MixUp(alpha=0.8), augment.CutMix(alpha=1.0)],
+            p=1.0,
+            weights=[0.5, 0.5],
+            mode="elem",
+            labels="dense",
+            label_smoothing=0.1,
+            num_classes=10,
+        ),
+        views={"global": (2, [RandomResizedCrop(size=224)]), "local": (8, [RandomResizedCrop(size=96)])},
+        masking=augment.RandomMasking(ratio=0.75, patch=16),
         normalize="imagenet",
         dtype=torch.float16,
         channels_last=True,
@@ -297,7 +308,6 @@ def load() -> float:
         prefetch=3,
         rank=0,
         world_size=2,
-        dct_scaling=True,
         on_error="skip",
         collate={"boxes": "padded", "tags": "multi_hot", "caption": "optional"},
         mask_fill=255,
@@ -319,3 +329,57 @@ def load() -> float:
         return float(sum(images.sum() for images, *_ in ahead))
     except SizeError:
         return 0.0
+
+
+def operations() -> list[augment.Operation]:
+    gray = augment.RandomGrayscale(p=0.2)
+    return [
+        augment.ColorJitter(brightness=0.4, contrast=(0.5, 1.5), saturation=0.4, hue=0.1),
+        augment.Grayscale(num_output_channels=3),
+        augment.RandomInvert(p=0.5),
+        augment.RandomPosterize(bits=4, p=0.5),
+        augment.RandomSolarize(threshold=128, p=0.5),
+        augment.RandomAutocontrast(p=0.5),
+        augment.RandomEqualize(p=0.5),
+        augment.RandomAdjustSharpness(sharpness_factor=2, p=0.5),
+        augment.RandomChannelPermutation(),
+        augment.RandomPhotometricDistort(
+            brightness=(0.9, 1.1), contrast=(0.5, 1.5), saturation=(0.5, 1.5), hue=(-0.1, 0.1), p=0.5
+        ),
+        augment.GaussianBlur(kernel_size=(23, 23), sigma=(0.1, 2.0)),
+        augment.GaussianNoise(mean=0.0, sigma=0.1, clip=True),
+        augment.RandomErasing(p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3), value="random", count=(1, 3)),
+        augment.RandAugment(num_ops=2, magnitude=9, num_magnitude_bins=31, interpolation="bilinear", fill=(1, 2, 3)),
+        augment.TrivialAugmentWide(num_magnitude_bins=31, interpolation="nearest", fill=0),
+        augment.AutoAugment(policy="cifar10", interpolation="nearest", fill=None),
+        augment.AugMix(
+            severity=3, mixture_width=3, chain_depth=-1, alpha=1.0, all_ops=True, interpolation="bilinear", fill=None
+        ),
+        augment.RandomApply(transforms=[gray], p=0.5),
+        augment.RandomChoice(transforms=[gray], p=[1.0]),
+        augment.RandomOrder(transforms=[gray]),
+        augment.Compose(transforms=[gray]),
+        augment.RandomVerticalFlip(p=0.5),
+        augment.RandomRotation(degrees=30, interpolation="bilinear", center=(3, 4), fill=0),
+        augment.RandomAffine(
+            degrees=(-10, 10),
+            translate=(0.1, 0.1),
+            scale=(0.8, 1.2),
+            shear=(-5, 5),
+            interpolation="nearest",
+            fill=None,
+            center=None,
+        ),
+        augment.RandomPerspective(distortion_scale=0.5, p=0.5, interpolation="bilinear", fill=(1, 2, 3)),
+        augment.TimmAugment(config="rand-m9-mstd0.5-inc1", fill=(124, 116, 104), interpolation="random"),
+        *augment.recipe(name="deit3"),
+    ]
+
+
+def masked(found: augment.Masking) -> augment.Masking:
+    assert len(augment.RASampler(dataset=[1, 2], repeats=3, seed=1)) == 2
+    return augment.Masking(keep=found.keep, mask=found.mask, restore=found.restore)
+
+
+def mixed(labels: augment.MixedLabels) -> augment.MixedLabels:
+    return augment.MixedLabels(first=labels.first, second=labels.second, share=labels.share)

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Trains a small convolutional network on JPEG files out of an LMDB, streamed, cropped and flipped; resumable.
+"""Trains a small convolutional network on JPEG files out of an LMDB, streamed and augmented; resumable.
 
 packstore convert imagenet/ imagenet.lmdb
-python tools/examples/train_images.py imagenet.lmdb [--epochs 1] [--steps N] [--checkpoint state.pt]
+python tools/examples/train_images.py imagenet.lmdb [--recipe timm-rsb-a2] [--epochs 1] [--steps N]
+    [--checkpoint state.pt]
+
+Without a recipe images are cropped and flipped.
 """
 
 import argparse
@@ -12,7 +15,7 @@ import torch
 from torch import nn
 
 from packstore import PackedDataset, PackedLoader
-from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
+from packstore.augment import RandomHorizontalFlip, RandomResizedCrop, recipe
 
 
 def network(classes: int) -> nn.Module:
@@ -29,17 +32,20 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--recipe", help="augment and mix batches as a paper does, such as timm-rsb-a2")
     parser.add_argument("--steps", type=int, help="stop after so many batches of this run")
     parser.add_argument("--checkpoint", type=Path, help="go on from here if it exists, and save here at the end")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     dataset = PackedDataset(options.store, options.split, device=options.device)
+    chosen = None if options.recipe is None else recipe(options.recipe)
     loader = PackedLoader(
         dataset,
         options.batch_size,
         shuffle=True,
-        augment=[RandomResizedCrop(options.size), RandomHorizontalFlip()],
-        normalize="imagenet",
+        augment=[RandomResizedCrop(options.size), RandomHorizontalFlip()] if chosen is None else chosen,
+        mix=None if chosen is None else chosen.mix,  # labels are shares of classes then, which the loss takes as well
+        normalize="imagenet" if chosen is None else chosen.normalize,
         channels_last=True,
     )
     model = network(len(dataset.classes)).to(options.device, memory_format=torch.channels_last)

@@ -32,6 +32,7 @@ from packstore.diagnose.bench.measure import (
     decoding,
     end_to_end,
     make_loader,
+    operation_rates,
     reading,
     take_sample,
 )
@@ -99,7 +100,8 @@ class Stage:
     """A row of the report.
 
     Attributes:
-        name: ``read``, ``read again``, ``decode``, ``decode crop``, ``augment``, ``copy`` or ``end to end``.
+        name: ``read``, ``read again``, ``decode``, ``decode crop``, ``augment``, the name of an operation, ``copy`` or
+            ``end to end``.
         one: Images a second with one thread; None where that was not measured.
         all: Images a second with all threads; None where that was not measured.
         note: What belongs to it, in words.
@@ -185,7 +187,8 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
     manifest, threads = dataset.manifest, options.workers or default_workers()
     operations, words = augmentation(manifest, options)
     encoded, payload = manifest.holds_files, manifest.image.nbytes / max(1, manifest.records)
-    clock = Clock(options.seconds, 13, progress)
+    programs = make_loader(dataset, options.batch_size, threads, operations).pipeline.programs
+    clock = Clock(options.seconds, 13 + len(programs), progress)
 
     read = reading(clock, dataset, threads)
     clock.begin("sample")
@@ -193,6 +196,7 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
     whole = decoding(clock, dataset, sample, threads) if encoded else None
     loader = make_loader(dataset, options.batch_size, threads, operations)
     augment = augmenting(clock, loader, sample)
+    each = operation_rates(clock, loader, sample)
     single = end_to_end(clock, "loader, 1 thread", make_loader(dataset, options.batch_size, 1, operations))
     together = end_to_end(clock, "loader", loader) if threads > 1 else single
     assembler = loader.pipeline.assembler
@@ -237,7 +241,7 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
         augment=words,
         options=options,
         rates=rates,
-        stages=_stages(rates, whole, bool(loader.pipeline.operations_at_decoding), single, together, payload),
+        stages=_stages(rates, whole, bool(loader.pipeline.operations_at_decoding), single, together, payload, each),
         verdict=verdict,
         trials=tuple(trials),
         untried=tuple(untried),
@@ -308,6 +312,7 @@ def _stages(
     alone: EndToEnd,
     together: EndToEnd,
     record_bytes: float,
+    operations: Sequence[tuple[str, float]],
 ) -> tuple[Stage, ...]:
     # From the page cache, what is read again tells more: a small store is read too quickly for the first time to count.
     rate = rates.read_first if rates.from_disk else rates.read_again
@@ -325,7 +330,8 @@ def _stages(
         if crops and rates.decode != whole[0]:
             stages.append(Stage("decode crop", rates.decode, None, "what the crops need, as the loader does it"))
     if rates.augment is not None:
-        stages.append(Stage("augment", rates.augment, None))
+        stages.append(Stage("augment", rates.augment, None, "all operations" if operations else ""))
+    stages += [Stage(name, rate, None, f"{1e6 / rate:,.0f} µs an image of that") for name, rate in operations]
     way = "page-locked memory to the GPU" if rates.on_gpu else "once through memory, new batches each time"
     stages.append(Stage("copy", None, rates.copy, way))
     mode = f"{together.mode}, {together.cores_busy:.1f} cores busy"

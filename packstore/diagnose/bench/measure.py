@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError, printable
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.engine import Form, Requests, get_engine
+from packstore.images.programs import Program
 from packstore.stores.base import Reader
 from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import apply_operations, plan_operations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate
+from packstore.training.loader.programs import Programs
 from packstore.training.loader.rows import Rows
 from packstore.training.random_draws import Draws
 from packstore.training.single_threaded import make_single_threaded
@@ -178,10 +180,11 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
     operations = tuple(loader.options.augment)
     if not operations:
         return None
-    here = loader.pipeline.operations_at_decoding
-    if here:
+    here, programs = loader.pipeline.operations_at_decoding, loader.pipeline.programs
+    if here or programs:
         crops = _crops(loader, sample)
-        one = _by_engine(sample, crops) if get_engine() is not None else _by_torch(sample, crops)
+        program = _program(programs, sample, crops)
+        one = _by_engine(sample, crops, program)[0] if get_engine() is not None else _by_torch(sample, crops)
         return clock.rate("augment, 1 thread", one)
     batch = torch.from_numpy(np.stack(sample.pixels))
     if loader.dataset.manifest.image.dtype == "bfloat16":
@@ -197,15 +200,50 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
         torch.set_num_threads(threads)
 
 
-def _by_engine(sample: Sample, crops: Crops) -> Callable[[int], int]:
-    """Crops image after image of a sample."""
+def operation_rates(clock: Clock, loader: PackedLoader, sample: Sample) -> list[tuple[str, float]]:
+    """Name of each operation on pixels that runs in the threads that decode, and images a second with one thread."""
+    programs = loader.pipeline.programs
+    if not programs:
+        return []
+    crops = _crops(loader, sample)
+    one, images = _by_engine(sample, crops, None)
+    for number in range(len(crops)):
+        one(number)
+    found = []
+    for place, operation in enumerate(programs.operations):
+        alone = Programs((operation,), programs.first + place)
+        found.append((type(operation).__name__, _rate_of(clock, alone, _program(alone, sample, crops), images)))
+    return found
+
+
+def _rate_of(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
+    assert program is not None
+    pixels = images.copy()
+
+    def one(number: int) -> int:
+        index = number % len(pixels)
+        pixels[index] = images[index]  # of what it made before it might make less and less work
+        programs.run(pixels[index : index + 1], program[index : index + 1])
+        return 1
+
+    return clock.rate(f"{type(programs.operations[0]).__name__}, 1 thread", one, share=0.5)
+
+
+def _program(programs: Programs, sample: Sample, crops: Crops) -> Program | None:
+    height, width = crops.window[0, 2:].tolist()
+    return programs.draw(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
+
+
+def _by_engine(sample: Sample, crops: Crops, program: Program | None) -> tuple[Callable[[int], int], NDArray[Any]]:
+    """Augments image after image of a sample; and the array that they are written to."""
     pixels = [np.ascontiguousarray(image) for image in sample.pixels[: len(crops)]]
     planes = pixels[0].dtype != np.uint8
     height, width = crops.window[0, 2:].tolist()
     out = np.empty((len(crops), 3, height, width) if planes else (len(crops), height, width, 3), pixels[0].dtype)
     sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in pixels])
     requests = Requests(pixels, sizes, pixels[0].dtype)
-    requests.want(crops.box, crops.size, crops.window, crops.flip, out, Form(planes, crops.pads, crops.fill))
+    form = Form(planes, crops.pads, crops.fill)
+    requests.want(crops.box, crops.size, crops.window, crops.flip, out, form, program, crops.sampling)
 
     def one(number: int) -> int:
         engine, index = get_engine(), number % len(pixels)
@@ -213,7 +251,7 @@ def _by_engine(sample: Sample, crops: Crops) -> Callable[[int], int]:
         engine.run(requests, index, index + 1, 0)
         return 1
 
-    return one
+    return one, out
 
 
 def _by_torch(sample: Sample, crops: Crops) -> Callable[[int], int]:

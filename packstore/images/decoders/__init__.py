@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DECODERS",
     "MAX_PIXELS",
-    "SCALED_TOLERANCE",
     "TOLERANCE",
     "Box",
     "Buffer",
@@ -54,14 +53,6 @@ TOLERANCE = 0
 All are libjpeg-turbo (2.1 of the system, 3.1 in simplejpeg's and OpenCV's wheels, 3.2 in Pillow's) with the accurate
 DCT and fancy upsampling. Measured 0 for each of them on 600 ImageNet files and on generated 4:4:4, 4:2:2, 4:2:0, 4:4:0,
 4:1:1, grayscale, progressive and odd-sized ones."""
-
-SCALED_TOLERANCE = 9.0
-"""Largest mean difference (of 255) of a crop that was scaled while decoding, and then resized to its target, from one
-that was only resized; the edges of its box are at multiples of the scale.
-
-Measured on 50 ImageNet files, median and largest of all: 2.4 and 8.5 at 1/2, 2.3 and 5.7 at 1/4, where the result has
-the target's size at once; 0.9 and 2.6, 1.1 and 2.2 where it has 1.5 times that. Scaling in the DCT is sharper than the
-antialiased resizing. Other boxes are moved to the nearest such edges, by 1 or 2 pixels at most."""
 
 UNAVAILABLE = "not available: "
 """How :func:`available_decoders` begins the reason why a decoder cannot be used."""
@@ -177,7 +168,6 @@ class Decoder:
         box: Box,
         *,
         info: ImageInfo | None = None,
-        target: tuple[int, int] | None = None,
     ) -> NDArray[np.uint8]:
         """The pixels of a box: those that :meth:`decode` gives, bit for bit.
 
@@ -193,26 +183,20 @@ class Decoder:
             data: The bytes of one image file.
             box: Within the image.
             info: The header of ``data`` by :func:`packstore.images.sniff.sniff`, if the caller has it.
-            target: Height and width to which the caller resizes the box. If given, a JPEG may be scaled by 1/2 or 1/4
-                while decoding, as long as at least that many pixels remain: see :data:`SCALED_TOLERANCE`.
 
         Returns:
-            uint8, shape ``(h, w, 3)``, RGB; may be a view of a larger array. ``h`` and ``w`` are those of the box, or a
-            half or a quarter of them, rounded.
+            uint8, shape ``(h, w, 3)``, RGB; may be a view of a larger array.
 
         Raises:
             DecodeError: As :meth:`decode`; or the box is not within the image.
         """
         view = memoryview(data).cast("B")
-        engine = self._get_engine() if target is None else None
+        engine = self._get_engine()
         pixels = None if engine is None else engine.decode(view, self.max_pixels, box)
         if pixels is not None:
             return pixels
         top, left, height, width = box
-        shrink = 1 if target is None else _shrink(height, width, *target)
-        image = self._regional(view, box, info, shrink)
-        if image is None and shrink > 1:
-            image = self._shrunk(view, box, shrink)
+        image = self._regional(view, box, info)
         if image is not None:
             return image
         image = self._upper(view, box, info)
@@ -235,8 +219,8 @@ class Decoder:
         """Whether :meth:`decode_crop` may decode less than everything of such a file, without any scaling."""
         return bool(info.height_at) or (self.has_regions and info.kind == "jpeg")
 
-    def _regional(self, data: memoryview, box: Box, info: ImageInfo | None, shrink: int) -> NDArray[np.uint8] | None:
-        """The pixels of ``box``, scaled, by a library that decodes them alone; None where that is not possible."""
+    def _regional(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
+        """The pixels of ``box``, by a library that decodes them alone; None where that is not possible."""
         # A truncated file lacks rows that lie below most boxes: looking for the end marker finds it.
         header = _fast_header(data, info) if self._region is not None and data[-2:] == _END else None
         if header is None or not _within(box, header.height, header.width):
@@ -244,14 +228,13 @@ class Decoder:
         if box[2] > _WORTH * header.height and box[3] > _WORTH * header.width:
             return None
         _pillow.check_cost(data, header.width, header.height, self.max_pixels)
-        wanted = _scaled(box, shrink)
         try:
-            image = self._region(data, header.height, header.width, wanted, shrink)  # type: ignore[misc]
+            image = self._region(data, header.height, header.width, box)  # type: ignore[misc]
         except MemoryError:
             raise
         except Exception:  # decoding everything says what is damaged
             return None
-        return image if image.shape == (*wanted[2:], 3) else None
+        return image if image.shape == (*box[2:], 3) else None
 
     def _upper(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """The image down to a bit below ``box``; None where that is not possible.
@@ -273,25 +256,6 @@ class Decoder:
         except Exception:  # decoding everything says what is damaged
             return None
         return image if image.shape == (bottom, header.width, 3) else None
-
-    def _part(self, data: memoryview, height: int, width: int, shrink: int) -> NDArray[np.uint8] | None:
-        """The pixels of an ordinary JPEG of known size, scaled where the library can; None where anything is wrong."""
-        try:
-            image = _pillow.decode(data, self.max_pixels) if self._fast is None else self._fast(data, shrink)
-        except MemoryError:
-            raise
-        except Exception:  # decoding everything says what is damaged
-            return None
-        sizes = ((-(-height // shrink), -(-width // shrink), 3), (height, width, 3))
-        return image if image.shape in sizes else None
-
-    def _shrunk(self, data: memoryview, box: Box, shrink: int) -> NDArray[np.uint8] | None:
-        header = _fast_header(data, None) if self._fast is not None else None
-        if header is None or not _within(box, header.height, header.width):
-            return None
-        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
-        image = self._part(data, header.height, header.width, shrink)
-        return None if image is None else _part_of(image, box, header.height, shrink)
 
     def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
         engine = self._get_engine()
@@ -381,26 +345,6 @@ def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
 def _within(box: Box, height: int, width: int) -> bool:
     top, left, rows, columns = box
     return min(top, left) >= 0 and min(rows, columns) > 0 and top + rows <= height and left + columns <= width
-
-
-def _shrink(height: int, width: int, target_height: int, target_width: int) -> int:
-    """The divisor for scaling while decoding: 1, 2 or 4, for which libjpeg-turbo has vector instructions."""
-    spare = min(height // max(1, target_height), width // max(1, target_width))
-    return 4 if spare >= 4 else 2 if spare >= 2 else 1
-
-
-def _part_of(image: NDArray[np.uint8], box: Box, height: int, shrink: int) -> NDArray[np.uint8]:
-    """The pixels of ``box``, in unscaled pixels, from ``image``, which is scaled unless it has the full ``height``."""
-    top, left, rows, columns = box if len(image) == height else _scaled(box, shrink)
-    return image[top : top + rows, left : left + columns]
-
-
-def _scaled(box: Box, shrink: int) -> Box:
-    """``box`` in an image scaled by 1 / ``shrink``, its edges moved to the nearest pixels; a box of ``shrink`` pixels
-    keeps at least one."""
-    top, left, rows, columns = box
-    y0, y1, x0, x1 = ((n + shrink // 2) // shrink for n in (top, top + rows, left, left + columns))
-    return y0, x0, y1 - y0, x1 - x0
 
 
 def _load(name: str) -> backends.Library:

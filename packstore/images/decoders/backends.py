@@ -22,10 +22,9 @@ from packstore.images.turbojpeg_library import wanted_library
 
 
 class Decode(Protocol):
-    """Decodes a whole image. ``shrink`` 2 or 4 halves or quarters its sides, rounded up; libraries that cannot scale
-    while decoding ignore it."""
+    """Decodes a whole image."""
 
-    def __call__(self, data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]: ...
+    def __call__(self, data: memoryview, /) -> NDArray[np.uint8]: ...
 
 
 class DecodeRows(Protocol):
@@ -98,8 +97,8 @@ def _turbojpeg() -> Library:
     upper = type("_UpperTurboJPEG", (base,), {"_TurboJPEG__report_error": report_more})(path)
     rgb = module.TJPF_RGB
 
-    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = library.decode(data, rgb, None if shrink == 1 else (1, shrink))
+    def decode(data: memoryview, /) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = library.decode(data, rgb)
         return image
 
     def rows(data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]:
@@ -112,13 +111,8 @@ def _turbojpeg() -> Library:
 def _simplejpeg() -> Library:
     module = importlib.import_module("simplejpeg")
 
-    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
-        least: dict[str, int] = {}
-        if shrink > 1:
-            # simplejpeg chooses the smallest scale of at least this size, which is 1 / shrink.
-            height, width = (-(-side // shrink) for side in module.decode_jpeg_header(data)[:2])
-            least = {"min_height": height, "min_width": width, "min_factor": shrink}
-        image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True, **least)
+    def decode(data: memoryview, /) -> NDArray[np.uint8]:
+        image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True)
         return image
 
     def rows(data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]:
@@ -137,7 +131,7 @@ def _jpeg4py() -> Library:
     module = importlib.import_module("jpeg4py")
     importlib.import_module("jpeg4py._cffi").initialize()
 
-    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
+    def decode(data: memoryview, /) -> NDArray[np.uint8]:
         jpeg = module.JPEG(np.frombuffer(data, np.uint8))
         jpeg.parse_header()
         image = np.empty((jpeg.height, jpeg.width, 3), np.uint8)
@@ -149,16 +143,12 @@ def _jpeg4py() -> Library:
 
 def _opencv() -> Library:
     cv2 = importlib.import_module("cv2")
-    flags = {
-        1: cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION,
-        2: cv2.IMREAD_REDUCED_COLOR_2 | cv2.IMREAD_IGNORE_ORIENTATION,
-        4: cv2.IMREAD_REDUCED_COLOR_4 | cv2.IMREAD_IGNORE_ORIENTATION,
-    }
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
-    def decode(data: memoryview, shrink: int = 1, /) -> NDArray[np.uint8]:
+    def decode(data: memoryview, /) -> NDArray[np.uint8]:
         if not is_whole(data):
             raise ValueError("the JPEG is irregular")  # OpenCV would return what it has, without a word
-        bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags[shrink])
+        bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         if bgr is None:
             raise ValueError("OpenCV cannot decode the JPEG")
         image: NDArray[np.uint8] = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)

@@ -18,7 +18,7 @@ from packstore.images.turbojpeg_library import find_library
 
 _FUNCTIONS = (
     "tj3SetCroppingRegion",
-    *("tj3Init", "tj3DecompressHeader", "tj3Get", "tj3SetScalingFactor"),
+    *("tj3Init", "tj3DecompressHeader", "tj3Get"),
     *("tj3Decompress8", "tj3GetErrorStr", "tj3Destroy"),
 )
 # From turbojpeg.h.
@@ -31,22 +31,18 @@ pixels wide, and takes a region's edge for the image's. The library itself takes
 
 
 class DecodeRegion(Protocol):
-    """Decodes ``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels, scaled by 1 / ``shrink``;
-    the box is in scaled pixels. Returns uint8 ``(h, w, 3)``, a view of a wider array.
+    """Decodes ``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels to
+    uint8 ``(h, w, 3)``, a view of a wider array.
 
     Raises for any flaw down to the last row of the box, and for chroma subsampling that TurboJPEG does not know."""
 
     def __call__(
-        self, data: memoryview, height: int, width: int, box: tuple[int, int, int, int], shrink: int, /
+        self, data: memoryview, height: int, width: int, box: tuple[int, int, int, int], /
     ) -> NDArray[np.uint8]: ...
 
 
 class _Region(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("x", "y", "w", "h")]
-
-
-class _Scale(ctypes.Structure):
-    _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
 
 
 def region_library() -> str | None:
@@ -69,16 +65,13 @@ def _load(name: str) -> DecodeRegion:
     brief.tj3Init.argtypes, brief.tj3Init.restype = (ctypes.c_int,), handle
     brief.tj3DecompressHeader.argtypes = (handle, data, size)
     brief.tj3Get.argtypes = (handle, ctypes.c_int)
-    brief.tj3SetScalingFactor.argtypes = (handle, _Scale)
     brief.tj3SetCroppingRegion.argtypes = (handle, _Region)
     brief.tj3GetErrorStr.argtypes, brief.tj3GetErrorStr.restype = (handle,), ctypes.c_char_p
     brief.tj3Destroy.argtypes, brief.tj3Destroy.restype = (handle,), None
     decompress = ctypes.CDLL(name).tj3Decompress8
     decompress.argtypes = (handle, data, size, data, ctypes.c_int, ctypes.c_int)
 
-    def decode(
-        data: memoryview, height: int, width: int, box: tuple[int, int, int, int], shrink: int, /
-    ) -> NDArray[np.uint8]:
+    def decode(data: memoryview, height: int, width: int, box: tuple[int, int, int, int], /) -> NDArray[np.uint8]:
         top, left, rows, columns = box
         source = np.frombuffer(data, np.uint8)
         address = source.ctypes.data
@@ -93,11 +86,10 @@ def _load(name: str) -> DecodeRegion:
             mcu = _MCU_WIDTHS.get(brief.tj3Get(handle, _SUBSAMPLING))
             if mcu is None:
                 raise ValueError("unknown subsampling")
-            step = -(-mcu // shrink)
-            first = max(0, left - _MARGIN) // step * step  # as the library demands
-            end = min(-(-width // shrink), left + columns + _MARGIN)
+            first = max(0, left - _MARGIN) // mcu * mcu  # as the library demands
+            end = min(width, left + columns + _MARGIN)
             region = _Region(first, top, end - first, rows)
-            if brief.tj3SetScalingFactor(handle, _Scale(1, shrink)) or brief.tj3SetCroppingRegion(handle, region):
+            if brief.tj3SetCroppingRegion(handle, region):
                 raise ValueError(brief.tj3GetErrorStr(handle))
             image = np.empty((rows, end - first, 3), np.uint8)
             # Fails for mere warnings of libjpeg, too.

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from packstore.core.column import INTERNAL
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
-from packstore.seeing.augment_text import parse_augment
+from packstore.seeing.augment_text import named_operations, parse_augment
 from packstore.seeing.view.facts import header_of
 from packstore.seeing.view.images import File, as_png
 from packstore.seeing.view.masks import color_mask
 from packstore.seeing.view.record import shown_columns, values_of
 from packstore.stores.base import Reader
-from packstore.training.augment import Operation, Resize
+from packstore.training.augment import RECIPES, Operation, Resize
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate
@@ -177,10 +177,11 @@ def _as_python(reader: Reader, split: str | None, item: int, asked: Asked) -> st
     named = "" if split is None else f", split={split!r}"
     operations = asked.augment.strip()
     lines = ["import packstore"]
-    if operations:
-        names = sorted({type(operation).__name__ for operation in parse_augment(operations)})
-        lines.append(f"from packstore.augment import {', '.join(names)}")
     augment = f", augment=[{operations}]" if operations else ""
+    if operations in RECIPES:
+        augment = f", augment={operations!r}"
+    elif operations:
+        lines.append(f"from packstore.augment import {', '.join(named_operations(operations))}")
     seed = f", seed={asked.seed}" if asked.seed else ""
     lines += [
         "",

@@ -20,6 +20,9 @@ Size = tuple[int, int]
 
 PaddingMode = Literal["constant", "reflect", "edge", "symmetric"]
 
+SAMPLINGS = ("bilinear", "nearest", "bicubic", "box", "lanczos", "plain bilinear", "plain bicubic")
+"""Ways of resizing; the first five antialiased (nearest needs none), the plain ones not."""
+
 Step = Callable[..., Any]
 """One entry of a user's list: an :class:`Operation`, or anything that is called with a batch and returns one."""
 
@@ -57,6 +60,11 @@ class Operation(ABC):
         return size
 
     @property
+    def moves_pixels(self) -> bool:
+        """Whether pixels may come to other places, so that masks, boxes and keypoints have to follow."""
+        return False
+
+    @property
     def output_size(self) -> Size | None:
         """``(height, width)`` of what comes out whatever goes in; None when that depends on what goes in."""
         return self.size_after(None)
@@ -70,6 +78,15 @@ class GeometricOperation(Operation):
 
     resizes: ClassVar[bool] = False
     """Whether it resizes images, one by one."""
+
+    @property
+    def samplings(self) -> set[int]:
+        """How it may resize: numbers of :data:`SAMPLINGS`."""
+        return {0}
+
+    @property
+    def moves_pixels(self) -> bool:
+        return True
 
     @abstractmethod
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
@@ -104,12 +121,13 @@ class Crops:
 
     Attributes:
         box: int64 ``(B, 4)``: top, left, height, width in the source image, within it.
-        size: int64 ``(B, 2)``: height and width to which the box is resized (antialiased, bilinear). Where that is
-            the box's own size, nothing is resized.
+        size: int64 ``(B, 2)``: height and width to which the box is resized, as ``sampling`` says. Where that is the
+            box's own size, nothing is resized.
         window: int64 ``(B, 4)``: top, left, height, width in the resized box. It may reach out of it.
         flip: bool ``(B,)``: mirrored left to right, after all the others; None when no image is.
         pads: What is shown where the window reaches out; of boxes that are resized always ``"constant"``.
         fill: The value of that, in the units of the images.
+        sampling: int64 ``(B,)``: how boxes are resized, numbers of :data:`SAMPLINGS`; None for all ``"bilinear"``.
     """
 
     box: Array
@@ -118,6 +136,7 @@ class Crops:
     flip: Array | None = None
     pads: PaddingMode = "constant"
     fill: float = 0
+    sampling: Array | None = None
 
     @classmethod
     def full(cls, sizes: Array) -> Crops:

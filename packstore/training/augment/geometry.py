@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join
+from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join
 from packstore.training.augment.crop import PaddedImages, crop, padded_bytes
 from packstore.training.augment.resample import crop_and_resize, resize
 from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_int64
@@ -26,22 +26,55 @@ def as_size(size: Any, what: str) -> Size:
     return pair
 
 
+def check_sampling(operation: GeometricOperation, interpolation: Any, antialias: Any) -> None:
+    """Raises :class:`UsageError` for options of resizing that are unknown."""
+    known = (*SAMPLINGS[:5], "random")
+    name = type(operation).__name__
+    if interpolation not in known:
+        raise UsageError(f"{name}: interpolation should be one of {', '.join(known)}, got {interpolation!r}")
+    if not isinstance(antialias, bool):
+        raise UsageError(f"{name}: antialias should be True or False, got {antialias!r}")
+
+
+def samplings_of(interpolation: str, antialias: bool) -> set[int]:
+    """Numbers of :data:`SAMPLINGS` for what a user says."""
+    plain = {} if antialias else {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
+    names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
+    return {SAMPLINGS.index(plain.get(name, name)) for name in names}
+
+
+def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
+    """:attr:`Crops.sampling` of an operation that resizes."""
+    numbers = sorted(operation.samplings)
+    if numbers == [0]:
+        return None
+    if len(numbers) == 1:
+        return draws.records * 0 + numbers[0]
+    return numbers[0] + draws.integers(2, draw) * (numbers[1] - numbers[0])
+
+
 @dataclass(frozen=True)
 class Resize(GeometricOperation):
-    """Resizes images, antialiased and bilinear, as torchvision's ``Resize``.
+    """Resizes images, as torchvision's ``Resize``.
 
     Args:
         size: ``(height, width)``; or the length of the shorter side, which keeps the aspect ratio.
+        interpolation: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"box"`` or ``"lanczos"``; ``"random"`` draws
+            bilinear or bicubic for each image, as timm does.
+        antialias: Whether bilinear and bicubic filters are as wide as images shrink.
 
     Raises:
-        UsageError: A size that is not positive.
+        UsageError: A size that is not positive, an unknown interpolation.
     """
 
     size: int | Size
+    interpolation: str = "bilinear"
+    antialias: bool = True
 
     resizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_sampling(self, self.interpolation, self.antialias)
         pair = as_size(self.size, "Resize")
         if not isinstance(self.size, int):
             object.__setattr__(self, "size", pair)
@@ -49,7 +82,11 @@ class Resize(GeometricOperation):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         size = self.size_after((images.shape[-2], images.shape[-1]))
         assert size is not None
-        return resize(images, size)
+        sampling = draw_sampling(self, draws, 0)
+        if sampling is None:
+            return resize(images, size)
+        whole = torch.stack([draws.records * 0 + n for n in (0, 0, *images.shape[-2:])], 1)
+        return crop_and_resize(images, whole, size, sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
         if not isinstance(self.size, int):
@@ -76,7 +113,11 @@ class Resize(GeometricOperation):
             size = join([where(upright, tall, shorter), where(upright, shorter, wide)]).clip(1)
         else:
             size = join([height * 0 + self.size[0], height * 0 + self.size[1]])
-        return Crops(box, size, join([size * 0, size]), crops.flip)
+        return Crops(box, size, join([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 0))
+
+    @property
+    def samplings(self) -> set[int]:
+        return samplings_of(self.interpolation, self.antialias)
 
 
 @dataclass(frozen=True)
@@ -239,18 +280,23 @@ class RandomResizedCrop(GeometricOperation):
         size: ``S`` for a square, or ``(height, width)``.
         scale: Smallest and largest area of the box, as shares of the image's.
         ratio: Smallest and largest aspect ratio of the box, width / height; its logarithm is uniform.
+        interpolation: As for :class:`Resize`.
+        antialias: Likewise.
 
     Raises:
-        UsageError: A size that is not positive, a range that is not ascending and positive.
+        UsageError: A size that is not positive, a range that is not ascending and positive, an unknown interpolation.
     """
 
     size: int | Size
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
+    antialias: bool = True
 
     resizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_sampling(self, self.interpolation, self.antialias)
         object.__setattr__(self, "size", as_size(self.size, "RandomResizedCrop"))
         for name in ("scale", "ratio"):
             pair = tuple(float(n) for n in getattr(self, name))
@@ -260,7 +306,8 @@ class RandomResizedCrop(GeometricOperation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
-        return crop_and_resize(images, self.plan(Crops.full(whole), draws).box, self._pair)
+        crops = self.plan(Crops.full(whole), draws)
+        return crop_and_resize(images, crops.box, self._pair, crops.sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
         return self._pair
@@ -292,7 +339,12 @@ class RandomResizedCrop(GeometricOperation):
         left = where(fit, draws.integers(width - columns + 1, 2 * _ATTEMPTS + 1), left)
         size = join([height * 0 + self._pair[0], width * 0 + self._pair[1]])
         found = join([box[:, 0] + top, box[:, 1] + unmirrored(left, columns, width, crops.flip), rows, columns])
-        return Crops(found, size, join([size * 0, size]), crops.flip)
+        sampling = draw_sampling(self, draws, 2 * _ATTEMPTS + 2)
+        return Crops(found, size, join([size * 0, size]), crops.flip, sampling=sampling)
+
+    @property
+    def samplings(self) -> set[int]:
+        return samplings_of(self.interpolation, self.antialias)
 
     def _centre(self, height: Array, width: Array) -> tuple[Array, Array]:
         low, high = self.ratio

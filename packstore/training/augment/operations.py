@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, GeometricOperation, Operation, Size, Step
+from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import PaddedImages, source_index
+from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop
-from packstore.training.augment.pixels import RandomHorizontalFlip
 from packstore.training.augment.resample import resize
 from packstore.training.random_draws import Draws
 
@@ -135,7 +135,8 @@ def render(pixels: NDArray[np.uint8], crops: Crops, index: int, out: NDArray[np.
     if pixels.shape[:2] != (height, width):
         # torch warns of arrays that are not writable, although it only reads this one.
         source = torch.from_numpy(pixels if pixels.flags.writeable else np.array(pixels))
-        pixels = resize(source.permute(2, 0, 1)[None], (height, width))[0].permute(1, 2, 0).numpy()
+        sampling = SAMPLINGS[0 if crops.sampling is None else crops.sampling[index]]
+        pixels = resize(source.permute(2, 0, 1)[None], (height, width), sampling)[0].permute(1, 2, 0).numpy()
     top, left, rows, columns = crops.window[index].tolist()
     y0, y1 = max(0, -top), min(rows, height - top)
     x0, x1 = max(0, -left), min(columns, width - left)

@@ -16,6 +16,9 @@ from packstore.core.arguments import true_or_false
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, named
+from packstore.training.augment.logic import Compose
+from packstore.training.augment.recipes import RECIPES, recipe
+from packstore.training.augment.timm_policies import TimmAugment
 from packstore.training.random_draws import Draws
 from packstore.training.single_threaded import single_threaded
 
@@ -30,7 +33,12 @@ _RANDOM = {
 }
 _RANDOM_IN_A_RANGE = {"GaussianBlur": "sigma", "JPEG": "quality"}  # and the attribute that has the range
 _RANDOM_EACH = {"GaussianNoise"}  # for each pixel of a batch, from torch's own generator
-_OURS = {"RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop"}
+_OURS = {
+    *("AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "GaussianNoise", "RandAugment", "RandomAdjustSharpness"),
+    *("RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomEqualize"),
+    *("RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomOrder"),
+    *("RandomPhotometricDistort", "RandomPosterize", "RandomResizedCrop", "RandomSolarize", "TrivialAugmentWide"),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,22 +145,30 @@ def check_functions(**functions: Any) -> None:
 
 
 def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
-    """A user's ``augment=`` as a flat tuple: torchvision's ``Compose`` and ``nn.Sequential`` taken apart.
+    """A user's ``augment=`` as a flat tuple: ``Compose`` and ``nn.Sequential`` taken apart, names replaced.
 
     Args:
-        augment: One operation or a list of them.
+        augment: One operation, a list of them, or the name of a recipe; texts in a list are policies of timm's.
         use: Begins the advice of messages.
 
     Raises:
         UsageError: An operation of torchvision's draws random numbers; or this is no list of operations.
     """
+    if isinstance(augment, str):
+        augment = recipe(augment) if "-" not in augment or augment in RECIPES else [augment]
     if _is_list(augment) or callable(augment):
         augment = [augment]
+    if getattr(augment, "views", None) is not None:
+        raise UsageError(
+            f"the recipe {augment.name} has several views of an image: views=recipe({augment.name!r}).views"
+        )
     if not isinstance(augment, Iterable):
         raise UsageError(f"augment should be a list of operations, got {augment!r}")
     flat: list[Any] = []
     for operation in augment:
-        if _is_list(operation):
+        if isinstance(operation, str):
+            flat.append(TimmAugment(operation))
+        elif _is_list(operation):
             parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
             flat += as_operations(list(parts), use)
         else:
@@ -164,7 +180,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
 
 def _is_list(operation: Any) -> bool:
     kind = type(operation)
-    return kind is torch.nn.Sequential or (is_of_torchvision(kind) and kind.__name__ == "Compose")
+    return kind in (torch.nn.Sequential, Compose) or (is_of_torchvision(kind) and kind.__name__ == "Compose")
 
 
 def is_of_torchvision(kind: type) -> bool:

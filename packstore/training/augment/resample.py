@@ -8,54 +8,105 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from packstore.training.augment.base import Size, is_channels_last
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import SAMPLINGS, Size, is_channels_last
 
 
-def resize(images: Tensor, size: Size) -> Tensor:
-    """``images`` ``(B, C, H, W)`` resized to ``size`` (antialiased, bilinear), or as they are if they have it."""
+def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
+    """``images`` ``(B, C, H, W)`` resized to ``size``, or as they are if they have it.
+
+    On the CPU bytes become those of torchvision: of torch's kernels, for box and lanczos of Pillow's.
+
+    Args:
+        images: uint8 or floating point.
+        size: Height and width.
+        sampling: One of :data:`SAMPLINGS`.
+    """
     height, width = images.shape[-2:]
     if (height, width) == size:
         return images
     # For images that become one pixel wide torch 2.13 fails (uint8) or gives wrong values (float, in planes).
-    if images.device.type != "cpu" or size[1] == 1:
+    by_products = images.device.type != "cpu" or (size[1] == 1 and not sampling.startswith("plain"))
+    if by_products and sampling in _FILTERS:
         whole = torch.zeros((1, 4), dtype=torch.int64, device=images.device)  # one box for all
         # Filled there: for a tensor that comes from the host, the host would wait.
         whole[:, 2], whole[:, 3] = height, width
-        return resize_by_products(images, whole, size)
-    # Of half precision torch has no such kernel.
+        return resize_by_products(images, whole, size, sampling)
+    if sampling in ("box", "lanczos"):
+        return _resize_by_pillow(images, size, sampling)
+    # Of half precision torch has no such kernel; of the plain ones it has none for bytes that rounds as torchvision.
     wide = images if images.dtype in (torch.uint8, torch.float32, torch.float64) else images.float()
-    result = torch.nn.functional.interpolate(wide, size, mode="bilinear", align_corners=False, antialias=True)
+    mode, plain = sampling.removeprefix("plain "), sampling.startswith("plain")
+    if plain and images.dtype == torch.uint8 and images.device.type != "cpu":
+        wide = images.float()
+    named = {} if mode == "nearest" else {"align_corners": False, "antialias": not plain}
+    result = torch.nn.functional.interpolate(wide, size, mode=mode, **named)
+    if images.dtype == torch.uint8 and result.dtype != torch.uint8:
+        result = result.round_().clamp_(0, 255)
     return result.to(images.dtype)
 
 
-def crop_and_resize(images: Tensor, box: Tensor, size: Size) -> Tensor:
-    """The boxes of ``images``, resized to ``size``, antialiased and bilinear.
+def _resize_by_pillow(images: Tensor, size: Size, sampling: str) -> Tensor:
+    """For bytes; those of a device come to the host for it."""
+    if images.dtype != torch.uint8 or images.shape[1] != 3:
+        raise UsageError(
+            f"{sampling} resizes bytes of three channels, and these images are {images.dtype}: use bicubic"
+        )
+    from PIL import Image
+
+    way = Image.Resampling.BOX if sampling == "box" else Image.Resampling.LANCZOS
+    layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
+    pixels = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    found = [np.asarray(Image.fromarray(each).resize((size[1], size[0]), way)) for each in pixels]
+    result = torch.from_numpy(np.stack(found)).to(images.device)
+    return result.permute(0, 3, 1, 2).contiguous(memory_format=layout)
+
+
+def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | None = None) -> Tensor:
+    """The boxes of ``images``, resized to ``size``.
 
     Args:
         images: ``(B, C, H, W)``, uint8 or floating point.
         box: int64 ``(B, 4)``: top, left, height, width, within the image.
         size: ``(h, w)``.
+        sampling: As of :class:`Crops`, on the device of the images.
     """
     if images.device.type == "cpu":
-        return crop_and_resize_each(images, box, size)
-    return resize_by_products(images, box, size)
-
-
-def crop_and_resize_each(images: Tensor, box: Tensor, size: Size) -> Tensor:
-    """:func:`crop_and_resize`, image by image."""
-    batch, channels = images.shape[:2]
+        return crop_and_resize_each(images, box, size, sampling)
+    if sampling is None:
+        return resize_by_products(images, box, size)
+    ways = sampling.cpu()
     layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
-    result = torch.empty((batch, channels, *size), dtype=images.dtype, memory_format=layout, device="cpu")
-    for i, (top, left, height, width) in enumerate(box.tolist()):
-        result[i] = resize(images[i : i + 1, :, top : top + height, left : left + width], size)[0]
+    shape = (len(images), images.shape[1], *size)
+    result = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=layout)
+    for way in sorted(set(ways.tolist())):
+        rows = (ways == way).nonzero()[:, 0].to(images.device)
+        part, boxes = images.index_select(0, rows), box.index_select(0, rows)
+        if SAMPLINGS[way] in _FILTERS:
+            result[rows] = resize_by_products(part, boxes, size, SAMPLINGS[way])
+        else:
+            result[rows] = crop_and_resize_each(part, boxes, size, ways.new_full((len(rows),), way))
     return result
 
 
-def resize_by_products(images: Tensor, box: Tensor, size: Size) -> Tensor:
-    """:func:`crop_and_resize` by two products with matrices of weights: rows first, then columns.
+def crop_and_resize_each(images: Tensor, box: Tensor, size: Size, sampling: Tensor | None = None) -> Tensor:
+    """:func:`crop_and_resize`, image by image."""
+    batch, channels = images.shape[:2]
+    layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
+    result = torch.empty((batch, channels, *size), dtype=images.dtype, memory_format=layout, device=images.device)
+    ways = [0] * batch if sampling is None else sampling.tolist()
+    for i, ((top, left, height, width), way) in enumerate(zip(box.tolist(), ways, strict=True)):
+        part = images[i : i + 1, :, top : top + height, left : left + width]
+        result[i] = resize(part, size, SAMPLINGS[way])[0]
+    return result
+
+
+def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
+    """:func:`crop_and_resize` by two products with matrices of weights.
 
     ``box`` may be a single one, ``(1, 4)``, for all images.
     """
@@ -64,10 +115,14 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size) -> Tensor:
     for start in range(0, max(1, len(images)), step):
         part, boxes = images[start : start + step], box if len(box) == 1 else box[start : start + step]
         wide = part if part.dtype == torch.float64 else part.float()
-        rows = weights(boxes[:, 0], boxes[:, 2], images.shape[-2], size[0]).to(wide.dtype)
-        columns = weights(boxes[:, 1], boxes[:, 3], images.shape[-1], size[1]).to(wide.dtype)
+        rows = weights(boxes[:, 0], boxes[:, 2], images.shape[-2], size[0], sampling).to(wide.dtype)
+        columns = weights(boxes[:, 1], boxes[:, 3], images.shape[-1], size[1], sampling).to(wide.dtype)
         with _full_precision(images.device.type):
-            product = torch.matmul(torch.matmul(rows[:, None], wide), columns[:, None].mT)
+            if sampling == "bilinear" or images.dtype != torch.uint8:
+                product = torch.matmul(torch.matmul(rows[:, None], wide), columns[:, None].mT)
+            else:  # torch's kernels go across first, and cut off there already what exceeds a byte
+                product = torch.matmul(wide, columns[:, None].mT).round_().clamp_(0, 255)
+                product = torch.matmul(rows[:, None], product)
         if images.dtype == torch.uint8:
             product = product.round_().clamp_(0, 255)
         results.append(product.to(images.dtype))
@@ -85,17 +140,34 @@ _WEIGHTS = 1 << 23
 """Most weights along one side at a time: 64 MiB in float64. 146 images of 256x256 that become 224x224."""
 
 
-def weights(start: Tensor, length: Tensor, source: int, target: int) -> Tensor:
+def _triangle(distance: Tensor) -> Tensor:
+    return (1 - distance.abs()).clamp(min=0)
+
+
+def _cubic(distance: Tensor, a: float = -0.5) -> Tensor:
+    """Keys' cubic convolution."""
+    distance = distance.abs()
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = (((distance - 5) * distance + 8) * distance - 4) * a
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(distance)))
+
+
+_FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
+"""Weights by the distance of a pixel in units of the scale."""
+
+
+def weights(start: Tensor, length: Tensor, source: int, target: int, sampling: str = "bilinear") -> Tensor:
     """Weights of source pixels in target pixels along one side, float64 ``(B, target, source)``.
 
-    The triangle filter of Pillow and torch (``_compute_indices_weights_aa`` in UpSampleKernel.cpp), as wide as the
-    scale where it shrinks, cut off at the box and normalised.
+    A filter of Pillow and torch (``_compute_indices_weights_aa`` in UpSampleKernel.cpp), as wide as the scale where it
+    shrinks, cut off at the box and normalised.
 
     Args:
         start: int64 ``(B,)``: first pixel of the box.
         length: int64 ``(B,)``: its pixels.
         source: Pixels of the image along this side.
         target: Pixels wanted.
+        sampling: Name of a filter in ``_FILTERS``.
     """
     device = start.device
     scale = (length.double() / target)[:, None]
@@ -103,6 +175,6 @@ def weights(start: Tensor, length: Tensor, source: int, target: int) -> Tensor:
     # In float64 throughout, whatever torch's default is: only then are halves exact.
     centre = scale * (torch.arange(target, device=device, dtype=torch.float64) + 0.5)
     pixel = (torch.arange(source, device=device, dtype=torch.float64) - start[:, None])[:, None]  # counted in the box
-    distance = (pixel + 0.5 - centre[:, :, None]).abs() / support[:, :, None]
-    weight = (1 - distance).clamp(min=0) * ((pixel >= 0) & (pixel < length[:, None, None]))
+    distance = (pixel + 0.5 - centre[:, :, None]) * (1 / support[:, :, None])
+    weight = _FILTERS[sampling](distance) * ((pixel >= 0) & (pixel < length[:, None, None]))
     return weight / weight.sum(-1, keepdim=True)

@@ -17,10 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
+from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Step
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.in_place import InPlace, named
 from packstore.training.augment.per_image import PerImage, is_of_torchvision, parts_of
+from packstore.training.augment.policies import AugMix
+from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.augment.warp_targets import Warp, warps_of
 from packstore.training.random_draws import Draws
 
 Floats = NDArray[np.float32]
@@ -45,18 +49,41 @@ class Placement:
     """Where the pixels of a batch come from, operation by operation.
 
     Attributes:
-        moves: Of the geometric operations, in order; none where there are no such operations.
+        moves: Of the operations that move pixels, in order; none where there are no such operations.
         sizes: int64 ``(B, 2)``: heights and widths of the results.
     """
 
-    moves: tuple[Move, ...]
+    moves: tuple[Move | Warp, ...]
     sizes: Numbers
+
+    @cached_property
+    def warped(self) -> bool:
+        """Whether rows and columns do not stay rows and columns."""
+        return any(isinstance(move, Warp) for move in self.moves)
+
+    @cached_property
+    def parts(self) -> tuple[Placement | Warp, ...]:
+        """Placements without warps, and the warps between them, in order."""
+        parts: list[Placement | Warp] = []
+        for move in self.moves:
+            parts.append(Placement((move,), move.crops.window[:, 2:]) if isinstance(move, Move) else move)
+        return tuple(parts)
+
+    def rows_needed(self, row: int) -> int | None:
+        """How many rows of the mask of image ``row`` are needed from the top on; None for all."""
+        return None if self.warped else int(self.rows[row].max()) + 1
+
+    def prepare_masks(self) -> None:
+        """Works out what masks need, once and not in every thread."""
+        for part in self.parts if self.warped else (self,):
+            if isinstance(part, Placement):
+                _ = part.rows, part.columns
 
     @cached_property
     def rows(self) -> Numbers:
         """The row of the source that each row of the results shows, int64 ``(B, h)``, -1 for none.
 
-        ``h`` is the largest height; of a lower result only its own rows count.
+        ``h`` is the largest height; of a lower result only its own rows count. Not for images that are warped.
         """
         return self._sources(0)
 
@@ -68,6 +95,7 @@ class Placement:
     def _sources(self, axis: int) -> Numbers:
         found = None
         for move in self.moves:
+            assert isinstance(move, Move)
             source = _sources(move, axis)
             if found is not None:
                 earlier = np.take_along_axis(found, source.clip(0), 1)
@@ -94,15 +122,26 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops
     Raises:
         UsageError: As :meth:`GeometricOperation.plan`.
     """
-    moves = []
+    moves: list[Move | Warp] = []
     for stream, op in enumerate(ops):
         if isinstance(op, GeometricOperation):
             crops = first if stream == 0 else None
             if crops is None:
                 crops = op.crops_of_whole(sizes, draws.replace(stream=stream))
             moves.append(Move(crops, op.pads))
-            sizes = moves[-1].crops.window[:, 2:]
+            sizes = crops.window[:, 2:]
+        elif isinstance(op, ProgramOperation) and op.moves_pixels:
+            moves += warps_of(_program_of(op, draws.replace(stream=stream), sizes), sizes)
     return Placement(tuple(moves), sizes)
+
+
+def _program_of(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
+    """The program of images of ``sizes``, which differ only where each is a batch by itself."""
+    same = np.unique(sizes, axis=0)
+    if len(same) == 1:
+        return op.program(draws, (int(same[0, 0]), int(same[0, 1])))
+    each = [op.program(draws[n : n + 1], (int(h), int(w))) for n, (h, w) in enumerate(sizes.tolist())]
+    return np.concatenate(each) if each else op.program(draws, (1, 1))
 
 
 def place_mask(
@@ -121,6 +160,13 @@ def place_mask(
     Raises:
         ValueError: The mask has less rows or columns than are shown.
     """
+    if placement.warped:
+        for part in placement.parts:
+            mask = part.move_mask(row, mask, fill) if isinstance(part, Warp) else place_mask(part, row, mask, fill)
+        if out is None:
+            return np.ascontiguousarray(mask)
+        out[:] = mask
+        return out
     height, width = placement.sizes[row].tolist()
     rows, columns = placement.rows[row, :height], placement.columns[row, :width]
     needed = int(rows.max()) + 1, int(columns.max()) + 1
@@ -191,7 +237,10 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
     flat, rows = points.reshape(-1, points.shape[-1]), np.repeat(rows, count)
     places = flat[:, None, :2]
     for move in placement.moves:
-        places = _move_points(move.crops, places, rows, clip=False, last=1)
+        if isinstance(move, Warp):
+            places = move.move(places, rows, last=1)
+        else:
+            places = _move_points(move.crops, places, rows, clip=False, last=1)
     result = np.concatenate([places[:, 0], flat[:, 2:]], 1)
     if points.shape[-1] == 3:
         # As a box of one pixel, which tells right through any resizing and mirroring whether some of it is left.
@@ -220,6 +269,9 @@ def _sources(move: Move, axis: int) -> Numbers:
 def _move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -> Floats:
     corners = boxes.reshape(-1, 2, 2)
     for move in placement.moves:
+        if isinstance(move, Warp):
+            corners = move.move_boxes(corners, rows, clip)
+            continue
         corners = _move_points(move.crops, corners, rows, clip)
         if move.crops.flip is not None:
             flipped = move.crops.flip[rows]
@@ -287,6 +339,9 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
         instead: What moves images and targets together, for messages.
     """
     moved = [name for name in ("mask", "boxes", "keypoints") if name in types]
+    if any(map(_mixes, ops)) and (moved or "image" in types):
+        others = " and ".join([*moved, *(["further images"] if "image" in types else [])])
+        raise UsageError(f"AugMix mixes images that lie in different places, and {others} cannot follow")
     if not moved:
         return
     for op in ops:
@@ -307,6 +362,11 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
                 f"{op!r}: padding_mode {op.pads!r} shows parts of the image again, which have no {moved[-1]}; use "
                 "padding_mode='constant'"
             )
+
+
+def _mixes(op: Any) -> bool:
+    """Whether an operation is AugMix, or holds it."""
+    return isinstance(op, AugMix) or any(map(_mixes, getattr(op, "transforms", ())))
 
 
 def _all_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:

@@ -29,7 +29,10 @@ from packstore.images.normalization import MeanAndStd
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
+from packstore.training.augment.masking import RandomMasking
+from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp, as_mix
 from packstore.training.augment.per_image import as_operations
+from packstore.training.augment.views import as_views
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.arrays import as_arrays
 from packstore.training.loader.columns import why_not_resident
@@ -118,7 +121,16 @@ class PackedLoader:
             itself, and each rank takes all that its own gives, unless ``rank`` is given.
         indices: Use only these items of the dataset.
         augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
-            one. A random callable draws once a batch: put it in ``PerImage``. ``Compose`` is taken apart.
+            one, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch: put
+            it in ``PerImage``. ``Compose`` is taken apart.
+        mix: :class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list of which each batch draws one,
+            or a :class:`packstore.augment.BatchMixer` that says more. Mixes each batch with itself, after operations
+            and normalisation; labels become shares of classes, float32 ``(B, C)``. What is mixed is a function of
+            the rank's batch.
+        views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
+            The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are
+            then a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
+        masking: A :class:`packstore.augment.RandomMasking`: hidden patches of each image, a further value of batches.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
         dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
@@ -140,9 +152,6 @@ class PackedLoader:
             ``torch.distributed`` says when an epoch begins, or ``RANK`` and ``WORLD_SIZE`` of the environment, or 0 of
             1.
         world_size: See ``rank``.
-        dct_scaling: Scale JPEG files by 1/2 or 1/4 while they are decoded, where a crop is at least so many times the
-            size that it is resized to: faster for large photos, and other pixels, by 1 to 3 of 255 on average (see
-            :data:`packstore.images.decoders.SCALED_TOLERANCE`). With TurboJPEG, simplejpeg and OpenCV only.
         on_error: ``raise``, or ``skip`` to leave records out that are damaged or cannot be decoded; ``stats()`` counts
             them.
         collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list;
@@ -178,7 +187,10 @@ class PackedLoader:
         window: int | None = None,
         sampler: Iterable[int] | None = None,
         indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
-        augment: Sequence[Any] | Step = (),
+        augment: Sequence[Any] | Step | str = (),
+        mix: BatchMixer | Sequence[MixUp | CutMix] | MixUp | CutMix | None = None,
+        views: Mapping[str, Any] | Sequence[Sequence[Any]] | None = None,
+        masking: RandomMasking | None = None,
         normalize: str | Normalization | MeanAndStd | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool = False,
@@ -191,7 +203,6 @@ class PackedLoader:
         prefetch: int = 3,
         rank: int | None = None,
         world_size: int | None = None,
-        dct_scaling: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         collate: Mapping[str, Collate] | None = None,
         mask_fill: int = 0,
@@ -213,6 +224,9 @@ class PackedLoader:
             sampler=sampler,
             indices=indices,
             augment=as_operations(augment),
+            mix=as_mix(mix),
+            views=as_views(views),
+            masking=masking,
             normalize=normalize,
             dtype=dtype,
             channels_last=channels_last,
@@ -225,7 +239,6 @@ class PackedLoader:
             prefetch=prefetch,
             rank=rank,
             world_size=world_size,
-            dct_scaling=dct_scaling,
             on_error=on_error,
             collate=collate,
             mask_fill=mask_fill,
@@ -240,6 +253,8 @@ class PackedLoader:
         self._epochs = Epochs(dataset, batch_size, options)
         wanted = True if options.pre_transform is not None else options.resident
         streamed = why_not_resident(dataset, options.collate or {})
+        if options.views is not None:
+            streamed = "views= crops records while they are read"
         if streamed is not None and wanted is True:
             raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
         residence = (
@@ -325,7 +340,8 @@ class PackedLoader:
     def _as_arrays(self, item: Any) -> Any:
         dataset = self.dataset
         images = [name for name in dataset.columns if dataset.manifest.column(name).type == "image"]
-        return as_arrays(item, dataset.columns, images, dataset.output == "dict", self.options.channels_last)
+        columns = [*dataset.columns, *(["masking"] if self.options.masking is not None else [])]
+        return as_arrays(item, columns, images, dataset.output == "dict", self.options.channels_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration the one of ``epoch``, as ``DistributedSampler.set_epoch`` does."""
@@ -385,6 +401,9 @@ class PackedLoader:
             "window": self._epochs.order.window,
             "shards": self._epochs.shards_digest,
             "augment": [_described(operation) for operation in options.augment],
+            "mix": None if options.mix is None else repr(options.mix),
+            "views": None if options.views is None else repr(options.views),
+            "masking": None if options.masking is None else repr(options.masking),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from packstore.training.loader.checks import Checks, Images
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.prepared import Header, Prepared
+from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import at_record, stored_bytes
@@ -67,11 +68,11 @@ class Assembler:
         decoder: Decoder,
         operations: Sequence[GeometricOperation],
         stats: Stats,
-        dct_scaling: bool = False,
         exif_transpose: bool = False,
         alone: bool = True,
         checks: Checks | None = None,
         finish: Finish | None = None,
+        programs: Programs = NO_PROGRAMS,
     ) -> None:
         """
         Args:
@@ -80,12 +81,12 @@ class Assembler:
             decoder: For stores of image files.
             operations: The first operations of the user's list, which run here.
             stats: Where the time goes.
-            dct_scaling: See :class:`packstore.PackedLoader`.
             exif_transpose: Turn image files as their EXIF orientation says; operations see them upright.
             alone: Whether nothing has to be cropped as the images are. Else a file must have the size that its header
                 says, since that is what crops are planned by.
             checks: What is compared with checksums; None for nothing.
             finish: What becomes of cropped pixels; None for nothing.
+            programs: The operations between.
 
         Raises:
             UsageError: The images have no common size, and the operations give them none.
@@ -99,10 +100,9 @@ class Assembler:
         self._decoder = decoder
         self._operations = operations
         self._stats = stats
-        self._dct_scaling = dct_scaling
         self._exif_transpose = exif_transpose
         self._encoded = column.layout is None
-        self._engine_decodes = self._encoded and decoder.has_engine and not dct_scaling
+        self._engine_decodes = self._encoded and decoder.has_engine
         self._has_indexes = (
             self._engine_decodes
             and self._main
@@ -113,12 +113,13 @@ class Assembler:
         self._view: Callable[[int], Any] = self._views.view if self._main else partial(stored_bytes, reader, column)
         self._own_sizes = False
         self._finish = finish
+        self._programs = programs
         self.planes = column.layout == "CHW" if finish is None else finish.planes
         stored = Finish(getattr(torch, column.dtype) if column.layout == "CHW" else torch.uint8, column.layout == "CHW")
         self._kernel: Kernel | None = None
-        if column.kind == "fixed" and column.layout is not None and (operations or finish is not None):
+        if column.kind == "fixed" and column.layout is not None and (operations or programs or finish is not None):
             size = column.shape[1:] if column.layout == "CHW" else column.shape[:2]
-            self._kernel = Kernel((size[0], size[1]), operations, finish or stored)
+            self._kernel = Kernel((size[0], size[1]), operations, finish or stored, programs)
         self.shape = self._row(column)
         if finish is not None:
             self.shape = finish.shape(self.shape[:2]) if self._kernel is None else self._kernel.shape
@@ -216,9 +217,10 @@ class Assembler:
                 self._note_faults(prepared, errors)
         if self._whole is not None:
             if self._kernel is not None and get_engine() is not None:
-                planned = self._kernel.plan(ids, seed, epoch)
+                draws = Draws(seed, epoch, ids)
+                planned = self._kernel.plan(draws)
                 prepared.first_crops = planned[min(1, len(planned) - 1)] if self._operations else None
-                prepared.requests = self._kernel.requests(self._whole, records, planned[-1], out)
+                prepared.requests = self._kernel.requests(self._whole, records, planned[-1], out, draws)
             self._stats.add("read", perf_counter() - start)
             return prepared
         fetch = self._cold > 0
@@ -240,6 +242,8 @@ class Assembler:
             planned = self._plan(prepared.sizes, ids, seed, epoch)
             prepared.first_crops, crops = planned[1], planned[-1]
         prepared.crops = crops
+        height, width = out.shape[2:] if self.planes else out.shape[1:3]
+        prepared.program = self._programs.draw(Draws(seed, epoch, ids), (height, width))
         prepared.requests = self._want(prepared, requests, crops)
         self._stats.add("read", read - start)
         self._stats.add("decode", perf_counter() - read)
@@ -296,6 +300,8 @@ class Assembler:
                 continue
             try:
                 self._write(prepared, row)
+                if prepared.program is not None:
+                    self._programs.run(prepared.rows.array[row : row + 1], prepared.program[row : row + 1])
                 if self._finish is not None:
                     self._finish.rows(prepared.rows.pixels[row : row + 1], prepared.out[row : row + 1])
             except SizeError:
@@ -396,18 +402,14 @@ class Assembler:
 
     def _crops(self, header: Header) -> bool:
         """Whether a part of the image may be all that is decoded."""
-        return header is not None and (
-            self._decoder.decodes_parts(header) or (self._dct_scaling and header.kind == "jpeg")
-        )
+        return header is not None and self._decoder.decodes_parts(header)
 
     def _crop(self, prepared: Prepared, row: int, header: Header) -> NDArray[np.uint8]:
         orientation = prepared.turned.get(row, 1)
-        target = prepared.rows.sizes[row] if self._dct_scaling else None
         pixels = self._decoder.decode_crop(
             prepared.views[row],
             _stored(prepared, row),
             info=header,
-            target=target[::-1] if target is not None and swaps_sides(orientation) else target,
         )
         return upright(pixels, orientation)
 
@@ -473,7 +475,7 @@ class Assembler:
         if requests is None:
             requests = Requests(prepared.views, sizes, NUMPY_DTYPE[self._column.dtype])
         form = Form(self.planes, crops.pads, crops.fill) if self._finish is None else self._finish.form(crops)
-        requests.want(crops.box, crops.size, crops.window, crops.flip, out, form)
+        requests.want(crops.box, crops.size, crops.window, crops.flip, out, form, prepared.program, crops.sampling)
         return requests
 
     def _plan(self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int) -> list[Crops]:

@@ -14,6 +14,7 @@ from packstore.images.engine import Requests, get_engine
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.rows import as_numpy
+from packstore.training.random_draws import Draws
 from packstore.training.ring import HostTransport
 
 _LEAST = 1 << 15
@@ -43,8 +44,9 @@ class ByEngine:
         kernel = self._kernel
         with torch.inference_mode(False):
             rows = self._memory.empty((len(places), *kernel.shape), kernel.finish.dtype)
-        crops = kernel.plan(ids.numpy(), self._seed, epoch)[-1]
-        requests = kernel.requests(self._images, places.numpy(), crops, rows)
+        draws = Draws(self._seed, epoch, ids.numpy())
+        crops = kernel.plan(draws)[-1]
+        requests = kernel.requests(self._images, places.numpy(), crops, rows, draws)
         parts = max(1, min(self._threads, len(places), len(places) * self.pixels // _LEAST))
         bounds = [len(places) * part // parts for part in range(parts + 1)]
         if self._pool is None and parts > 1:

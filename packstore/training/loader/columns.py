@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
-from packstore.training.augment.base import GeometricOperation
+from packstore.training.augment.base import Operation
 from packstore.training.augment.targets import check_targets, plan_targets
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
@@ -94,7 +94,7 @@ class Fields:
         column = dataset.manifest.column
         self._asked = [name for name in dataset.columns if name != "image"]
         columns = [column(name) for name in self._asked]
-        moving = any(isinstance(op, GeometricOperation) for op in options.augment)
+        moving = any(isinstance(op, Operation) and op.moves_pixels for op in options.augment)
         # A row of labels stays if its box does, which is read for that.
         hidden = {c.parallel for c in columns if c.parallel is not None} - {*self._asked} if moving else set()
         columns += [column(name) for name in sorted(hidden)]

@@ -54,7 +54,7 @@ class MaskRows(TensorRows):
         if header is None:
             mask, size = stored, stored.shape
         else:
-            mask = decode_mask(stored, header, None if placement is None else int(placement.rows[row].max()) + 1)
+            mask = decode_mask(stored, header, None if placement is None else placement.rows_needed(row))
             size = header.height, header.width
         if placement is not None:
             assert context.sizes is not None
@@ -94,7 +94,7 @@ class MaskField(Field):
             except PackstoreError as error:
                 context.note(row, error, column.name)
         if context.placement is not None:
-            _ = context.placement.rows, context.placement.columns  # worked out here once, and not by every thread
+            context.placement.prepare_masks()
         host = new_buffer((len(stored), *self._size(context, stored, headers)), self._dtype(headers))
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -15,16 +15,33 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.images.engine import get_engine
 from packstore.images.normalization import as_normalization
+from packstore.images.programs import GEOMETRIC
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.in_place import InPlace
+from packstore.training.augment.interpreter import run_program
+from packstore.training.augment.masking import MASKING_STREAM, Masking
+from packstore.training.augment.mixing import STREAM, Drawn
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.augment.per_image import PerImage
+from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.loader.finish import BY_ENGINE, Finish
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.stats import Stats
 from packstore.training.random_draws import Draws
+
+
+class DrawnForBatch(NamedTuple):
+    """What is drawn for a whole batch.
+
+    Attributes:
+        mixed: How it was mixed; None if it was not.
+        masks: Hidden patches; None if none were asked for.
+    """
+
+    mixed: Drawn | None = None
+    masks: Masking | None = None
 
 
 class DeviceSteps:
@@ -44,18 +61,22 @@ class DeviceSteps:
         first: int,
         in_threads: bool = False,
         decoding: bool = False,
+        seed: int | None = None,
     ) -> None:
         """
         Args:
             manifest: The store's.
             options: The loader's.
             stats: Where the time goes.
-            first: Place of the first operation of ``options.augment`` that runs on batches.
+            first: Place of the first operation of ``options.augment`` that runs on batches, behind those that run while
+                images are decoded, as crops or as programs.
             in_threads: Whether the threads that crop images may finish them, where no operation comes before it: on the
                 CPU, where torch's own threads would get in their way.
             decoding: Whether there are threads that decode images for the CPU.
+            seed: Of the operations; None for that of the options.
         """
         self._options = options
+        self._seed = options.draws_seed if seed is None else seed
         self._stats = stats
         left = tuple(options.augment)[first:]
         self.in_decoding = tuple(takewhile(_has_generator, left)) if decoding else ()
@@ -112,7 +133,7 @@ class DeviceSteps:
         results, first = [images[row] for row in rows], self._first - len(self.in_decoding)
         with self._stats.timed("per_image"):
             for stream, operation in enumerate(self.in_decoding, first):
-                draws = Draws(self._options.draws_seed, epoch, records[rows], stream)
+                draws = Draws(self._seed, epoch, records[rows], stream)
                 results = operation.call_each(results, draws.bits(0).tolist())
         found: list[torch.Tensor | None] = [None] * len(images)
         for row, result in zip(rows, results, strict=True):
@@ -138,7 +159,7 @@ class DeviceSteps:
         self, images: PaddedImages, places: torch.Tensor, records: torch.Tensor, epoch: int
     ) -> torch.Tensor:
         """:meth:`augment` of the images at ``places`` of all, which lie in memory of the first operation."""
-        draws = Draws(self._options.draws_seed, epoch, records)
+        draws = Draws(self._seed, epoch, records)
         return apply_to_padded(self._operations, images, places, draws, self._first)
 
     def augment(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
@@ -149,13 +170,13 @@ class DeviceSteps:
             records: int64 ``(B,)``, on the same device.
             epoch: For random operations.
         """
-        return apply_operations(self._operations, images, Draws(self._options.draws_seed, epoch, records), self._first)
+        return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
 
     def move(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
         """The geometric operations from place ``first`` on, of further images of the records."""
         operations = self._options.augment[first:]
-        moving = [op if isinstance(op, GeometricOperation) else _unchanged for op in operations]
-        return apply_operations(moving, images, Draws(self._options.draws_seed, epoch, records), first)
+        moving = [_only_moving(op) for op in operations]
+        return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
 
     def convert(self, images: torch.Tensor) -> torch.Tensor:
         """Normalisation, dtype and memory format."""
@@ -165,16 +186,48 @@ class DeviceSteps:
             return images
         return self._normalizer(images) if images.dtype == torch.uint8 else images.to(self._normalizer.dtype)
 
-    def __call__(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> Any:
-        """All steps in order; the user's ``transform`` last."""
-        with self._stats.timed("augment"):
-            return self.transform(self.convert(self.augment(images, records, epoch)))
+    def __call__(
+        self, images: torch.Tensor, records: torch.Tensor, epoch: int, ids: NDArray[np.int64]
+    ) -> tuple[Any, DrawnForBatch]:
+        """All steps in order; the user's ``transform`` last.
 
-    def transform(self, images: torch.Tensor) -> Any:
-        """The user's ``transform``."""
+        Args:
+            images: As for :meth:`augment`.
+            records: Likewise.
+            epoch: Likewise.
+            ids: The same records on the host.
+
+        Returns:
+            As :meth:`mix`.
+        """
+        with self._stats.timed("augment"):
+            return self.mix(self.convert(self.augment(images, records, epoch)), ids, epoch)
+
+    def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
+        """A batch mixed with itself, after the user's ``transform``; and what was drawn for it."""
+        mix, masking = self._options.mix, self._options.masking
+        if not self._options.draws_for_batches:  # what pre_transform made need not be images
+            return self.transform(images), DrawnForBatch()
+        draws, size = Draws(self._seed, epoch, ids), (images.shape[-2], images.shape[-1])
+        mixed = masks = None
+        if masking is not None:
+            found = masking(draws.replace(stream=MASKING_STREAM), size)
+            masks = Masking(*(each.to(images.device, non_blocking=True) for each in found))
+        if mix is not None:
+            mixed = mix.draw(draws.replace(stream=STREAM), size)
+            images = mixed.mix_images(images)
+        return self.transform(images), DrawnForBatch(mixed, masks)
+
+    def transform(self, images: Any) -> Any:
+        """The user's ``transform``, of a batch's images, or of all views of them."""
         return images if self._options.transform is None else self._options.transform(images)
 
-    def labels(self, labels: torch.Tensor) -> Any:
+    def mix_labels(self, labels: torch.Tensor, mixed: Drawn, classes: int | None) -> Any:
+        """Labels of a mixed batch; ``classes`` is how many there are, if the store says."""
+        assert self._options.mix is not None
+        return self._options.mix.mix_labels(labels, mixed, classes)
+
+    def labels(self, labels: Any) -> Any:
         return labels if self._options.target_transform is None else self._options.target_transform(labels)
 
 
@@ -195,6 +248,25 @@ class _Timed(Operation):
 
 def _has_generator(operation: Step) -> TypeGuard[PerImage]:
     return isinstance(operation, PerImage) and operation.generator
+
+
+@dataclass(frozen=True, repr=False)
+class _Moving(Operation):
+    """The steps of programs that move pixels."""
+
+    operation: ProgramOperation
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        program = self.operation.program(draws.on_host(), (images.shape[-2], images.shape[-1]))
+        program[~np.isin(program["code"], GEOMETRIC)] = 0
+        return run_program(images, program)
+
+
+def _only_moving(operation: Step) -> Step:
+    """The part of an operation that moves pixels."""
+    if isinstance(operation, ProgramOperation):
+        return _Moving(operation) if operation.moves_pixels else _unchanged
+    return operation if isinstance(operation, GeometricOperation) else _unchanged
 
 
 def _unchanged(images: torch.Tensor) -> torch.Tensor:

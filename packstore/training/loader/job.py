@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.training.loader.columns import Columns
+from packstore.training.loader.device_steps import DrawnForBatch
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.view_assembler import ViewAssembler
 from packstore.training.random_draws import MASK
 from packstore.training.ring import Ring, Slot
 
@@ -50,6 +52,7 @@ class Job:
         self._cancelled = False
         self._error: Exception | None = None
         self._modes: tuple[bool, ...] = ()
+        self._drawn = DrawnForBatch()
         self._records = len(ids)
         self._sent = len(ids)  # how many records are in the batch, once it is sent
 
@@ -140,7 +143,7 @@ class Job:
             assert self._slot.shipment is not None
             with self._pipeline.stats.timed("copy"):
                 images, columns, shared = self._slot.shipment.receive()
-                item = self._pipeline.item(images, columns)
+                item = self._pipeline.item(images, columns, self._drawn)
                 ring.release(self._slot, (images, shared))
             return Batch(item, self._sent, self._records - self._sent)
         finally:
@@ -164,9 +167,12 @@ class Job:
         columns = self._prepared.result()
         failed = [*columns.failed, *self._failed, *(row for future in self._slices for row in future.result())]
         steps, batch, ids, kept = self._pipeline.device_steps, self._buffer, self.ids, None
+        assembler = self._pipeline.assembler
         if failed:
             kept = np.setdiff1d(np.arange(len(ids)), failed)
-            batch, ids = batch[torch.from_numpy(kept)], ids[kept]
+            if not isinstance(assembler, ViewAssembler):
+                batch = batch[torch.from_numpy(kept)]
+            ids = ids[kept]
             for error in (self._errors or {}).values():
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
@@ -174,27 +180,52 @@ class Job:
         if steps.in_decoding and len(ids):
             batch = steps.in_decoding[-1].stack([image for image in self._images if image is not None])
         elif steps.in_decoding:
-            batch = self._pipeline.assembler.as_images(batch)
+            batch = assembler.as_images(batch)
+        images = assembler.images(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
         others = [torch.from_numpy(ids), *columns.tensors(kept)]
         if ring.transport.asynchronous:
             others = [
                 self._page_locked(ring, number, tensor) for number, tensor in enumerate(others, _FIRST_OF_COLUMNS)
             ]
-        finish = partial(self._on_device, columns, kept)
-        self._slot.shipment = ring.transport.send((batch, *others), finish)
+        finish = partial(self._on_device, columns, kept, ids)
+        self._slot.shipment = ring.transport.send((*images, *others), finish)
 
     def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
         """``column`` in a buffer of the ring: from other memory the host may have to wait for the copy."""
         return ring.buffer(self._slot, number, column.shape, column.dtype).copy_(column)
 
     def _on_device(
-        self, columns: Columns, kept: NDArray[np.int64] | None, tensors: tuple[torch.Tensor, ...]
+        self,
+        columns: Columns,
+        kept: NDArray[np.int64] | None,
+        host_ids: NDArray[np.int64],
+        tensors: tuple[torch.Tensor, ...],
     ) -> tuple[Any, dict[str, Any], list[Any]]:
         """The batch's images, its other columns, and those of them that may lie in memory of the ring."""
+        count = len(self._pipeline.view_steps)
+        if count:
+            views = self._views_on_device(tensors[:count], host_ids)
+            return views, *columns.values(iter(tensors[count + 1 :]), kept, tensors[count])
         images, ids = tensors[:2]
         if not self._pipeline.device_steps.in_decoding:
             images = self._pipeline.assembler.as_images(images)
-        return self._pipeline.device_steps(images, ids, self._epoch), *columns.values(iter(tensors[2:]), kept, ids)
+        images, self._drawn = self._pipeline.device_steps(images, ids, self._epoch, host_ids)
+        return images, *columns.values(iter(tensors[2:]), kept, ids)
+
+    def _views_on_device(self, views: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Any:
+        """The images of a batch of several views."""
+        found: dict[str, torch.Tensor] = {}
+        for (view, steps), images in zip(self._pipeline.view_steps, views, strict=True):
+            own = torch.from_numpy(view.ids(ids))
+            if images.device.type != "cpu":
+                own = own.to(images.device, non_blocking=True)
+            with self._pipeline.stats.timed("augment"):
+                made = steps.convert(steps.augment(images, own, self._epoch))
+            found[view.name] = made.view(len(ids), view.count, *made.shape[1:])
+        options = self._pipeline.options
+        assert options.views is not None
+        as_list = options.views.as_list
+        return self._pipeline.device_steps.transform([each[:, 0] for each in found.values()] if as_list else found)
 
     def cancel(self) -> None:
         self._cancelled = True

@@ -12,6 +12,7 @@ from packstore.images.engine import Requests
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.loader.finish import Finish
+from packstore.training.loader.programs import Programs
 from packstore.training.loader.rows import as_numpy
 from packstore.training.random_draws import Draws
 
@@ -24,13 +25,17 @@ class Kernel:
         finish: What rows are.
     """
 
-    def __init__(self, size: tuple[int, int], operations: Sequence[GeometricOperation], finish: Finish) -> None:
+    def __init__(
+        self, size: tuple[int, int], operations: Sequence[GeometricOperation], finish: Finish, programs: Programs
+    ) -> None:
         """
         Args:
             size: Height and width of all images.
             operations: The first operations of the user's list.
             finish: What rows become after them; no operation follows where that changes anything.
+            programs: The operations between.
         """
+        self._programs = programs
         self._size = np.array(size, np.int64)
         self._operations = operations
         self.finish = finish
@@ -42,12 +47,12 @@ class Kernel:
         """Height and width of ``count`` images, ``(count, 2)``."""
         return np.tile(self._size, (count, 1))
 
-    def plan(self, ids: NDArray[np.int64], seed: int, epoch: int) -> list[Crops]:
-        """The crops of the images with these ids, before the first operation and after each."""
-        return plan_each(self._operations, self.sizes(len(ids)), Draws(seed, epoch, ids))
+    def plan(self, draws: Draws) -> list[Crops]:
+        """The crops of these images, before the first operation and after each."""
+        return plan_each(self._operations, self.sizes(len(draws)), draws)
 
     def requests(
-        self, images: NDArray[np.generic], places: NDArray[np.int64], crops: Crops, out: torch.Tensor
+        self, images: NDArray[np.generic], places: NDArray[np.int64], crops: Crops, out: torch.Tensor, draws: Draws
     ) -> Requests:
         """What the engine is asked.
 
@@ -56,7 +61,10 @@ class Kernel:
             places: Of the images among those, ``(B,)``.
             crops: The last of :meth:`plan`.
             out: Rows, ``(B, *shape)``.
+            draws: Of the images.
         """
         requests = Requests.of_array(images, places)
-        requests.want(crops.box, crops.size, crops.window, crops.flip, as_numpy(out), self.finish.form(crops))
+        program = self._programs.draw(draws, self.finish.size(self.shape))
+        form = self.finish.form(crops)
+        requests.want(crops.box, crops.size, crops.window, crops.flip, as_numpy(out), form, program, crops.sampling)
         return requests

@@ -16,8 +16,11 @@ from packstore.core.arguments import function_or_none, text_or_none, true_or_fal
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
+from packstore.training.augment.masking import RandomMasking
+from packstore.training.augment.mixing import BatchMixer
 from packstore.training.augment.per_image import check_functions
 from packstore.training.augment.targets import check_target_options
+from packstore.training.augment.views import Views
 from packstore.training.dataset import PackedDataset
 from packstore.training.random_draws import key
 
@@ -43,6 +46,9 @@ class LoaderOptions:
     sampler: Iterable[int] | None = None
     indices: Any = None
     augment: tuple[Any, ...] = ()
+    mix: BatchMixer | None = None
+    views: Views | None = None
+    masking: RandomMasking | None = None
     normalize: str | Normalization | MeanAndStd | None = None
     dtype: torch.dtype | None = None
     channels_last: bool = False
@@ -55,7 +61,6 @@ class LoaderOptions:
     prefetch: int = 3
     rank: int | None = None
     world_size: int | None = None
-    dct_scaling: bool = False
     on_error: Literal["raise", "skip"] = "raise"
     collate: Mapping[str, Collate] | None = None
     mask_fill: int = 0
@@ -75,7 +80,7 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole(name, value, least))
-        true_or_false(drop_last=self.drop_last, dct_scaling=self.dct_scaling, channels_last=self.channels_last)
+        true_or_false(drop_last=self.drop_last, channels_last=self.channels_last)
         if self.shuffle not in (True, False, *get_args(Shuffle)):
             raise UsageError(f"shuffle should be True, False, 'full' or 'lanes', got {self.shuffle!r}")
         function_or_none(
@@ -101,6 +106,14 @@ class LoaderOptions:
             raise UsageError(f"block is another way of shuffling than {self.shuffle!r}: leave one out")
         if self.block is not None and not self.shuffle:
             raise UsageError("block is a way of shuffling: add shuffle=True")
+        if self.masking is not None and not isinstance(self.masking, RandomMasking):
+            raise UsageError(f"masking should be a RandomMasking, got {self.masking!r}")
+        if self.views is not None:
+            for name in ("augment", "mix", "masking", "pre_transform"):
+                if getattr(self, name):
+                    raise UsageError(f"views= has operations of its own for each view: leave out {name}=")
+            if self.resident is True:
+                raise UsageError("views= crops records while they are read: leave out resident=True")
         check_target_options(self.mask_fill, self.min_area, self.min_visible)
         forms = get_args(Collate)
         if self.collate is not None and not (
@@ -109,6 +122,11 @@ class LoaderOptions:
             raise UsageError(f"collate should say by column one of {', '.join(forms)}, got {self.collate!r}")
         if (self.rank is None) != (self.world_size is None):
             raise UsageError("rank and world_size go together")
+
+    @property
+    def draws_for_batches(self) -> bool:
+        """Whether something is drawn for a batch on the host, which needs the numbers of its records."""
+        return self.mix is not None or self.masking is not None
 
     @property
     def draws_seed(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
 from packstore.images.engine import get_engine
@@ -16,17 +18,23 @@ from packstore.stores.remote.reader import FetchCounts, RemoteReader
 from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.operations import split_operations
+from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
 from packstore.training.loader.columns import Fields
-from packstore.training.loader.device_steps import DeviceSteps
+from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.residence import SMALL_IMAGE_BYTES
 from packstore.training.loader.stats import Stats
+from packstore.training.loader.view_assembler import ViewAssembler, ViewPlan
 from packstore.training.values import as_tensor
+
+_MOVED = ("image", "mask", "boxes", "keypoints")
+"""Types of columns that would have to be cropped as their images."""
 
 
 class Batch(NamedTuple):
@@ -45,6 +53,7 @@ class Pipeline:
         options: The loader's.
         stats: Where its time goes.
         operations_at_decoding: The first operations of ``options.augment``, where they run while images are decoded.
+        programs: The next operations, where they run there as well.
         device_steps: All other steps.
         kernel: What crops and finishes images that are resident on the CPU; None where torch does.
         fields: The other columns.
@@ -59,21 +68,56 @@ class Pipeline:
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
         kernel = resident and on_cpu and _has_kernel(image) and options.pre_transform is None
         self.operations_at_decoding = () if resident else at_decoding
+        self.programs = Programs.after(options.augment, len(at_decoding)) if _runs_programs(image) else NO_PROGRAMS
+        if not on_cpu or options.pre_transform is not None or (resident and not kernel):
+            self.programs = NO_PROGRAMS
         self.device_steps = DeviceSteps(
             dataset.manifest,
             options,
             self.stats,
-            len(at_decoding) if kernel or not resident else 0,
+            len(at_decoding) + len(self.programs) if kernel or not resident else 0,
             in_threads=on_cpu and (kernel or not resident),
             decoding=on_cpu and not resident,
         )
         self.kernel = self._kernel(image, at_decoding) if kernel else None
+        self.view_steps: list[tuple[View, DeviceSteps]] = []
+        self._view_plans: list[ViewPlan] = []
+        for view in () if options.views is None else options.views.parts:
+            self._add_view(view, on_cpu)
+        if any(plan.finish is None for plan in self._view_plans):  # all views share a buffer of one type
+            self._view_plans = [replace(plan, finish=None) for plan in self._view_plans]
         self.fields = Fields(dataset, options, self._further_assembler, self._further_images)
+        self._classified = _mixed_columns(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None
+
+    def _add_view(self, view: View, on_cpu: bool) -> None:
+        """Plans where the operations of a view run."""
+        image = self.dataset.manifest.image
+        if self.dataset.manifest.holds_floats:
+            raise UsageError(f"views= crops images of bytes, and the store holds {image.dtype}")
+        moved = [n for n in self.dataset.columns if self.dataset.manifest.column(n).type in _MOVED and n != "image"]
+        if moved:
+            raise UsageError(f"views= shows other parts of an image in each view, and {', '.join(moved)} cannot follow")
+        operations, _ = split_operations(view.operations, flip=True)
+        first = len(operations)
+        programs = Programs.after(view.operations, first) if on_cpu else NO_PROGRAMS
+        options = replace(self.options, views=None, augment=view.operations)
+        steps = DeviceSteps(
+            *(self.dataset.manifest, options, self.stats, first + len(programs)),
+            in_threads=on_cpu,
+            seed=view.seed(options.draws_seed),
+        )
+        self._view_plans.append(ViewPlan(view, operations, programs, steps.finish))
+        self.view_steps.append((view, steps))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process."""
         return self.__dict__ | {"_assembler": None}
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether batches go through functions of the user's."""
+        return any(steps.calls_user_code for steps in (self.device_steps, *(steps for _, steps in self.view_steps)))
 
     @property
     def fetches(self) -> FetchCounts | None:
@@ -84,13 +128,22 @@ class Pipeline:
     @property
     def assembler(self) -> Assembler:
         """Writes records into rows of buffers."""
-        if self._assembler is None:
+        if self._assembler is None and self._view_plans:
+            dataset = self.dataset
+            self._assembler = ViewAssembler(
+                self._view_plans,
+                *(dataset.reader, dataset.manifest.image, dataset.decoder, (), self.stats),
+                exif_transpose=dataset.exif_transpose,
+                checks=self.checks,
+            )
+        elif self._assembler is None:
             self._assembler = self._new_assembler(
                 self.dataset.manifest.image,
                 self.operations_at_decoding,
                 not self.fields.carried,
                 self.checks,
                 None if self._resident else self.device_steps.finish,
+                NO_PROGRAMS if self._resident else self.programs,
             )
         return self._assembler
 
@@ -101,6 +154,8 @@ class Pipeline:
         image by image anyway; or on the CPU, where the engine does it all."""
         operations = self.options.augment
         planned, _ = split_operations(operations, flip=True)
+        if image.kind == "fixed" and not all(op.samplings <= _known_samplings(image) for op in planned):
+            return ()  # the engine knows of no other way, and torch does whole batches
         if self.dataset.device.type == "cpu" and _has_kernel(image):
             padded, _ = split_operations(operations, flip=True, padded=True)
             return padded if all(_can_fill(op, image) for op in padded) else planned
@@ -111,12 +166,12 @@ class Pipeline:
     def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel | None:
         """For resident images; None where they are small and only gathered, at which torch is as fast."""
         finish, floats = self.device_steps.finish, image.layout == "CHW"
-        if not operations and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
+        if not operations and not self.programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
         if finish is None:
             finish = Finish(getattr(torch, image.dtype), floats)
         height, width = image.shape[1:] if floats else image.shape[:2]
-        return Kernel((height, width), operations, finish)
+        return Kernel((height, width), operations, finish, self.programs)
 
     def _new_assembler(
         self,
@@ -125,14 +180,15 @@ class Pipeline:
         alone: bool,
         checks: Checks | None = None,
         finish: Finish | None = None,
+        programs: Programs = NO_PROGRAMS,
     ) -> Assembler:
         dataset, decoder = self.dataset, self.dataset.decoder
         # All decoders give the same pixels; of those beside the engine, this one costs the least under the GIL.
         if dataset.decoder_name == "auto" and not decoder.has_engine:
             decoder = get_decoder("simplejpeg", max_pixels=decoder.max_pixels)
-        scaling, turned = self.options.dct_scaling, dataset.exif_transpose
+        turned = dataset.exif_transpose
         return Assembler(
-            dataset.reader, column, decoder, operations, self.stats, scaling, turned, alone, checks, finish
+            dataset.reader, column, decoder, operations, self.stats, turned, alone, checks, finish, programs
         )
 
     def _further_assembler(self, column: Column) -> Assembler:
@@ -154,14 +210,58 @@ class Pipeline:
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
-    def item(self, images: Any, columns: Mapping[str, Any]) -> Any:
-        """A batch as the user gets it; ``columns`` are its others, on the device."""
+    def item(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch | None = None) -> Any:
+        """A batch as the user gets it; ``columns`` are its others, on the device; ``drawn`` is for all of it."""
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
+        drawn = drawn or DrawnForBatch()
+        if drawn.mixed is not None:
+            for name in self._classified:
+                classes = self.dataset.manifest.column(name).classes
+                values[name] = self.device_steps.mix_labels(
+                    values[name], drawn.mixed, None if classes is None else len(classes)
+                )
         if "label" in values:
             values["label"] = self.device_steps.labels(values["label"])
+        if drawn.masks is not None:
+            values["masking"] = drawn.masks
         if self.dataset.output == "dict":
             return values
         return next(iter(values.values())) if len(values) == 1 else tuple(values.values())
+
+
+def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
+    """The columns of labels that are mixed with their images.
+
+    Raises:
+        UsageError: There are none, or columns that cannot be mixed.
+    """
+    collate, found = options.collate or {}, []
+    for name in dataset.columns:
+        column = dataset.manifest.column(name)
+        if column.type in ("image", "mask", "boxes", "keypoints") and name != "image":
+            raise UsageError(
+                f"mix= mixes images with labels, and would leave the column {name!r} ({column.type}) as it is"
+            )
+        if (column.type == "label" and not column.nullable) or collate.get(name) == "multi_hot":
+            found.append(name)
+    if not found:
+        raise UsageError(
+            "mix= needs labels to mix: a column of type label, or of labels with collate={name: 'multi_hot'}; the "
+            f"dataset gives {', '.join(dataset.columns)}"
+        )
+    return found
+
+
+def _known_samplings(image: Column) -> set[int]:
+    """How the engine can resize images of an array: numbers of :data:`SAMPLINGS`."""
+    return {0, 1, 2} if image.layout == "HWC" else {0}
+
+
+def _runs_programs(image: Column) -> bool:
+    """Whether the threads that decode have bytes of three channels."""
+    if image.layout is None:
+        return True
+    return image.layout == "HWC" and image.dtype == "uint8" and (image.kind == "ragged" or image.shape[-1] == 3)
 
 
 def _has_kernel(image: Column) -> bool:

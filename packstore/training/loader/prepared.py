@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.images.engine import Requests
+from packstore.images.programs import Program
 from packstore.images.sniff import ImageInfo
 from packstore.training.augment.base import Crops
 from packstore.training.loader.checks import Suspects
@@ -45,6 +46,8 @@ class Prepared:
         finish: What the rows become of bytes; None where they are those.
         failed: Rows whose records cannot be read.
         requests: All of it for the engine, where that is there and knows how.
+        program: What happens to the bytes of each row, ``(B, n)``; None for nothing.
+        views_planned: Of several views, what a :class:`ViewAssembler` has planned of each.
     """
 
     out: torch.Tensor
@@ -62,6 +65,8 @@ class Prepared:
     turned: Mapping[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
     requests: Requests | None = None
+    program: Program | None = None
+    views_planned: Sequence[Any] = ()
     _lock: Lock = field(default_factory=Lock)
 
     @property

@@ -16,6 +16,7 @@ from packstore.core.errors import StoreError
 from packstore.training.augment.base import is_channels_last
 from packstore.training.augment.crop import PaddedImages
 from packstore.training.loader.by_engine import ByEngine
+from packstore.training.loader.device_steps import DrawnForBatch
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
@@ -84,7 +85,7 @@ class Resident:
         gathered: torch.Tensor | None = None
         producer = ProducerStream(device)
         with_keys = "key" in pipeline.dataset.columns
-        on_host = with_keys or len(self._left_out) > 0
+        on_host = with_keys or len(self._left_out) > 0 or pipeline.options.draws_for_batches
         for ids, record_ids, sizes in self._epochs.groups_on(device, epoch, first, at_once, on_host):
             start = perf_counter()
             ids, record_ids, sizes, skipped = self._without_damaged(ids, record_ids, sizes)
@@ -124,8 +125,13 @@ class Resident:
                 if with_keys:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
                 pipeline.stats.add("augment", perf_counter() - start - pipeline.stats.take_timed())
-                yield Batch(pipeline.item(steps.transform(batch), columns), len(own), skip)
+                # No variable here: it would hold the batch while the next is made.
+                yield Batch(self._item(steps.mix(batch, record_ids[rows], epoch), columns), len(own), skip)
                 start = perf_counter()
+
+    def _item(self, made: tuple[Any, DrawnForBatch], columns: dict[str, Any]) -> Any:
+        """A batch as the user gets it, of what :meth:`DeviceSteps.mix` gives."""
+        return self._pipeline.item(made[0], columns, made[1])
 
     def _load(self) -> torch.Tensor | PaddedImages:
         if self.images is None:

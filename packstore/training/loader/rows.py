@@ -46,7 +46,7 @@ class Rows:
         array: Their memory as numpy has it (bfloat16 as bits), ``(B, ...)``.
         boxes: Top, left, height and width in its source image, of each row.
         sizes: Height and width to which that is resized.
-        resizes: Whether resizing, and perhaps mirroring, is all that is to be done with it.
+        resizes: Whether resizing bilinearly, and perhaps mirroring, is all that is to be done with it.
     """
 
     def __init__(self, out: torch.Tensor, crops: Crops | None) -> None:
@@ -68,7 +68,10 @@ class Rows:
         self._flips: list[bool] = [False] * len(self.boxes) if crops.flip is None else crops.flip.tolist()
         self._windows = list(map(tuple, crops.window[:, 2:].tolist()))
         whole = np.concatenate([crops.size * 0, crops.size], 1)
-        self.resizes = ((crops.size != crops.box[:, 2:]).any(1) & (crops.window == whole).all(1)).tolist()
+        resizes = (crops.size != crops.box[:, 2:]).any(1) & (crops.window == whole).all(1)
+        if crops.sampling is not None:
+            resizes &= crops.sampling == 0
+        self.resizes = resizes.tolist()
         self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
 
     def place(self, row: int, pixels: NDArray[Any]) -> None:

@@ -52,7 +52,7 @@ class Streaming:
         pipeline, options = self._pipeline, self._pipeline.options
         transport = self.transport = self.transport or transport_to(pipeline.dataset.device)
         ring = Ring(transport, options.prefetch + 1)
-        if pipeline.device_steps.calls_user_code:  # it may use tensors that the caller has just made
+        if pipeline.calls_user_code:  # it may use tensors that the caller has just made
             transport.catch_up()
         threads = options.workers or default_workers()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=make_single_threaded)

@@ -1,4 +1,4 @@
-"""Flips, and operations that change pixels."""
+"""Flips."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, GeometricOperation, Operation
+from packstore.images.programs import Code, Program, step
+from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.crop import mirror
 from packstore.training.random_draws import Array, Draws
 
@@ -48,42 +48,13 @@ class RandomHorizontalFlip(GeometricOperation):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         return mirror(images, self.flags(draws))
 
+    def program(self, draws: Draws, size: Size) -> Program:
+        """The same for a program, where it stands in :class:`RandomApply` and its like."""
+        return step(len(draws), Code.MIRROR, where=self.flags(draws))
+
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
         return True
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         flags = self.flags(draws)
         return crops.replace(flip=flags if crops.flip is None else crops.flip ^ flags)
-
-
-@dataclass(frozen=True)
-class Cutout(Operation):
-    """Fills a square at a random place (DeVries and Taylor, "Improved regularization … with Cutout", 2017).
-
-    The square's centre is uniform over the image's pixels, and what lies outside is cut off, as in their paper.
-
-    Args:
-        size: Side of the square in pixels.
-        fill: Its value, in the images' own units: 0 is black for pixels, and the mean for normalised images.
-
-    Raises:
-        UsageError: A size that is not positive.
-    """
-
-    size: int
-    fill: float = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.size, int) or self.size < 1:
-            raise UsageError(f"Cutout: size should be a positive integer, got {self.size!r}")
-
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        rows = self._covered(draws, images.shape[-2], 0)
-        columns = self._covered(draws, images.shape[-1], 1)
-        return images.clone().masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
-
-    def _covered(self, draws: Draws, length: int, draw: int) -> Tensor:
-        start = (draws.integers(length, draw) - self.size // 2)[:, None]
-        place = torch.arange(length, device=draws.records.device)
-        covered: Tensor = (place >= start) & (place < start + self.size)
-        return covered

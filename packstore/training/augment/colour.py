@@ -1,0 +1,305 @@
+"""Operations on colours under torchvision's names, each drawn for every image by itself."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import UsageError
+from packstore.images.programs import Code, Program, join_programs, new_program, step
+from packstore.training.augment.base import Size
+from packstore.training.augment.distributions import chance, permutation, uniform
+from packstore.training.augment.program_operation import ProgramOperation, check_probability, check_range
+from packstore.training.random_draws import Draws
+
+Range = tuple[float, float]
+
+_FACTORS = {"brightness": Code.BRIGHTNESS, "contrast": Code.CONTRAST, "saturation": Code.SATURATION, "hue": Code.HUE}
+
+
+@dataclass(frozen=True)
+class ColorJitter(ProgramOperation):
+    """Changes brightness, contrast, saturation and hue in a random order, as torchvision's ``ColorJitter``.
+
+    Args:
+        brightness: Factors are uniform in ``(1 - brightness, 1 + brightness)``, at least 0; or in a pair's range.
+        contrast: Likewise.
+        saturation: Likewise.
+        hue: Shifts are uniform in ``(-hue, hue)``, at most 0.5; or in a pair's range.
+
+    Raises:
+        UsageError: A number below 0, or a range that is not ascending.
+    """
+
+    brightness: float | Range = 0
+    contrast: float | Range = 0
+    saturation: float | Range = 0
+    hue: float | Range = 0
+
+    def __post_init__(self) -> None:
+        self._ranges()
+
+    def _ranges(self) -> list[tuple[Code, float, float]]:
+        """What changes: code, lowest and highest factor."""
+        found = []
+        for name, code in _FACTORS.items():
+            value, centre = getattr(self, name), 0.0 if code == Code.HUE else 1.0
+            bounds = (-0.5, 0.5) if code == Code.HUE else (0.0, math.inf)
+            if isinstance(value, int | float):
+                if value < 0:
+                    raise UsageError(f"ColorJitter: {name} should be at least 0, got {value!r}")
+                value = (centre - value if code == Code.HUE else max(0.0, centre - value), centre + value)
+            low, high = check_range(self, name, value, *bounds)
+            if (low, high) != (centre, centre):
+                found.append((code, low, high))
+        return found
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        ranges = self._ranges()
+        program = new_program(len(draws), len(ranges))
+        places = np.argsort(permutation(draws, len(ranges), 4), 1)
+        rows = np.arange(len(draws))
+        for number, (code, low, high) in enumerate(ranges):
+            program["code"][rows, places[:, number]] = code
+            program["p"][rows, places[:, number], 0] = uniform(draws, low, high, code - Code.BRIGHTNESS)
+        return program
+
+
+@dataclass(frozen=True)
+class Grayscale(ProgramOperation):
+    """Makes images gray, in all three channels, as torchvision's ``Grayscale(3)``."""
+
+    num_output_channels: int = 3
+
+    def __post_init__(self) -> None:
+        if self.num_output_channels != 3:
+            raise UsageError(f"Grayscale: a batch keeps its 3 channels, got {self.num_output_channels!r}")
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        return step(len(draws), Code.GRAY)
+
+
+class _WithProbability(ProgramOperation):
+    """One step, with a probability."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        check_probability(self, self.p)
+
+    @abstractmethod
+    def _step(self, count: int, where: Any) -> Program:
+        """The step, of those images of ``count`` that it runs on."""
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        return self._step(len(draws), chance(draws, self.p, 0))
+
+
+@dataclass(frozen=True)
+class RandomGrayscale(_WithProbability):
+    """Makes images gray with probability ``p``, as torchvision's ``RandomGrayscale``."""
+
+    p: float = 0.1
+
+    def _step(self, count: int, where: Any) -> Program:
+        return step(count, Code.GRAY, where=where)
+
+
+@dataclass(frozen=True)
+class RandomInvert(_WithProbability):
+    """Inverts values with probability ``p``, as torchvision's ``RandomInvert``."""
+
+    p: float = 0.5
+
+    def _step(self, count: int, where: Any) -> Program:
+        return step(count, Code.INVERT, where=where)
+
+
+@dataclass(frozen=True)
+class RandomPosterize(_WithProbability):
+    """Keeps the highest ``bits`` of each value with probability ``p``, as torchvision's ``RandomPosterize``."""
+
+    bits: int
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 0 <= self.bits <= 8:
+            raise UsageError(f"RandomPosterize: bits should be 0 … 8, got {self.bits!r}")
+
+    def _step(self, count: int, where: Any) -> Program:
+        return step(count, Code.POSTERIZE, self.bits, where=where)
+
+
+@dataclass(frozen=True)
+class RandomSolarize(_WithProbability):
+    """Inverts values from ``threshold`` on, 0 … 255, with probability ``p``, as torchvision's ``RandomSolarize``."""
+
+    threshold: float
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.threshold, bool) or not isinstance(self.threshold, int | float):
+            raise UsageError(f"RandomSolarize: threshold should be a number, got {self.threshold!r}")
+        if not 0 <= self.threshold <= 255:
+            raise UsageError(f"RandomSolarize: threshold should be 0 … 255, got {self.threshold!r}")
+
+    def _step(self, count: int, where: Any) -> Program:
+        return step(count, Code.SOLARIZE, self.threshold, where=where)
+
+
+@dataclass(frozen=True)
+class RandomAutocontrast(_WithProbability):
+    """Stretches each channel to 0 … 255 with probability ``p``, as torchvision's ``RandomAutocontrast``."""
+
+    p: float = 0.5
+
+    def _step(self, count: int, where: Any) -> Program:
+        return step(count, Code.AUTOCONTRAST, where=where)
+
+
+@dataclass(frozen=True)
+class RandomEqualize(_WithProbability):
+    """Equalizes the histogram of each channel with probability ``p``, as torchvision's ``RandomEqualize``."""
+
+    p: float = 0.5
+
+    def _step(self, count: int, where: Any) -> Program:
+        return step(count, Code.EQUALIZE, where=where)
+
+
+@dataclass(frozen=True)
+class RandomAdjustSharpness(_WithProbability):
+    """Sharpens (factor above 1) or smooths images with probability ``p``, as torchvision's."""
+
+    sharpness_factor: float
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.sharpness_factor, int | float) or not 0 <= self.sharpness_factor < math.inf:
+            raise UsageError(
+                f"RandomAdjustSharpness: sharpness_factor should be at least 0, got {self.sharpness_factor!r}"
+            )
+
+    def _step(self, count: int, where: Any) -> Program:
+        return step(count, Code.SHARPNESS, self.sharpness_factor, where=where)
+
+
+@dataclass(frozen=True)
+class RandomChannelPermutation(ProgramOperation):
+    """Puts the channels in a random order, as torchvision's ``RandomChannelPermutation``."""
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        return step(len(draws), Code.PERMUTE, *permutation(draws, 3, 0).T)
+
+
+@dataclass(frozen=True)
+class RandomPhotometricDistort(ProgramOperation):
+    """Changes brightness, contrast, saturation, hue and the order of channels, each with probability ``p``.
+
+    As torchvision's ``RandomPhotometricDistort`` (Liu et al., "SSD: Single Shot MultiBox Detector", 2016): contrast
+    comes before saturation and hue, or after them.
+    """
+
+    brightness: Range = (0.875, 1.125)
+    contrast: Range = (0.5, 1.5)
+    saturation: Range = (0.5, 1.5)
+    hue: Range = (-0.05, 0.05)
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_probability(self, self.p)
+        for name in _FACTORS:
+            bounds = (-0.5, 0.5) if name == "hue" else (0.0, math.inf)
+            object.__setattr__(self, name, check_range(self, name, getattr(self, name), *bounds))
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        count = len(draws)
+        first = chance(draws, 0.5, 8)
+        steps = {}
+        for number, (name, code) in enumerate(_FACTORS.items()):
+            low, high = getattr(self, name)
+            factor = uniform(draws, low, high, 2 * number)
+            steps[code] = step(count, code, factor, where=chance(draws, self.p, 2 * number + 1))
+        before, after = steps[Code.CONTRAST].copy(), steps[Code.CONTRAST].copy()
+        before[~first], after[first] = 0, 0
+        order = step(count, Code.PERMUTE, *permutation(draws, 3, 10).T, where=chance(draws, self.p, 9))
+        chain = [steps[Code.BRIGHTNESS], before, steps[Code.SATURATION], steps[Code.HUE], after, order]
+        return join_programs(chain, count)
+
+
+@dataclass(frozen=True)
+class GaussianBlur(ProgramOperation):
+    """Blurs images with a Gaussian kernel, as torchvision's ``GaussianBlur``.
+
+    Args:
+        kernel_size: Side of the kernel, odd; or ``(width, height)``.
+        sigma: Standard deviation in pixels, or the range in which it is uniform.
+
+    Raises:
+        UsageError: A kernel that is even, a deviation that is not positive.
+    """
+
+    kernel_size: int | tuple[int, int]
+    sigma: float | Range = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        if (
+            not all(isinstance(n, int) and 0 < n < _LARGEST_KERNEL and n % 2 for n in self._size)
+            or len(self._size) != 2
+        ):
+            raise UsageError(
+                f"GaussianBlur: kernel_size should be odd, up to {_LARGEST_KERNEL - 1}, got {self.kernel_size!r}"
+            )
+        self._range()
+
+    @property
+    def _size(self) -> tuple[int, ...]:
+        return tuple(self.kernel_size) if isinstance(self.kernel_size, list | tuple) else (self.kernel_size,) * 2
+
+    def _range(self) -> Range:
+        pair = (self.sigma, self.sigma) if isinstance(self.sigma, int | float) else self.sigma
+        return check_range(self, "sigma", pair, 1e-3, 1e3)
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        low, high = self._range()
+        sigma = uniform(draws, low, high, 0)
+        return step(len(draws), Code.BLUR, *self._size, sigma, sigma)
+
+
+_LARGEST_KERNEL = 256
+
+
+@dataclass(frozen=True)
+class GaussianNoise(ProgramOperation):
+    """Adds noise to every value, as torchvision's ``GaussianNoise``; ``mean`` and ``sigma`` are shares of 255.
+
+    The noise is a sum of four uniform bytes, which is nearly normal and reaches 3.45 deviations.
+    """
+
+    mean: float = 0.0
+    sigma: float = 0.1
+    clip: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sigma, int | float) or not 0 <= self.sigma < math.inf:
+            raise UsageError(f"GaussianNoise: sigma should be at least 0, got {self.sigma!r}")
+        if not isinstance(self.mean, int | float) or not math.isfinite(self.mean):
+            raise UsageError(f"GaussianNoise: mean should be a number, got {self.mean!r}")
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        return step(
+            len(draws), Code.NOISE, 255 * self.mean, 255 * self.sigma, *seed_parameters(draws, 0), flags=int(self.clip)
+        )
+
+
+def seed_parameters(draws: Draws, draw: int) -> tuple[Any, Any]:
+    """A random seed of 32 bits as two numbers of 16 bits, which float32 holds."""
+    bits = draws.bits(draw)
+    return bits & 0xFFFF, bits >> 16

@@ -1,0 +1,189 @@
+"""Colours of a batch of bytes, with a parameter for each image: the arithmetic of torchvision's ``transforms.v2``.
+
+Source of the formulas: torchvision 0.28, ``transforms/v2/functional/_color.py`` and ``_misc.py``. Images are uint8
+``(B, 3, H, W)`` on any device; parameters are float32 ``(B, 1, 1, 1)`` on the same one. All results are new.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
+    """``images * factor``."""
+    return _bytes(images.mul(factor))
+
+
+def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """Blends with the mean of each image's gray."""
+    gray = _gray(images)
+    # A sum of whole numbers is the same in any order, which one of float32 would not be.
+    mean = gray.long().sum((-3, -2, -1), keepdim=True).double() / gray[0].numel()
+    return _blend(images, mean.float(), factor)
+
+
+def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
+    """Blends with gray."""
+    return _blend(images, _gray(images), factor)
+
+
+def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Turns the hue by ``shift``, -0.5 … 0.5, in HSV."""
+    scaled = images.float().mul_(1.0 / 255)
+    red, green, blue = scaled.unbind(1)
+    low, high = torch.aminmax(scaled, dim=1)
+    flat = high == low
+    spread = high - low
+    saturation = spread / torch.where(flat, torch.ones_like(high), high)
+    divisor = torch.where(flat, torch.ones_like(spread), spread)
+    to_red, to_green, to_blue = ((high - each) / divisor for each in (red, green, blue))
+    hue = torch.where(
+        high == red,
+        to_blue - to_green,
+        torch.where(high == green, to_red + 2.0 - to_blue, to_green + 4.0 - to_red),
+    )
+    hue = hue.mul_(1.0 / 6.0).add_(1.0).fmod_(1.0).add_(shift[:, 0]).remainder_(1.0)
+    sixth = hue.mul_(6)
+    sector = sixth.floor()
+    part = sixth.sub_(sector)
+    sector = sector.to(torch.int32).remainder_(6)
+    rest = 1.0 - saturation
+    product = saturation * part
+    q = (1.0 - product).mul_(high).clamp_(0.0, 1.0)
+    t = product.add_(rest).mul_(high).clamp_(0.0, 1.0)
+    p = rest.mul_(high).clamp_(0.0, 1.0)
+    choices = torch.stack((high, p, q, t), 1)
+    select = torch.tensor(_SECTORS, device=images.device)[:, sector.long()].movedim(0, 1)
+    return choices.gather(1, select).mul_(255 + 1.0 - 1e-3).to(torch.uint8)
+
+
+_SECTORS = [[0, 2, 1, 1, 3, 0], [3, 0, 0, 2, 1, 1], [1, 1, 3, 0, 0, 2]]
+"""Which of v, p, q, t each channel is, by sector of the hue."""
+
+
+def to_gray(images: Tensor) -> Tensor:
+    """Gray in all three channels."""
+    return _gray(images).to(torch.uint8).expand_as(images).contiguous()
+
+
+def invert(images: Tensor) -> Tensor:
+    """``255 - images``."""
+    return images.bitwise_not()
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Keeps the highest ``bits`` of each value, 0 … 8."""
+    return images & (256 - (1 << (8 - bits.int()))).to(torch.uint8)
+
+
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    """Inverts values from ``threshold`` on."""
+    return torch.where(images >= threshold, images.bitwise_not(), images)
+
+
+def solarize_add(images: Tensor, added: Tensor, threshold: Tensor) -> Tensor:
+    """Adds to values below ``threshold``, up to 255 (timm, ``data/auto_augment.py``)."""
+    return torch.where(images < threshold, (images + added).clamp_(max=255).to(torch.uint8), images)
+
+
+def autocontrast(images: Tensor) -> Tensor:
+    """Stretches each channel of an image to 0 … 255."""
+    values = images.float()
+    low, high = values.amin((-2, -1), keepdim=True), values.amax((-2, -1), keepdim=True)
+    flat = high == low
+    scale = high.sub_(low).mul_(1.0 / 255).masked_fill_(flat, 1.0)
+    return _bytes(values.sub_(low.masked_fill_(flat, 0.0)).div_(scale))
+
+
+def equalize(images: Tensor) -> Tensor:
+    """Equalizes the histogram of each channel of an image, as Pillow does."""
+    batch, channels, height, width = images.shape
+    pixels = height * width
+    flat = images.reshape(batch, channels, pixels).long()
+    counts = torch.zeros((batch, channels, 256), dtype=torch.int64, device=images.device)
+    counts.scatter_add_(-1, flat, torch.ones_like(flat))
+    below = counts.cumsum(-1)
+    last = counts.gather(-1, below.argmax(-1, keepdim=True))  # of the highest value that there is
+    unit = (pixels - last) // 255
+    table = torch.nn.functional.pad((below[..., :-1] + unit // 2) // unit.clamp(min=1), (1, 0)).clamp_(0, 255)
+    table = torch.where(unit > 0, table, torch.arange(256, device=images.device))
+    return table.to(torch.uint8).gather(-1, flat).view_as(images)
+
+
+def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """Blends with a smoothed image; its outermost pixels stay. Images of less than three pixels a side stay whole."""
+    height, width = images.shape[-2:]
+    if height <= 2 or width <= 2:
+        return images.clone()
+    # The kernel, 1 1 1 / 1 5 1 / 1 1 1 over 13, in whole numbers: no sum is halfway between two values.
+    whole = images.to(torch.int16)
+    rows = whole[..., :-2, :] + whole[..., 1:-1, :] + whole[..., 2:, :]
+    sums = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    inner = whole[..., 1:-1, 1:-1]
+    smooth = ((sums + 4 * inner) * 2 + 13).div_(26, rounding_mode="floor")
+    result = images.clone()
+    values = inner.float()
+    result[..., 1:-1, 1:-1] = _bytes(torch.addcmul(values, smooth.float().sub_(values), _rest(factor)))
+    return result
+
+
+def gaussian_blur(images: Tensor, size: tuple[int, int], sigma: Tensor) -> Tensor:
+    """Blurs with a Gaussian kernel, reflecting at the edges.
+
+    Args:
+        images: As in the module.
+        size: Width and height of the kernel, odd.
+        sigma: float32 ``(B, 2)``: standard deviation across and down.
+    """
+    batch, channels, height, width = images.shape
+    across, down = size
+    rows_shown, columns_shown = (
+        _reflected(n, reach // 2, images.device) for n, reach in ((height, down), (width, across))
+    )
+    padded = images.float().index_select(2, rows_shown).index_select(3, columns_shown)
+    columns = _kernel(across, sigma[:, 0]).repeat_interleave(channels, 0)[:, None, None, :]
+    rows = _kernel(down, sigma[:, 1]).repeat_interleave(channels, 0)[:, None, :, None]
+    planes = padded.reshape(1, batch * channels, *padded.shape[-2:])
+    for weights in (rows, columns):
+        planes = torch.nn.functional.conv2d(planes, weights, groups=batch * channels)
+    return planes.view(batch, channels, height, width).round_().to(torch.uint8)
+
+
+def _reflected(length: int, reach: int, device: torch.device) -> Tensor:
+    """Places of ``length`` pixels with ``reach`` more at both ends, reflected as often as it takes."""
+    place = torch.arange(-reach, length + reach, device=device)
+    period = max(1, 2 * length - 2)
+    place = place.remainder(period)
+    return torch.minimum(place, period - place) if length > 1 else place * 0
+
+
+def _kernel(size: int, sigma: Tensor) -> Tensor:
+    limit = (size - 1) / (2.0 * 2.0**0.5)
+    x = torch.linspace(-limit, limit, size, dtype=torch.float32, device=sigma.device)
+    return torch.softmax((x / sigma[:, None]).pow_(2).neg_(), 1)
+
+
+def permute_channels(images: Tensor, order: Tensor) -> Tensor:
+    """Channel ``c`` of the result is channel ``order[b, c]`` of the image."""
+    return images.gather(1, order[:, :, None, None].expand_as(images))
+
+
+def _gray(images: Tensor) -> Tensor:
+    """Gray as float32 whole numbers, ``(B, 1, H, W)``."""
+    red, green, blue = images.unbind(1)
+    return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).floor_()[:, None]
+
+
+def _blend(images: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
+    return _bytes(torch.addcmul(images.mul(ratio), other, _rest(ratio)))
+
+
+def _rest(ratio: Tensor) -> Tensor:
+    """``1 - ratio``, rounded once."""
+    return (1.0 - ratio.double()).float()
+
+
+def _bytes(values: Tensor) -> Tensor:
+    """Values clipped to 0 … 255 and cut off to whole numbers."""
+    return values.clamp_(0, 255).to(torch.uint8)

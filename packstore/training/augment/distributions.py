@@ -1,0 +1,82 @@
+"""Normal, gamma and beta distributed numbers, each a pure function of a record's draws; on the host, with numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.training.random_draws import Draws
+
+Floats = NDArray[np.float64]
+
+_TRIES = 8
+"""Attempts of the rejection in :func:`gamma`. All fail with a probability below 1e-10."""
+
+GAMMA_DRAWS = 3 * _TRIES + 1
+"""Draws that :func:`gamma` uses."""
+
+
+def uniform(draws: Draws, low: float, high: float, draw: int) -> Floats:
+    """Uniform numbers in [``low``, ``high``), float64 ``(B,)``."""
+    values: Floats = draws.uniform(draw) * (high - low) + low
+    return values
+
+
+def chance(draws: Draws, p: float, draw: int) -> NDArray[np.bool_]:
+    """True with probability ``p``, bool ``(B,)``."""
+    happens: NDArray[np.bool_] = draws.bits(draw) < round(p * 2**32)
+    return happens
+
+
+def normal(draws: Draws, draw: int) -> Floats:
+    """Standard normal numbers, float64 ``(B,)``, by Box and Muller (1958); uses ``draw`` and ``draw + 1``."""
+    first, second = draws.uniform(draw, 2)
+    values: Floats = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
+    return values
+
+
+def permutation(draws: Draws, count: int, draw: int) -> NDArray[np.int64]:
+    """A random order of ``count`` things for each record, int64 ``(B, count)``; uses ``count`` draws."""
+    order: NDArray[np.int64] = np.argsort(draws.bits(draw, count), axis=0, kind="stable").T
+    return order
+
+
+def gamma(draws: Draws, shape: float, draw: int) -> Floats:
+    """Gamma distributed numbers of scale 1, float64 ``(B,)``; uses :data:`GAMMA_DRAWS` draws from ``draw`` on.
+
+    Marsaglia and Tsang, "A simple method for generating gamma variables" (2000), with its boost for ``shape`` < 1.
+    """
+    raised = shape + 1 if shape < 1 else shape
+    d = raised - 1 / 3
+    c = 1 / np.sqrt(9 * d)
+    result = np.full(len(draws), d)
+    open_rows = np.ones(len(draws), np.bool_)
+    for attempt in range(_TRIES):
+        at = draw + 3 * attempt
+        x = normal(draws, at)
+        v = (1 + c * x) ** 3
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fits = open_rows & (v > 0) & (np.log(draws.uniform(at + 2)) < 0.5 * x * x + d - d * v + d * np.log(v))
+        result[fits] = d * v[fits]
+        open_rows &= ~fits
+    if shape < 1:
+        result *= (1 - draws.uniform(draw + 3 * _TRIES)) ** (1 / shape)
+    return result
+
+
+def beta(draws: Draws, alpha: float, draw: int) -> Floats:
+    """Numbers of the distribution Beta(``alpha``, ``alpha``), float64 ``(B,)``; uses 2 × :data:`GAMMA_DRAWS` draws."""
+    first, second = gamma(draws, alpha, draw), gamma(draws, alpha, draw + GAMMA_DRAWS)
+    total = first + second
+    # With a very small alpha both may be rounded to 0; then it is one end or the other.
+    return np.where(total > 0, first / np.where(total > 0, total, 1), draws.bits(draw) & 1)
+
+
+def dirichlet(draws: Draws, alpha: float, count: int, draw: int) -> Floats:
+    """Weights that sum to 1, symmetric Dirichlet(``alpha``), float64 ``(B, count)``."""
+    if alpha == 1:
+        parts = -np.log1p(-draws.uniform(draw, count)).T
+    else:
+        parts = np.stack([gamma(draws, alpha, draw + n * GAMMA_DRAWS) for n in range(count)], 1)
+    total = parts.sum(1, keepdims=True)
+    return np.where(total > 0, parts / np.where(total > 0, total, 1), 1 / count)

@@ -1,0 +1,157 @@
+"""Operations that overwrite parts of an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.images.programs import Code, Program, join_programs, step
+from packstore.training.augment.base import Size
+from packstore.training.augment.colour import seed_parameters
+from packstore.training.augment.distributions import chance, normal
+from packstore.training.augment.geometry import log_uniform
+from packstore.training.augment.program_operation import ProgramOperation, check_probability, check_range
+from packstore.training.augment.warp_kernels import IMAGENET_BYTES
+from packstore.training.random_draws import Array, Draws
+
+_ATTEMPTS = 10
+_DRAWS = 2 * _ATTEMPTS + 9
+"""Draws of a box."""
+
+
+@dataclass(frozen=True)
+class RandomErasing(ProgramOperation):
+    """Overwrites boxes of random area and aspect ratio with probability ``p``, as torchvision's ``RandomErasing``.
+
+    Ten boxes are tried, and the first that is lower and narrower than the image is taken; else none.
+
+    Args:
+        p: Probability.
+        scale: Smallest and largest area of a box, as shares of the image's.
+        ratio: Smallest and largest aspect ratio of a box, height / width; its logarithm is uniform.
+        value: A number, or one for each channel, in the images' own units; ``"random"`` for random pixels, or
+            ``"color"`` for one random colour a box. Random values are normally distributed with the mean and deviation
+            of ImageNet's pixels, cut off at 0 and 255, as torchvision's and timm's are after normalisation.
+        count: Number of boxes, or ``(least, most)``; each then has its share of the area, as timm does.
+
+    Raises:
+        UsageError: Numbers out of range, or an unknown value. When called: random values for floating point images.
+    """
+
+    p: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+    value: float | tuple[float, float, float] | str = 0
+    count: int | tuple[int, int] = 1
+
+    def __post_init__(self) -> None:
+        check_probability(self, self.p)
+        object.__setattr__(self, "scale", check_range(self, "scale", self.scale, 0, 1))
+        object.__setattr__(self, "ratio", check_range(self, "ratio", self.ratio, 1e-6, 1e6))
+        if isinstance(self.value, str):
+            fits = self.value in ("random", "color")
+        else:
+            fits = len(self._values) == 3 and all(isinstance(n, int | float) for n in self._values)
+        if not fits:
+            raise UsageError(
+                "RandomErasing: value should be a number, one for each of 3 channels, 'random' or 'color', got "
+                f"{self.value!r}"
+            )
+        least, most = self._counts
+        if not (isinstance(least, int) and isinstance(most, int) and 1 <= least <= most <= 100):
+            raise UsageError(f"RandomErasing: count should be 1 … 100 or (least, most), got {self.count!r}")
+
+    @property
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(self.value) if isinstance(self.value, list | tuple) else (self.value,) * 3
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        if isinstance(self.count, list | tuple):
+            return tuple(self.count) if len(self.count) == 2 else (0, 0)  # type: ignore[return-value]
+        return self.count, self.count
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        least, most = self._counts
+        happens = chance(draws, self.p, 0)
+        count = least + draws.integers(most - least + 1, 1)
+        boxes = [self._box(draws, size, count, 2 + n * _DRAWS, happens & (n < count)) for n in range(most)]
+        return join_programs(boxes, len(draws))
+
+    def _box(self, draws: Draws, size: Size, count: Any, draw: int, where: Any) -> Program:
+        height, width = size
+        low, high = self.scale
+        area = height * width * (draws.uniform(draw, _ATTEMPTS) * (high - low) + low) / count
+        ratio = log_uniform(draws.uniform(draw + _ATTEMPTS, _ATTEMPTS), *self.ratio)
+        heights, widths = np.sqrt(area * ratio).round(), np.sqrt(area / ratio).round()
+        fits = (heights < height) & (widths < width)
+        first = fits.argmax(0)[None]
+        tall, wide = (np.take_along_axis(each, first, 0)[0].astype(np.int64) for each in (heights, widths))
+        draw += 2 * _ATTEMPTS
+        found = fits.any(0)
+        top = draws.integers((height - tall + 1).clip(1), draw)
+        left = draws.integers((width - wide + 1).clip(1), draw + 1)
+        values: tuple[Any, ...] = self._values
+        if self.value == "random":
+            values = seed_parameters(draws, draw + 2)
+        elif self.value == "color":
+            values = tuple(
+                (mean + deviation * normal(draws, draw + 3 + 2 * c)).round().clip(0, 255)
+                for c, (mean, deviation) in enumerate(zip(*IMAGENET_BYTES, strict=True))
+            )
+        flags = ERASE_FLAGS.get(self.value, 0) if isinstance(self.value, str) else 0
+        return step(len(draws), Code.ERASE, top, left, tall, wide, *values, flags=flags, where=where & found)
+
+
+ERASE_FLAGS = {"random": 1, "color": 2}
+"""``flags`` of :attr:`Code.ERASE` for random values, which are bytes."""
+
+
+@dataclass(frozen=True)
+class Cutout(ProgramOperation):
+    """Fills a square at a random place (DeVries and Taylor, "Improved regularization … with Cutout", 2017).
+
+    The square's centre is uniform over the image's pixels, and what lies outside is cut off, as in their paper.
+
+    Args:
+        size: Side of the square in pixels.
+        fill: Its value, in the images' own units: 0 is black for pixels, and the mean for normalised images.
+
+    Raises:
+        UsageError: A size that is not positive.
+    """
+
+    size: int
+    fill: float = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or self.size < 1:
+            raise UsageError(f"Cutout: size should be a positive integer, got {self.size!r}")
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        """As :meth:`Operation.__call__`; on a device it waits for nothing."""
+        rows = self._covered(draws, images.shape[-2], 0)
+        columns = self._covered(draws, images.shape[-1], 1)
+        return images.clone().masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        starts = [self._start(draws, length, draw) for draw, length in enumerate(size)]
+        first = [start.clip(0) for start in starts]
+        sides = [
+            (start + self.size).clip(max=length) - at for start, at, length in zip(starts, first, size, strict=True)
+        ]
+        return step(len(draws), Code.ERASE, *first, *sides, *(self.fill,) * 3)
+
+    def _start(self, draws: Draws, length: int, draw: int) -> Array:
+        return draws.integers(length, draw) - self.size // 2
+
+    def _covered(self, draws: Draws, length: int, draw: int) -> Tensor:
+        start = self._start(draws, length, draw)[:, None]
+        place = torch.arange(length, device=draws.records.device)
+        covered: Tensor = (place >= start) & (place < start + self.size)
+        return covered

@@ -1,0 +1,181 @@
+"""Runs programs on batches: with the engine on the CPU, with torch on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.images.engine import augment
+from packstore.images.programs import Code, Program
+from packstore.training.augment import colour_kernels as colours
+from packstore.training.augment import warp_kernels as warps
+from packstore.training.augment.base import is_channels_last
+
+Steps = NDArray[np.void]
+
+_ANY_DTYPE = (Code.AFFINE, Code.PERSPECTIVE, Code.ERASE, Code.MIRROR, Code.FLIP, Code.PERMUTE)
+"""Codes for floating point images too; the others are defined for bytes."""
+
+_MIXING = (Code.KEEP, Code.ADD, Code.MIX)
+"""Codes of sums of images. In a column of a program all of them are the same one."""
+
+_SMALL_BYTES = 1 << 20
+"""Bytes of images that are sooner done than threads are started."""
+
+_CHUNK_BYTES = 1 << 20
+"""Bytes of images that a step treats at a time on the CPU, so that what it makes in float32 stays in the caches."""
+
+
+def run_program(images: Tensor, program: Program) -> Tensor:
+    """As :func:`run_by_torch`, by the engine where there is one and it knows the images: bytes on the CPU."""
+    if not program["code"].any():
+        return images
+    if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[1] == 3 and images.numel():
+        pixels = images.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
+        threads = torch.get_num_threads() if images.numel() > _SMALL_BYTES else 1
+        if augment(pixels.numpy(), program, threads):
+            layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
+            return pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout)
+    return run_by_torch(images, program)
+
+
+def run_by_torch(images: Tensor, program: Program) -> Tensor:
+    """``images`` ``(B, C, H, W)`` after the steps of ``program`` ``(B, n)``; they themselves stay as they are.
+
+    Raises:
+        UsageError: A step on colours, and the images are no bytes of three channels.
+    """
+    codes, flags = program["code"], program["flags"]
+    busy = codes.any(1)
+    if not busy.any():
+        return images
+    if is_channels_last(images):
+        result = images.clone(memory_format=torch.channels_last)
+    else:
+        result = images.clone(memory_format=torch.contiguous_format)
+    step = len(images)
+    if images.device.type == "cpu":
+        step = max(1, _CHUNK_BYTES // max(1, images[:1].nbytes))
+    kept, mixed = images, images
+    for column in range(program.shape[1]):
+        kinds = codes[:, column].astype(np.int64) << 32 | _mode_bits(codes[:, column], flags[:, column])
+        for kind in np.unique(kinds).tolist():
+            code = Code(kind >> 32)
+            if code == Code.IDENTITY:
+                continue
+            _check(images, code)
+            rows = np.flatnonzero(kinds == kind)
+            if code in _MIXING:
+                index = torch.from_numpy(rows).to(images.device)
+                share = torch.from_numpy(program["p"][rows, column, 0].copy()).to(images.device)[:, None, None, None]
+                chosen = result.index_select(0, index)
+                if code == Code.KEEP:
+                    kept, mixed = result.clone(), torch.zeros_like(result, dtype=torch.float32)
+                if code != Code.MIX:
+                    mixed.index_add_(0, index, chosen * share)
+                if code == Code.ADD:
+                    result.index_copy_(0, index, kept.index_select(0, index))
+                elif code == Code.MIX:
+                    shown = mixed.index_select(0, index).clamp_(0, 255).to(torch.uint8)
+                    result.index_copy_(0, index, shown)
+                continue
+            for first in range(0, len(rows), step):
+                part = rows[first : first + step]
+                index = torch.from_numpy(part).to(images.device, non_blocking=True)
+                # Planes: of strided channels torch rounds some sums in another way.
+                chosen = result.index_select(0, index).contiguous()
+                result.index_copy_(0, index, _KERNELS[code](chosen, program[part, column]))
+    return result
+
+
+def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
+    """Flags that a kernel takes alike for all of its images: of warps without their colours."""
+    low = flags.astype(np.int64) & 0xFFFFFFFF
+    warped = (codes == Code.AFFINE) | (codes == Code.PERSPECTIVE)
+    return np.where(warped, low & 0xFF, low)
+
+
+def _check(images: Tensor, code: Code) -> None:
+    if code not in _ANY_DTYPE and (images.dtype != torch.uint8 or images.shape[1] != 3):
+        raise UsageError(
+            f"{code.name.lower()} works on bytes of three channels, and these images are {images.dtype} with "
+            f"{images.shape[1]} channels: augment before normalising, and pack images as files or uint8"
+        )
+
+
+def _parameters(images: Tensor, steps: Steps, *places: int) -> list[Tensor]:
+    """Columns of parameters as float32 ``(B, 1, 1, 1)`` on the device of the images."""
+    values = torch.from_numpy(np.ascontiguousarray(steps["p"][:, list(places)].T)).to(images.device, non_blocking=True)
+    return [each[:, None, None, None] for each in values]
+
+
+def _seeds(steps: Steps, first: int) -> NDArray[np.int64]:
+    """32 bits from two parameters of 16 bits."""
+    low, high = (steps["p"][:, first + n].astype(np.int64) for n in range(2))
+    return low | high << 16
+
+
+def _with_parameters(kernel: Callable[..., Tensor], *places: int) -> Callable[[Tensor, Steps], Tensor]:
+    return lambda images, steps: kernel(images, *_parameters(images, steps, *places))
+
+
+def _blur(images: Tensor, steps: Steps) -> Tensor:
+    sizes = steps["p"][:, :2].astype(np.int64)
+    result = torch.empty_like(images)
+    for size in np.unique(sizes, axis=0).tolist():
+        rows = np.flatnonzero((sizes == size).all(1))
+        index = torch.from_numpy(rows).to(images.device)
+        sigma = torch.from_numpy(np.ascontiguousarray(steps["p"][rows, 2:4])).to(images.device)
+        result.index_copy_(0, index, colours.gaussian_blur(images.index_select(0, index), (size[0], size[1]), sigma))
+    return result
+
+
+def _noise(images: Tensor, steps: Steps) -> Tensor:
+    mean, sigma = _parameters(images, steps, 0, 1)
+    return warps.add_noise(images, mean, sigma, _seeds(steps, 2), bool(steps["flags"][0]))
+
+
+def _permute(images: Tensor, steps: Steps) -> Tensor:
+    order = torch.from_numpy(steps["p"][:, : images.shape[1]].astype(np.int64)).to(images.device)
+    return colours.permute_channels(images, order)
+
+
+def _erase(images: Tensor, steps: Steps) -> Tensor:
+    boxes, flags = steps["p"][:, :4].astype(np.int64), steps["flags"][0]
+    if flags and (images.dtype != torch.uint8 or images.shape[1] != 3):
+        raise UsageError(
+            f"erasing with random values works on bytes of three channels, and these images are {images.dtype}: use "
+            "value=0"
+        )
+    if flags == 1:
+        return warps.erase_with_noise(images, boxes, _seeds(steps, 4))
+    return warps.erase(images, boxes, steps["p"][:, 4:7])
+
+
+_KERNELS: dict[Code, Callable[[Tensor, Steps], Tensor]] = {
+    Code.BRIGHTNESS: _with_parameters(colours.adjust_brightness, 0),
+    Code.CONTRAST: _with_parameters(colours.adjust_contrast, 0),
+    Code.SATURATION: _with_parameters(colours.adjust_saturation, 0),
+    Code.HUE: _with_parameters(colours.adjust_hue, 0),
+    Code.GRAY: _with_parameters(colours.to_gray),
+    Code.INVERT: _with_parameters(colours.invert),
+    Code.POSTERIZE: _with_parameters(colours.posterize, 0),
+    Code.SOLARIZE: _with_parameters(colours.solarize, 0),
+    Code.SOLARIZE_ADD: _with_parameters(colours.solarize_add, 0, 1),
+    Code.AUTOCONTRAST: _with_parameters(colours.autocontrast),
+    Code.EQUALIZE: _with_parameters(colours.equalize),
+    Code.SHARPNESS: _with_parameters(colours.adjust_sharpness, 0),
+    Code.BLUR: _blur,
+    Code.NOISE: _noise,
+    Code.PERMUTE: _permute,
+    Code.AFFINE: lambda images, steps: warps.affine(images, steps["p"][:, :6], steps["flags"]),
+    Code.PERSPECTIVE: lambda images, steps: warps.perspective(images, steps["p"], steps["flags"]),
+    Code.ERASE: _erase,
+    Code.MIRROR: lambda images, steps: images.flip(-1),
+    Code.FLIP: lambda images, steps: images.flip(-2),
+}

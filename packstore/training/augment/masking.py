@@ -1,0 +1,72 @@
+"""Masks of patches, as masked autoencoders have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.training.random_draws import Draws
+
+MASKING_STREAM = -2
+"""The stream of the draws; operations have their places in the list, from 0."""
+
+
+class Masking(NamedTuple):
+    """Which patches of each image of a batch are hidden; patches are numbered row by row.
+
+    Attributes:
+        keep: int64 ``(B, kept)``: the patches that are shown, in random order.
+        mask: bool ``(B, patches)``: True for hidden ones.
+        restore: int64 ``(B, patches)``: where each patch lies behind those kept and then those hidden.
+    """
+
+    keep: Tensor
+    mask: Tensor
+    restore: Tensor
+
+
+@dataclass(frozen=True)
+class RandomMasking:
+    """Hides a share of the patches of each image (He et al., "Masked autoencoders …", 2021).
+
+    With ``masking=`` of a loader, each batch has a :class:`Masking` as its last value, or as ``"masking"`` of a dict.
+
+    Args:
+        ratio: Share of the patches that are hidden.
+        patch: Side of a patch in pixels, of which the images have a whole number.
+
+    Raises:
+        UsageError: ``ratio`` is not within 0 … 1, or ``patch`` is not positive; (while iterating) images that are no
+            whole number of patches.
+    """
+
+    ratio: float = 0.75
+    patch: int = 16
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float) or not 0 <= self.ratio < 1:
+            raise UsageError(f"RandomMasking: ratio should be from 0 to below 1, got {self.ratio!r}")
+        if not isinstance(self.patch, int) or self.patch < 1:
+            raise UsageError(f"RandomMasking: patch should be a positive number of pixels, got {self.patch!r}")
+
+    def __call__(self, draws: Draws, size: tuple[int, int]) -> Masking:
+        """The masks of records.
+
+        Args:
+            draws: Of the records, numpy or torch.
+            size: Height and width of their images.
+        """
+        if size[0] % self.patch or size[1] % self.patch:
+            raise UsageError(
+                f"RandomMasking: images of {size[0]}x{size[1]} are no whole number of patches of {self.patch}"
+            )
+        patches = size[0] // self.patch * (size[1] // self.patch)
+        noise = torch.as_tensor(draws.bits(0, patches)).T
+        order = noise.argsort(dim=1, stable=True)
+        restore = order.argsort(1)
+        kept = int(patches * (1 - self.ratio))
+        return Masking(order[:, :kept].contiguous(), restore >= kept, restore)

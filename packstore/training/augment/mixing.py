@@ -1,0 +1,251 @@
+"""Mixing of records of a batch: images of two become one, and labels shares of classes.
+
+What is drawn is a function of the records of the rank's batch: of the first one for a whole batch, of the first of a
+pair, or of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import is_channels_last
+from packstore.training.augment.distributions import GAMMA_DRAWS, beta, chance
+from packstore.training.augment.logic import choose
+from packstore.training.random_draws import Draws
+
+STREAM = -1
+"""The stream of the draws; operations have their places in the list, from 0."""
+
+
+class MixedLabels(NamedTuple):
+    """Labels of a mixed batch, for a loss of ``share * loss(x, first) + (1 - share) * loss(x, second)``.
+
+    Attributes:
+        first: Labels of the records.
+        second: Labels of those that were mixed in.
+        share: float32 ``(B,)``: how much of each image is its own record's.
+    """
+
+    first: Tensor
+    second: Tensor
+    share: Tensor
+
+
+class _Mixer:
+    """One way of mixing."""
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha < math.inf:
+            raise UsageError(f"{type(self).__name__}: alpha should be positive, got {self.alpha!r}")
+
+
+@dataclass(frozen=True)
+class MixUp(_Mixer):
+    """Adds two images, as torchvision's ``MixUp`` (Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2017).
+
+    Args:
+        alpha: The share of the first image has the distribution Beta(alpha, alpha).
+
+    Raises:
+        UsageError: ``alpha`` is not positive.
+    """
+
+    alpha: float = 1.0
+
+
+@dataclass(frozen=True)
+class CutMix(_Mixer):
+    """Puts a box of one image into another, as torchvision's ``CutMix`` (Yun et al., 2019).
+
+    Args:
+        alpha: The share of the first image has the distribution Beta(alpha, alpha), before the box is cut off at the
+            image's edges.
+
+    Raises:
+        UsageError: ``alpha`` is not positive.
+    """
+
+    alpha: float = 1.0
+
+
+@dataclass(frozen=True)
+class BatchMixer:
+    """Chooses among ways of mixing, and how many choices a batch has.
+
+    Args:
+        mixers: :class:`MixUp` and :class:`CutMix`, of which one is drawn.
+        p: Probability of mixing at all.
+        weights: Probabilities of ``mixers``, or numbers in proportion; None for equal ones. timm's ``switch_prob`` s is
+            ``(1 - s, s)`` for ``[MixUp(…), CutMix(…)]``.
+        mode: How many draws: one for the ``"batch"``, whose records are mixed with their predecessors, as torchvision
+            does; or as timm one for each ``"pair"`` of the first and last, second and second to last, …, or for each
+            ``"elem"`` of those.
+        labels: ``"dense"``: labels become shares of classes, float32 ``(B, C)``; ``"pairs"``: :class:`MixedLabels`.
+        label_smoothing: Share of a label that all classes get, before it is mixed.
+        num_classes: Number of classes; None for that of the store.
+
+    Raises:
+        UsageError: Options that cannot be.
+    """
+
+    mixers: Sequence[MixUp | CutMix]
+    p: float = 1.0
+    weights: Sequence[float] | None = None
+    mode: Literal["batch", "pair", "elem"] = "batch"
+    labels: Literal["dense", "pairs"] = "dense"
+    label_smoothing: float = 0.0
+    num_classes: int | None = None
+
+    def __post_init__(self) -> None:
+        known = isinstance(self.mixers, Sequence) and all(isinstance(each, MixUp | CutMix) for each in self.mixers)
+        if not known or not self.mixers:
+            raise UsageError(f"mix= takes MixUp, CutMix, a list of them or BatchMixer, got {self.mixers!r}")
+        object.__setattr__(self, "mixers", tuple(self.mixers))
+        for name in ("p", "label_smoothing"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise UsageError(f"BatchMixer: {name} should be 0 … 1, got {value!r}")
+        if self.mode not in ("batch", "pair", "elem"):
+            raise UsageError(f"BatchMixer: mode should be 'batch', 'pair' or 'elem', got {self.mode!r}")
+        if self.labels not in ("dense", "pairs"):
+            raise UsageError(f"BatchMixer: labels should be 'dense' or 'pairs', got {self.labels!r}")
+        if self.labels == "pairs" and self.label_smoothing:
+            raise UsageError(
+                "BatchMixer: label_smoothing is for labels='dense'; a loss has an option of its own for it"
+            )
+        if self.num_classes is not None and (not isinstance(self.num_classes, int) or self.num_classes < 1):
+            raise UsageError(f"BatchMixer: num_classes should be a positive integer, got {self.num_classes!r}")
+        if self.weights is not None:
+            if len(self.weights) != len(self.mixers) or min(self.weights) < 0 or sum(self.weights) <= 0:
+                raise UsageError(
+                    f"BatchMixer: weights should be a number of at least 0 for each mixer, got {self.weights!r}"
+                )
+            object.__setattr__(self, "weights", tuple(self.weights))
+
+    def draw(self, draws: Draws, size: tuple[int, int]) -> Drawn:
+        """What happens to a batch.
+
+        Args:
+            draws: Of its records, numpy.
+            size: Height and width of its images.
+        """
+        (height, width), rows = size, np.arange(len(draws))
+        # Whose draws count, and with whom it is mixed.
+        if self.mode == "batch":
+            deciding, partners, draws = rows * 0, (rows - 1) % max(1, len(draws)), draws[:1]
+        else:
+            partners = len(draws) - 1 - rows
+            deciding = np.minimum(rows, partners) if self.mode == "pair" else rows
+        chosen = choose(draws, len(self.mixers), self.weights, 0)
+        share = np.ones(len(draws))
+        for number, mixer in enumerate(self.mixers):
+            mine = chosen == number
+            if mine.any():
+                share[mine] = beta(draws, mixer.alpha, 8)[mine]
+        share = np.where(chance(draws, self.p, 1), share, 1.0)
+        cuts = np.array([isinstance(mixer, CutMix) for mixer in self.mixers])[chosen] & (share < 1)
+        half = 0.5 * np.sqrt(1.0 - share)
+        sides = [(half * length).astype(np.int64) for length in size]
+        middle = [draws.integers(length, 8 + 2 * GAMMA_DRAWS + n) for n, length in enumerate(size)]
+        first = [np.clip(m - s, 0, None) for m, s in zip(middle, sides, strict=True)]
+        stop = [np.clip(m + s, None, length) for m, s, length in zip(middle, sides, size, strict=True)]
+        box = np.stack([*first, *stop], 1)
+        area = (stop[0] - first[0]) * (stop[1] - first[1])
+        share = np.where(cuts, 1.0 - area / (height * width), share)
+        return Drawn(partners, share[deciding], cuts[deciding], box[deciding])
+
+    def mix_labels(self, labels: Tensor, drawn: Drawn, classes: int | None) -> Any:
+        """Labels of a mixed batch.
+
+        Args:
+            labels: int64 ``(B,)``, or shares of classes ``(B, C)``.
+            drawn: Of the batch.
+            classes: Number of classes of the store, if it says.
+
+        Raises:
+            UsageError: The number of classes is not known, or too small.
+        """
+        share = torch.from_numpy(drawn.share.astype(np.float32)).to(labels.device)
+        partners = torch.from_numpy(drawn.partners).to(labels.device)
+        if self.labels == "pairs":
+            return MixedLabels(labels, labels[partners], share)
+        if labels.ndim == 1:
+            labels = self._one_hot(labels, self.num_classes if self.num_classes is not None else classes)
+        elif self.label_smoothing:
+            labels = labels.float() * (1 - self.label_smoothing) + 0.5 * self.label_smoothing
+        rest = torch.from_numpy((1.0 - drawn.share).astype(np.float32)).to(labels.device)
+        labels = labels.float()
+        return labels[partners].mul_(rest[:, None]).add_(labels.mul(share[:, None]))
+
+    def _one_hot(self, labels: Tensor, classes: int | None) -> Tensor:
+        if classes is None:
+            raise UsageError("mix=: the store has no class names to count; say BatchMixer([...], num_classes=…)")
+        off = self.label_smoothing / classes
+        result = torch.full((len(labels), classes), off, device=labels.device, dtype=torch.float32)
+        known = (labels >= 0) & (labels < classes)
+        if labels.device.type == "cpu" and not bool(known.all()):
+            raise UsageError(f"mix=: a label is {int(labels[~known][0])}, and there are {classes} classes")
+        return result.scatter_(1, labels[:, None], 1.0 - self.label_smoothing + off)
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """How the records of a batch are mixed.
+
+    Attributes:
+        partners: int64 ``(B,)``: the row that each is mixed with.
+        share: float64 ``(B,)``: how much of each image is its own.
+        cuts: bool ``(B,)``: rows that get a box; the others are sums.
+        box: int64 ``(B, 4)``: its first row and column, and those behind its last.
+    """
+
+    partners: NDArray[np.int64]
+    share: NDArray[np.float64]
+    cuts: NDArray[np.bool_]
+    box: NDArray[np.int64]
+
+    def mix_images(self, images: Tensor) -> Tensor:
+        """``images`` ``(B, C, H, W)`` mixed, in new memory; bytes are rounded."""
+        if not (self.share < 1).any():
+            return images
+        device, layout = images.device, torch.channels_last if is_channels_last(images) else torch.contiguous_format
+        partners = images[torch.from_numpy(self.partners).to(device)]
+        result = partners
+        if not self.cuts.all():
+            # Where a box is put in, or nothing is mixed, all is the image's own.
+            share = np.where(self.cuts, 1.0, self.share)
+            own, rest = (
+                torch.from_numpy(each.astype(np.float32)).to(device)[:, None, None, None] for each in (share, 1 - share)
+            )
+            wide = partners if partners.dtype in (torch.float32, torch.float64) else partners.float()
+            result = wide.mul(rest).add_(images * own)
+            result = (result.round_() if images.dtype == torch.uint8 else result).to(images.dtype)
+        if self.cuts.any():
+            y, x = (torch.arange(length, device=device) for length in images.shape[-2:])
+            top, left, bottom, right = torch.from_numpy(np.ascontiguousarray(self.box.T)).to(device)[:, :, None]
+            rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)
+            cuts = torch.from_numpy(self.cuts).to(device)[:, None, None]
+            inside = (rows[:, :, None] & columns[:, None, :] & cuts)[:, None]
+            result = torch.where(inside, partners, images if self.cuts.all() else result)
+        return result.contiguous(memory_format=layout)
+
+
+def as_mix(mix: Any) -> BatchMixer | None:
+    """A user's ``mix=``. Raises :class:`UsageError` for anything but mixers, lists of them and :class:`BatchMixer`."""
+    if mix is None or isinstance(mix, BatchMixer):
+        return mix
+    mixers = [mix] if isinstance(mix, MixUp | CutMix) else mix
+    if isinstance(mixers, Sequence) and not mixers:
+        return None
+    return BatchMixer(mixers)

@@ -1,0 +1,350 @@
+"""Policies under torchvision's names: operations and magnitudes that are drawn for each image from a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.errors import UsageError
+from packstore.images.programs import INTERPOLATIONS, Code, Program, join_programs, new_program, step, warp_flags
+from packstore.training.augment.auto_augment_tables import POLICIES
+from packstore.training.augment.base import Operation, Size
+from packstore.training.augment.distributions import chance, dirichlet
+from packstore.training.augment.matrices import inverse_affine, rotation
+from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
+from packstore.training.random_draws import Draws
+
+Fill = float | tuple[float, float, float] | None
+Magnitudes = NDArray[np.float64]
+
+_SIGNED = {*("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")}
+"""Operations whose magnitude is negated with probability 1/2."""
+
+_FACTORS = {
+    "Brightness": Code.BRIGHTNESS,
+    "Color": Code.SATURATION,
+    "Contrast": Code.CONTRAST,
+    "Sharpness": Code.SHARPNESS,
+}
+_PLAIN = {"AutoContrast": Code.AUTOCONTRAST, "Equalize": Code.EQUALIZE, "Invert": Code.INVERT}
+
+_WIDE = {
+    **dict.fromkeys(("ShearX", "ShearY", "Brightness", "Color", "Contrast", "Sharpness"), 0.99),
+    **dict.fromkeys(("TranslateX", "TranslateY"), 32.0),
+    "Rotate": 135.0,
+}
+"""Largest magnitudes of TrivialAugmentWide (Müller and Hutter, 2021)."""
+
+
+@lru_cache(256)
+def magnitudes_of(name: str, bins: int, size: Size, policy: str) -> Magnitudes | None:
+    """The ``bins`` magnitudes of an operation for images of ``size``, float64 of float32 values; None if it has none.
+
+    Args:
+        name: As torchvision names it.
+        bins: How many.
+        size: Height and width.
+        policy: ``"auto"`` (AutoAugment and RandAugment), ``"wide"`` or ``"mix"`` (AugMix).
+    """
+    if name in _PLAIN or name == "Identity":
+        return None
+    if name == "Posterize":
+        bits = 8 - (torch.arange(bins) / ((bins - 1) / {"wide": 6, "auto": 4, "mix": 4}[policy])).round()
+        return (bits - 4 if policy == "mix" else bits).double().numpy()
+    if name == "Solarize":
+        return torch.linspace(1.0, 0.0, bins, dtype=torch.float32).double().numpy()
+    length = size[0] if name == "TranslateY" else size[1]
+    most = _WIDE[name] if policy == "wide" else _largest(name, length, policy)
+    return torch.linspace(0.0, most, bins, dtype=torch.float32).double().numpy()
+
+
+def _largest(name: str, length: int, policy: str) -> float:
+    if name.startswith("Translate"):
+        return length / 3.0 if policy == "mix" else 150.0 / 331.0 * length
+    return {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}.get(name, 0.9)
+
+
+def write_steps(
+    program: Program, rows: NDArray[np.int64], column: int, name: str, magnitude: Any, size: Size, flags: int
+) -> None:
+    """Writes the step of an operation into ``column`` of some rows of a program.
+
+    Args:
+        program: ``(B, n)``.
+        rows: int64 ``(k,)``.
+        column: Which step.
+        name: As torchvision names it.
+        magnitude: float64 ``(k,)``, signed; of no meaning for operations without one.
+        size: Height and width of the images.
+        flags: Of warps.
+    """
+    steps = np.zeros(len(rows), program.dtype)
+    if name in _FACTORS:
+        steps["code"], steps["p"][:, 0] = _FACTORS[name], 1.0 + magnitude
+    elif name in _PLAIN:
+        steps["code"] = _PLAIN[name]
+    elif name == "Posterize":
+        steps["code"], steps["p"][:, 0] = Code.POSTERIZE, magnitude
+    elif name == "Solarize":
+        steps["code"], steps["p"][:, 0] = Code.SOLARIZE, 255.0 * magnitude
+    elif name != "Identity":
+        steps["code"], steps["flags"] = Code.AFFINE, flags
+        steps["p"][:, :6] = _matrix(name, magnitude, size)
+    program[rows, column] = steps
+
+
+def _matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
+    count, (height, width) = len(magnitude), size
+    if name == "Rotate":
+        return rotation(count, magnitude)
+    if name.startswith("Translate"):
+        pixels = np.trunc(magnitude)
+        return inverse_affine(count, translate=(pixels, 0.0) if name[-1] == "X" else (0.0, pixels))
+    degrees = np.degrees(np.arctan(magnitude))  # the tables have the share, torchvision's affine takes degrees
+    corner = (-0.5 * width, -0.5 * height)
+    return inverse_affine(count, shear=(degrees, 0.0) if name[-1] == "X" else (0.0, degrees), centre=corner)
+
+
+class _Policy(Operation):
+    """Policies, and how they warp."""
+
+    interpolation: str
+    fill: Any
+
+    @property
+    def moves_pixels(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        check_interpolation(self, self.interpolation, INTERPOLATIONS[:2])
+        as_fill(self, self.fill)
+
+    @property
+    def _flags(self) -> int:
+        return int(warp_flags(INTERPOLATIONS.index(self.interpolation), as_fill(self, self.fill)))
+
+    def _write(
+        self,
+        program: Program,
+        column: int,
+        size: Size,
+        names: Sequence[str],
+        chosen: NDArray[np.int64],
+        table: Callable[[str], Magnitudes | None],
+        level: Any,
+        negative: NDArray[np.bool_],
+        where: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Writes the operation ``names[chosen[b]]`` with magnitude ``table(name)[level[b]]`` into ``column``."""
+        for number in np.unique(chosen).tolist():
+            name = names[number]
+            mine = chosen == number if where is None else (chosen == number) & where
+            rows = np.flatnonzero(mine)
+            magnitudes = table(name)
+            magnitude = np.zeros(len(rows)) if magnitudes is None else magnitudes[level[rows]]
+            if name in _SIGNED:
+                magnitude = np.where(negative[rows], -magnitude, magnitude)
+            write_steps(program, rows, column, name, magnitude, size, self._flags)
+
+
+RAND_AUGMENT = (
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast"),
+    *("Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize"),
+)
+"""Operations of RandAugment and TrivialAugmentWide."""
+
+_AUG_MIX = (
+    *("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Posterize", "Solarize", "AutoContrast", "Equalize"),
+    *("Brightness", "Color", "Contrast", "Sharpness"),
+)
+_PARTIAL = 9
+"""How many of them AugMix takes without ``all_ops``."""
+
+
+@dataclass(frozen=True)
+class RandAugment(_Policy, ProgramOperation):
+    """Runs ``num_ops`` random operations of one magnitude, as torchvision's ``RandAugment`` (Cubuk et al., 2019).
+
+    Args:
+        num_ops: How many.
+        magnitude: Of all of them, below ``num_magnitude_bins``.
+        num_magnitude_bins: Number of magnitudes.
+        interpolation: Of warps: ``"nearest"`` or ``"bilinear"``.
+        fill: Byte, or three, where a warp shows what lies outside; None for black.
+
+    Raises:
+        UsageError: A number out of range, an unknown interpolation.
+    """
+
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+    interpolation: str = "nearest"
+    fill: Fill = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bins(self, self.num_magnitude_bins)
+        if not isinstance(self.num_ops, int) or not 0 <= self.num_ops <= 20:
+            raise UsageError(f"RandAugment: num_ops should be 0 … 20, got {self.num_ops!r}")
+        if not isinstance(self.magnitude, int) or not 0 <= self.magnitude < self.num_magnitude_bins:
+            raise UsageError(
+                f"RandAugment: magnitude should be 0 … {self.num_magnitude_bins - 1}, got {self.magnitude!r}"
+            )
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        program = new_program(len(draws), self.num_ops)
+        level = np.full(len(draws), self.magnitude)
+        for n in range(self.num_ops):
+            chosen, negative = draws.integers(len(RAND_AUGMENT), 2 * n), chance(draws, 0.5, 2 * n + 1)
+            self._write(
+                *(program, n, size, RAND_AUGMENT, chosen),
+                lambda name: magnitudes_of(name, self.num_magnitude_bins, size, "auto"),
+                *(level, negative),
+            )
+        return program
+
+
+@dataclass(frozen=True)
+class TrivialAugmentWide(_Policy, ProgramOperation):
+    """Runs one random operation of a random magnitude, as torchvision's ``TrivialAugmentWide``.
+
+    Args:
+        num_magnitude_bins: Number of magnitudes.
+        interpolation: As for :class:`RandAugment`.
+        fill: Likewise.
+
+    Raises:
+        UsageError: A number out of range, an unknown interpolation.
+    """
+
+    num_magnitude_bins: int = 31
+    interpolation: str = "nearest"
+    fill: Fill = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bins(self, self.num_magnitude_bins)
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        program = new_program(len(draws), 1)
+        self._write(
+            *(program, 0, size, RAND_AUGMENT, draws.integers(len(RAND_AUGMENT), 0)),
+            lambda name: magnitudes_of(name, self.num_magnitude_bins, size, "wide"),
+            *(draws.integers(self.num_magnitude_bins, 1), chance(draws, 0.5, 2)),
+        )
+        return program
+
+
+@dataclass(frozen=True)
+class AutoAugment(_Policy, ProgramOperation):
+    """Runs a random pair of operations of a learned policy, as torchvision's ``AutoAugment`` (Cubuk et al., 2018).
+
+    Args:
+        policy: ``"imagenet"``, ``"cifar10"`` or ``"svhn"``.
+        interpolation: As for :class:`RandAugment`.
+        fill: Likewise.
+
+    Raises:
+        UsageError: An unknown policy or interpolation.
+    """
+
+    policy: str = "imagenet"
+    interpolation: str = "nearest"
+    fill: Fill = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy not in POLICIES:
+            raise UsageError(f"AutoAugment: policy should be one of {', '.join(POLICIES)}, got {self.policy!r}")
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        pairs = POLICIES[self.policy]
+        program = new_program(len(draws), 2)
+        chosen = draws.integers(len(pairs), 0)
+        for place in range(2):
+            names, shares, levels = (list(each) for each in zip(*(pair[place] for pair in pairs), strict=True))
+            happens = draws.uniform(1 + place) <= np.array(shares)[chosen]
+            self._write(
+                *(program, place, size, names, chosen),
+                lambda name: magnitudes_of(name, 10, size, "auto"),
+                *(np.array(levels)[chosen], chance(draws, 0.5, 3 + place), happens),
+            )
+        return program
+
+
+@dataclass(frozen=True)
+class AugMix(_Policy, ProgramOperation):
+    """Mixes an image with several chains of random operations on it, as torchvision's ``AugMix`` (Hendrycks, 2019).
+
+    Args:
+        severity: Number of magnitudes from the weakest on, 1 … 10.
+        mixture_width: Number of chains.
+        chain_depth: Operations in each; below 1 for a random number, 1 … 3.
+        alpha: Of the distributions of weights.
+        all_ops: With brightness, contrast, colour and sharpness.
+        interpolation: As for :class:`RandAugment`.
+        fill: Likewise.
+
+    Raises:
+        UsageError: A number out of range, an unknown interpolation.
+    """
+
+    severity: int = 3
+    mixture_width: int = 3
+    chain_depth: int = -1
+    alpha: float = 1.0
+    all_ops: bool = True
+    interpolation: str = "bilinear"
+    fill: Fill = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.severity, int) or not 1 <= self.severity <= 10:
+            raise UsageError(f"AugMix: severity should be 1 … 10, got {self.severity!r}")
+        if not isinstance(self.mixture_width, int) or not 1 <= self.mixture_width <= 20:
+            raise UsageError(f"AugMix: mixture_width should be 1 … 20, got {self.mixture_width!r}")
+        if not isinstance(self.chain_depth, int) or self.chain_depth > 20:
+            raise UsageError(f"AugMix: chain_depth should be at most 20, got {self.chain_depth!r}")
+        if not isinstance(self.alpha, int | float) or not 0 < self.alpha < 1e6:
+            raise UsageError(f"AugMix: alpha should be positive, got {self.alpha!r}")
+
+    def chains(self, draws: Draws, size: Size) -> tuple[list[Program], NDArray[np.float32]]:
+        """The program of each chain, and float32 weights ``(B, 1 + chains)``: of the image itself, then of each."""
+        own = dirichlet(draws.child(0), self.alpha, 2, 0)
+        shares = dirichlet(draws.child(1), self.alpha, self.mixture_width, 0)
+        weights = np.concatenate([own[:, :1], shares * own[:, 1:]], 1).astype(np.float32)
+        return [self._chain(draws.child(2 + n), size) for n in range(self.mixture_width)], weights
+
+    def _chain(self, draws: Draws, size: Size) -> Program:
+        names = _AUG_MIX if self.all_ops else _AUG_MIX[:_PARTIAL]
+        most = max(self.chain_depth, 0) or 3
+        depth = np.full(len(draws), most) if self.chain_depth > 0 else 1 + draws.integers(3, 0)
+        program = new_program(len(draws), most)
+        for n in range(most):
+            self._write(
+                *(program, n, size, names, draws.integers(len(names), 1 + 3 * n)),
+                lambda name: magnitudes_of(name, 10, size, "mix"),
+                *(draws.integers(self.severity, 2 + 3 * n), chance(draws, 0.5, 3 + 3 * n), n < depth),
+            )
+        return program
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        chains, weights = self.chains(draws, size)
+        count = len(draws)
+        parts = [step(count, Code.KEEP, weights[:, 0])]
+        for number, chain in enumerate(chains, 1):
+            parts += [chain, step(count, Code.ADD, weights[:, number])]
+        return join_programs([*parts, step(count, Code.MIX)], count)
+
+
+def check_bins(operation: Operation, bins: Any) -> None:
+    """Raises :class:`UsageError` unless ``bins`` is a number of magnitudes."""
+    if not isinstance(bins, int) or not 2 <= bins <= 1000:
+        raise UsageError(f"{type(operation).__name__}: num_magnitude_bins should be 2 … 1000, got {bins!r}")

@@ -1,0 +1,81 @@
+"""Operations that draw programs: what happens to the pixels of each image, wherever it then runs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.images.programs import Program
+from packstore.training.augment.base import Operation, Size
+from packstore.training.augment.interpreter import run_program
+from packstore.training.random_draws import Draws
+
+
+class ProgramOperation(Operation):
+    """An operation on the pixels of single images that leaves their size as it is.
+
+    Its random numbers are drawn on the host, by numpy, into a program. That runs on a batch with torch, on any device,
+    or image by image in the engine.
+    """
+
+    @abstractmethod
+    def program(self, draws: Draws, size: Size) -> Program:
+        """The drawn parameters.
+
+        Args:
+            draws: Of B records, numpy.
+            size: Height and width of all their images.
+
+        Returns:
+            A program ``(B, n)``; n is the same whatever is drawn.
+        """
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        return run_program(images, self.program(draws.on_host(), (images.shape[-2], images.shape[-1])))
+
+
+def check_probability(operation: Operation, p: Any) -> None:
+    """Raises :class:`UsageError` unless ``p`` is a probability."""
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
+        raise UsageError(f"{type(operation).__name__}: p should be 0 … 1, got {p!r}")
+
+
+def check_range(operation: Operation, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:
+    """``pair`` as two ascending numbers from ``low`` to ``high``. Raises :class:`UsageError` for anything else."""
+    values = tuple(pair) if isinstance(pair, list | tuple) else ()
+    numbers = len(values) == 2 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
+    if not numbers or not low <= values[0] <= values[1] <= high:
+        raise UsageError(
+            f"{type(operation).__name__}: {name} should be (least, most) within {low:g} … {high:g}, got {pair!r}"
+        )
+    return float(values[0]), float(values[1])
+
+
+def draws_program(part: Any) -> bool:
+    """Whether an entry of a list draws programs: a :class:`ProgramOperation`, or a flip."""
+    return isinstance(part, Operation) and callable(getattr(part, "program", None))
+
+
+def as_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
+    """A fill as three bytes; None for none. Raises :class:`UsageError` for anything else."""
+    values = (fill,) * 3 if isinstance(fill, int | float) else fill
+    if values is None:
+        return None
+    try:
+        red, green, blue = (round(value) for value in values)
+    except (TypeError, ValueError):
+        red = -1
+    if not (red >= 0 and max(red, green, blue) <= 255 and min(green, blue) >= 0):
+        raise UsageError(f"{type(operation).__name__}: fill should be a byte, 0 … 255, or three of them, got {fill!r}")
+    return red, green, blue
+
+
+def check_interpolation(operation: Operation, interpolation: Any, known: tuple[str, ...]) -> None:
+    """Raises :class:`UsageError` unless ``interpolation`` is one of ``known``."""
+    if interpolation not in known:
+        raise UsageError(
+            f"{type(operation).__name__}: interpolation should be one of {', '.join(known)}, got {interpolation!r}"
+        )

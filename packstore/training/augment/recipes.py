@@ -1,0 +1,229 @@
+"""Recipes by name: the augmentations of papers and reference code, as plain lists that can be changed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import Step
+from packstore.training.augment.colour import ColorJitter, GaussianBlur, Grayscale, RandomGrayscale, RandomSolarize
+from packstore.training.augment.erasing import RandomErasing
+from packstore.training.augment.flips import RandomHorizontalFlip
+from packstore.training.augment.geometry import RandomCrop, RandomResizedCrop
+from packstore.training.augment.logic import RandomApply, RandomChoice
+from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
+from packstore.training.augment.policies import RandAugment, TrivialAugmentWide
+from packstore.training.augment.timm_policies import TimmAugment
+
+IMAGENET_MEAN = (124, 116, 104)
+"""Mean of ImageNet in bytes: what is 0 after normalisation."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One recipe.
+
+    Attributes:
+        make: Makes the list of operations, or a dict of views.
+        source: Where it is written down.
+        mix: Makes what goes into ``mix=``; None for nothing.
+        normalize: What goes into ``normalize=``.
+    """
+
+    make: Callable[[], Any]
+    source: str
+    mix: Callable[[], BatchMixer] | None = None
+    normalize: str = "imagenet"
+
+
+class Recipe(list[Any]):
+    """Operations of a recipe, a list like any other; prints as the code that makes it.
+
+    Attributes:
+        name: Of the recipe.
+        source: Where it is written down.
+        mix: What goes into ``mix=`` of a loader; None for nothing.
+        views: What goes into ``views=``, where the recipe has several views of an image; the list is then empty.
+        normalize: What goes into ``normalize=``.
+    """
+
+    def __init__(self, name: str, operations: Any, source: str, mix: BatchMixer | None, normalize: str) -> None:
+        several = isinstance(operations, dict)
+        super().__init__([] if several else operations)
+        self.name = name
+        self.source = source
+        self.mix = mix
+        self.views: dict[str, tuple[int, list[Step]]] | None = operations if several else None
+        self.normalize = normalize
+
+    def __repr__(self) -> str:
+        if self.views is None:
+            return f"[{_lines(self, '    ')}\n]"
+        views = "".join(
+            f"\n    {name!r}: ({n}, [{_lines(ops, ' ' * 8)}\n    ])," for name, (n, ops) in self.views.items()
+        )
+        return f"{{{views}\n}}"
+
+
+def _lines(operations: Any, indent: str) -> str:
+    return "".join(f"\n{indent}{operation!r}," for operation in operations)
+
+
+def _timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> _Source:
+    return _Source(
+        lambda: [RandomResizedCrop(size, interpolation="random"), RandomHorizontalFlip(), TimmAugment(policy)],
+        "Wightman, Touvron, Jégou, 'ResNet strikes back' (2021), table 2; timm 1.0, data/transforms_factory.py",
+        lambda: BatchMixer([MixUp(mixup), CutMix(1.0)], label_smoothing=smoothing),
+    )
+
+
+def _deit3() -> list[Step]:
+    # Pillow's blur of radius 0.1 … 2.
+    three = [Grayscale(), RandomSolarize(128, p=1.0), GaussianBlur(15, (0.1, 2.0))]
+    return [
+        RandomResizedCrop(224, scale=(0.08, 1.0), interpolation="bicubic"),
+        RandomHorizontalFlip(),
+        RandomChoice(three),
+        ColorJitter(0.3, 0.3, 0.3),
+    ]
+
+
+def _view(
+    crop: RandomResizedCrop, jitter: tuple[float, float, float, float], kernel: int, blur: float, solarize: float = 0.0
+) -> list[Step]:
+    """A view of self-supervised training: jitter of colours, gray, blur and solarisation, with probabilities."""
+    operations: list[Step] = [
+        crop,
+        RandomHorizontalFlip(),
+        RandomApply([ColorJitter(*jitter)], p=0.8),
+        RandomGrayscale(0.2),
+        RandomApply([GaussianBlur(kernel, (0.1, 2.0))], p=blur),
+    ]
+    return [*operations, RandomSolarize(128, p=solarize)] if solarize else operations
+
+
+_JITTER = (0.4, 0.4, 0.2, 0.1)
+
+
+def _dino(large: float, kernel: int) -> dict[str, tuple[int, list[Step]]]:
+    whole = RandomResizedCrop(224, scale=(large, 1.0), interpolation="bicubic")
+    part = RandomResizedCrop(96, scale=(0.05, large), interpolation="bicubic")
+    return {
+        "global1": (1, _view(whole, _JITTER, kernel, 1.0)),
+        "global2": (1, _view(whole, _JITTER, kernel, 0.1, 0.2)),
+        "local": (8, _view(part, _JITTER, kernel, 0.5)),
+    }
+
+
+def _byol(interpolation: str) -> dict[str, tuple[int, list[Step]]]:
+    crop = RandomResizedCrop(224, interpolation=interpolation)
+    return {"first": (1, _view(crop, _JITTER, 23, 1.0)), "second": (1, _view(crop, _JITTER, 23, 0.1, 0.2))}
+
+
+_RECIPES = {
+    "torchvision-resnet50-v2": _Source(
+        lambda: [
+            RandomResizedCrop(176),
+            RandomHorizontalFlip(),
+            TrivialAugmentWide(interpolation="bilinear"),
+            RandomErasing(0.1, value=IMAGENET_MEAN),
+        ],
+        "Vryniotis, 'How to train state-of-the-art models using TorchVision's latest primitives' (2021); "
+        "pytorch/vision, references/classification/presets.py",
+        lambda: BatchMixer([MixUp(0.2), CutMix(1.0)], label_smoothing=0.1),
+    ),
+    "timm-rsb-a1": _timm_rsb(224, "rand-m7-mstd0.5-inc1", 0.2, 0.1),
+    "timm-rsb-a2": _timm_rsb(224, "rand-m7-mstd0.5-inc1", 0.1, 0.0),
+    "timm-rsb-a3": _timm_rsb(160, "rand-m6-mstd0.5-inc1", 0.1, 0.0),
+    "deit3": _Source(
+        _deit3,
+        "Touvron, Cord, Jégou, 'DeiT III: Revenge of the ViT' (2022); facebookresearch/deit, augment.py and "
+        "README_revenge.md",
+        lambda: BatchMixer([MixUp(0.8), CutMix(1.0)]),
+    ),
+    "mae-pretrain": _Source(
+        lambda: [RandomResizedCrop(224, scale=(0.2, 1.0), interpolation="bicubic"), RandomHorizontalFlip()],
+        "He et al., 'Masked autoencoders are scalable vision learners' (2021); facebookresearch/mae, main_pretrain.py",
+    ),
+    "mae-finetune": _Source(
+        lambda: [
+            RandomResizedCrop(224, interpolation="bicubic"),
+            RandomHorizontalFlip(),
+            TimmAugment("rand-m9-mstd0.5-inc1", interpolation="bicubic"),
+            RandomErasing(0.25, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value="random"),
+        ],
+        "He et al. (2021), table 9; facebookresearch/mae, main_finetune.py and util/datasets.py",
+        lambda: BatchMixer([MixUp(0.8), CutMix(1.0)], label_smoothing=0.1),
+    ),
+    "dino": _Source(
+        lambda: _dino(0.4, 15),
+        "Caron et al., 'Emerging properties in self-supervised vision transformers' (2021); facebookresearch/dino, "
+        "main_dino.py, DataAugmentationDINO",
+    ),
+    "dinov2": _Source(
+        lambda: _dino(0.32, 9),
+        "Oquab et al., 'DINOv2' (2023); facebookresearch/dinov2, data/augmentations.py, ssl_default_config.yaml",
+    ),
+    "simclr": _Source(
+        lambda: {
+            "views": (2, _view(RandomResizedCrop(224, interpolation="bicubic"), (0.8, 0.8, 0.8, 0.2), 23, 0.5)),
+        },
+        "Chen et al., 'A simple framework for contrastive learning' (2020), appendix A; google-research/simclr, "
+        "data_util.py",
+        normalize="none",
+    ),
+    "byol": _Source(
+        lambda: _byol("bicubic"),
+        "Grill et al., 'Bootstrap your own latent' (2020), table 6; google-deepmind/deepmind-research, byol",
+    ),
+    "moco-v3": _Source(
+        lambda: _byol("bilinear"),
+        "Chen, Xie, He, 'An empirical study of training self-supervised vision transformers' (2021); "
+        "facebookresearch/moco-v3, main_moco.py, with --crop-min .08",
+    ),
+    "open-clip": _Source(
+        lambda: [RandomResizedCrop(224, scale=(0.9, 1.0), interpolation="bicubic")],
+        "mlfoundations/open_clip, transform.py, image_transform",
+        normalize="0.48145466,0.4578275,0.40821073/0.26862954,0.26130258,0.27577711",
+    ),
+    "yolo-cls": _Source(
+        lambda: [
+            RandomResizedCrop(224, scale=(0.5, 1.0)),
+            RandomHorizontalFlip(),
+            RandAugment(interpolation="bilinear"),
+            RandomErasing(0.4),
+        ],
+        "ultralytics, data/augment.py, classify_augmentations, with the defaults of cfg/default.yaml",
+        normalize="none",
+    ),
+    "cifar-airbench": _Source(
+        lambda: [
+            RandomHorizontalFlip(alternating=True),
+            RandomCrop(32, padding=4, padding_mode="reflect"),
+            RandomErasing(1.0, scale=(144 / 1024, 144 / 1024), ratio=(1, 1), value=(125, 123, 114)),
+        ],
+        "Jordan, '94% on CIFAR-10 in 3.29 seconds on a single GPU' (2024); "
+        "KellerJordan/cifar10-airbench, airbench96.py",
+        normalize="cifar10",
+    ),
+}
+
+RECIPES = tuple(_RECIPES)
+"""Names of all recipes."""
+
+
+def recipe(name: str) -> Recipe:
+    """The operations of a recipe by its name: a new list, for ``augment=``.
+
+    Raises:
+        UsageError: There is no such recipe.
+    """
+    found = _RECIPES.get(name)
+    if found is None:
+        alike = difflib.get_close_matches(str(name), RECIPES, 1)
+        meant = f"did you mean {alike[0]!r}? " if alike else ""
+        raise UsageError(f"there is no recipe {name!r}: {meant}there are {', '.join(RECIPES)}")
+    return Recipe(name, found.make(), found.source, None if found.mix is None else found.mix(), found.normalize)

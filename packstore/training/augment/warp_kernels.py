@@ -1,0 +1,131 @@
+"""Warps, noise and erasing of a batch, with parameters for each image.
+
+Source of the formulas of warps: torchvision 0.28, ``transforms/v2/functional/_geometry.py``. Images are uint8 or
+floating point ``(B, C, H, W)`` on any device; parameters lie on the host and follow. All results are new.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, fill_of
+from packstore.training.random_draws import MASK, mix
+
+
+def affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
+    """Shows at each pixel what lies at ``matrix`` times its place.
+
+    Args:
+        images: As in the module.
+        matrix: float32 ``(B, 6)``: from pixels of the result to pixels of the image, both counted from their centres.
+        flags: int32 ``(B,)``; all name the same interpolation and way of filling.
+    """
+    height, width = images.shape[-2:]
+    device = images.device
+    # linspace, as torchvision: halves are exact.
+    x = torch.linspace((1.0 - width) * 0.5, (width - 1.0) * 0.5, width, device=device)
+    y = torch.linspace((1.0 - height) * 0.5, (height - 1.0) * 0.5, height, device=device)[:, None]
+    scaled = matrix / np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
+    m = [values[:, None, None] for values in _on_device(scaled.T, device)]
+    grid = torch.stack((x * m[0] + y * m[1] + m[2], x * m[3] + y * m[4] + m[5]), 3)
+    return _sample(images, grid, flags)
+
+
+def perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
+    """Shows at each pixel what lies where ``coefficients``, float32 ``(B, 8)``, project it."""
+    height, width = images.shape[-2:]
+    device = images.device
+    x = torch.linspace(0.5, width - 0.5, width, device=device)
+    y = torch.linspace(0.5, height - 0.5, height, device=device)[:, None]
+    scaled = coefficients.copy()
+    scaled[:, :3] /= np.float32(0.5 * width)
+    scaled[:, 3:6] /= np.float32(0.5 * height)
+    c = [values[:, None, None] for values in _on_device(scaled.T, device)]
+    below = x * c[6] + y * c[7] + 1
+    across = (x * c[0] + y * c[1] + c[2]) / below - 1
+    down = (x * c[3] + y * c[4] + c[5]) / below - 1
+    return _sample(images, torch.stack((across, down), 3), flags)
+
+
+def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
+    """Pixels at ``grid``, as ``torch.nn.functional.grid_sample`` counts them."""
+    mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
+    values = images if images.dtype in (torch.float32, torch.float64) else images.float()
+    if way == "blend":  # torchvision: a channel of ones says how much of a pixel lies in the image
+        values = torch.cat((values, torch.ones_like(values[:, :1])), 1)
+    edges = "border" if way == "edge" else "zeros"
+    found = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
+    if way != "zeros":
+        fill = _on_device(np.array([fill_of(each) for each in flags.tolist()], np.float32), images.device)
+        fill = fill.to(found.dtype)[:, :, None, None]
+        if way == "edge":  # Pillow: pixels whose centre lies outside
+            outside = (grid.abs() > 1).any(3)[:, None]
+            found = torch.where(outside, fill, found)
+        else:
+            found, share = found[:, :-1], found[:, -1:]
+            found = torch.where(share < 0.5, fill, found) if mode == "nearest" else (found - fill) * share + fill
+    if images.dtype == torch.uint8:
+        found = found.round_().clamp_(0, 255)
+    return found.to(images.dtype)
+
+
+def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int64], clips: bool) -> Tensor:
+    """Adds normally distributed noise of ``mean`` and ``sigma``, float32 ``(B, 1, 1, 1)``, in values of 255."""
+    noise = torch.stack([_normal(seed, images.shape[1:], images.device) for seed in seeds.tolist()])
+    result = images.to(torch.int16) + (mean + noise * sigma).to(torch.int16)
+    return (result.clamp_(0, 255) if clips else result).to(torch.uint8)
+
+
+def erase(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.float32]) -> Tensor:
+    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width; ``values``, ``(B, 3)``, are of each channel."""
+    device = images.device
+    top, left, height, width = (each[:, None] for each in _on_device(boxes.T, device))
+    y, x = (torch.arange(length, device=device) for length in images.shape[-2:])
+    rows, columns = (y >= top) & (y < top + height), (x >= left) & (x < left + width)
+    colours = _on_device(values[:, : images.shape[1]], device).to(images.dtype)[:, :, None, None]
+    return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], colours, images)
+
+
+def erase_with_noise(images: Tensor, boxes: NDArray[np.int64], seeds: NDArray[np.int64]) -> Tensor:
+    """Overwrites boxes of bytes with random ones, of the mean and deviation of ImageNet's pixels."""
+    result = images.clone()
+    for row, (top, left, height, width) in enumerate(boxes.tolist()):
+        part = result[row, :, top : top + height, left : left + width]
+        part.copy_(_random_pixels(int(seeds[row]), part.shape, images.device))
+    return result
+
+
+def _random_pixels(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
+    mean, deviation = (torch.tensor(v, device=device)[: shape[0], None, None] for v in IMAGENET_BYTES)
+    return (_normal(seed, shape, device) * deviation + mean).round_().clamp_(0, 255)
+
+
+IMAGENET_BYTES = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+"""Mean and standard deviation of ImageNet's pixels, in values of 255 (torchvision's 0.485 … 0.225)."""
+
+
+def _normal(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
+    """Nearly normal numbers, float32 ``(C, H, W)``: sums of four random bytes, which are the same on any device.
+
+    They reach 3.45 deviations. Number ``i`` belongs to the ``i``-th of ``(H, W, C)``.
+    """
+    channels, height, width = shape
+    place = torch.arange(height * width * channels, device=device)
+    bits = mix((place * _GOLDEN + seed) & MASK)
+    total = (bits & 255) + (bits >> 8 & 255) + (bits >> 16 & 255) + (bits >> 24)
+    values: Tensor = (total - 510).float() / _DEVIATION
+    return values.view(height, width, channels).permute(2, 0, 1)
+
+
+_GOLDEN = 0x9E3779B9
+_DEVIATION = ((256**2 - 1) / 3) ** 0.5
+"""Of a sum of four bytes."""
+
+
+def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)

@@ -1,0 +1,119 @@
+"""Where the warps and flips of programs put masks, boxes and keypoints; numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.images.programs import GEOMETRIC, Code, Program
+
+Numbers = NDArray[np.int64]
+Matrices = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Warp:
+    """What one step of a program makes of the images of a batch.
+
+    Attributes:
+        codes: int ``(B,)``: :class:`Code`; ``IDENTITY`` where nothing moves.
+        parameters: float32 ``(B, 8)``.
+        sizes: int64 ``(B, 2)``: heights and widths of the images, which stay as they are.
+        forward: float64 ``(B, 3, 3)``: from places in the image to places in the result, both from the upper left
+            corner.
+    """
+
+    codes: NDArray[np.int32]
+    parameters: NDArray[np.float32]
+    sizes: Numbers
+    forward: Matrices
+
+    @classmethod
+    def of(cls, steps: Any, sizes: Numbers) -> Warp | None:
+        """The warp of a column of a program; None if it moves nothing."""
+        codes = np.where(np.isin(steps["code"], GEOMETRIC), steps["code"], 0)
+        if not codes.any():
+            return None
+        return cls(codes, steps["p"], sizes, _forward(codes, steps["p"].astype(np.float64), sizes))
+
+    def move(self, points: Any, rows: Numbers, last: int = 0) -> Any:
+        """``points`` float32 ``(N, m, 2)``, x and y, of images ``rows``, in new memory.
+
+        ``last`` is by how much the x to which 0 is mirrored is less than the width.
+        """
+        codes, forward = self.codes[rows], self.forward[rows]
+        wide = points.astype(np.float64)
+        moved = np.concatenate([wide, np.ones_like(wide[..., :1])], -1) @ forward.transpose(0, 2, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            moved = moved[..., :2] / moved[..., 2:]
+        moved[codes == Code.MIRROR, :, 0] -= last
+        moved[codes == Code.FLIP, :, 1] -= last
+        return np.where((codes != 0)[:, None, None], moved, wide).astype(np.float32)
+
+    def move_boxes(self, corners: Any, rows: Numbers, clip: bool) -> Any:
+        """Boxes ``(N, 2, 2)``, their first and last corners, as the boxes around what they become."""
+        left, top, right, bottom = corners.reshape(-1, 4).T
+        four = np.stack([left, top, right, top, right, bottom, left, bottom], 1).reshape(-1, 4, 2)
+        moved = self.move(four, rows)
+        found = np.stack([moved.min(1), moved.max(1)], 1)
+        found = np.where((self.codes[rows] != 0)[:, None, None], found, corners)
+        return np.clip(found, 0, self.sizes[rows, None, ::-1].astype(np.float32)) if clip else found
+
+    def move_mask(self, row: int, mask: NDArray[Any], fill: float) -> NDArray[Any]:
+        """The mask of image ``row``, ``(H, W)``, without interpolation."""
+        code, p = self.codes[row], self.parameters[row]
+        if code == Code.MIRROR:
+            return mask[:, ::-1]
+        if code == Code.FLIP:
+            return mask[::-1]
+        if code == Code.IDENTITY:
+            return mask
+        across, down = _grid(Code(int(code)), p, *mask.shape)
+        height, width = mask.shape
+        # As grid_sample of torch counts and rounds.
+        x, y = (np.rint(((each + 1) * n - 1) / 2) for each, n in ((across, width), (down, height)))
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        result = np.full(mask.shape, fill, mask.dtype)
+        result[inside] = mask[y[inside].astype(np.int64), x[inside].astype(np.int64)]
+        return result
+
+
+def warps_of(program: Program, sizes: Numbers) -> list[Warp]:
+    """The steps of a program that move pixels."""
+    found = (Warp.of(program[:, column], sizes) for column in range(program.shape[1]))
+    return [warp for warp in found if warp is not None]
+
+
+def _forward(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matrices:
+    count = len(codes)
+    height, width = sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64)
+    inverse = np.tile(np.eye(3), (count, 1, 1))
+    affine, projected = codes == Code.AFFINE, codes == Code.PERSPECTIVE
+    x, y = width / 2, height / 2
+    a, b, c, d, e, f = p[:, :6].T
+    centred = np.stack([a, b, c + x - a * x - b * y, d, e, f + y - d * x - e * y], 1).reshape(-1, 2, 3)
+    inverse[affine, :2] = centred[affine]
+    inverse[projected] = np.concatenate([p, np.ones((count, 1))], 1).reshape(-1, 3, 3)[projected]
+    mirrored, flipped = codes == Code.MIRROR, codes == Code.FLIP
+    inverse[mirrored, 0, 0], inverse[mirrored, 0, 2] = -1, width[mirrored]
+    inverse[flipped, 1, 1], inverse[flipped, 1, 2] = -1, height[flipped]
+    # A scale of nearly 0 cannot be undone in float64.
+    invert = np.linalg.pinv if np.any(np.linalg.det(inverse) == 0) else np.linalg.inv
+    return np.asarray(invert(inverse), np.float64)
+
+
+def _grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:
+    """Where a warp samples, in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`."""
+    half = np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
+    m = p[:6] / half
+    if code == Code.AFFINE:
+        x = np.arange(width, dtype=np.float32) - np.float32((width - 1.0) * 0.5)
+        y = (np.arange(height, dtype=np.float32) - np.float32((height - 1.0) * 0.5))[:, None]
+        return x * m[0] + y * m[1] + m[2], x * m[3] + y * m[4] + m[5]
+    x = np.arange(width, dtype=np.float32) + np.float32(0.5)
+    y = (np.arange(height, dtype=np.float32) + np.float32(0.5))[:, None]
+    below = x * p[6] + y * p[7] + 1
+    return (x * m[0] + y * m[1] + m[2]) / below - 1, (x * m[3] + y * m[4] + m[5]) / below - 1

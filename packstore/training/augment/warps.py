@@ -1,0 +1,235 @@
+"""Operations that turn, shear and distort images under torchvision's names; masks, boxes and keypoints follow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import UsageError
+from packstore.images.programs import INTERPOLATIONS, Code, Program, step, warp_flags
+from packstore.training.augment.base import Size
+from packstore.training.augment.distributions import chance, uniform
+from packstore.training.augment.matrices import inverse_affine, rotation
+from packstore.training.augment.program_operation import (
+    ProgramOperation,
+    as_fill,
+    check_interpolation,
+    check_probability,
+    check_range,
+)
+from packstore.training.random_draws import Draws
+
+Fill = float | tuple[float, float, float] | None
+Range = tuple[float, float]
+
+_WARPED = INTERPOLATIONS[:2]
+
+
+@dataclass(frozen=True)
+class RandomVerticalFlip(ProgramOperation):
+    """Mirrors images top to bottom with probability ``p``, as torchvision's ``RandomVerticalFlip``."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_probability(self, self.p)
+
+    @property
+    def moves_pixels(self) -> bool:
+        return True
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        return step(len(draws), Code.FLIP, where=chance(draws, self.p, 0))
+
+
+class _Warp(ProgramOperation):
+    """An operation that samples an image at other places."""
+
+    interpolation: str
+    fill: Any
+
+    def __post_init__(self) -> None:
+        check_interpolation(self, self.interpolation, _WARPED)
+        as_fill(self, self.fill)
+
+    @property
+    def moves_pixels(self) -> bool:
+        return True
+
+    def _flags(self) -> int:
+        return int(warp_flags(_WARPED.index(self.interpolation), as_fill(self, self.fill)))
+
+    def _angles(self, name: str, value: Any) -> Range:
+        pair = (-value, value) if isinstance(value, int | float) and value >= 0 else value
+        return check_range(self, name, pair, -3600, 3600)
+
+    def _centre(self, centre: Any, size: Size) -> Range:
+        """``centre``, x and y from the upper left corner, counted from the centre of the image."""
+        if centre is None:
+            return 0.0, 0.0
+        return centre[0] - size[1] * 0.5, centre[1] - size[0] * 0.5
+
+    def _check_centre(self, centre: Any) -> None:
+        numbers = isinstance(centre, list | tuple) and len(centre) == 2
+        if centre is not None and not (numbers and all(isinstance(n, int | float) for n in centre)):
+            raise UsageError(f"{type(self).__name__}: center should be (x, y) in pixels, got {centre!r}")
+
+
+@dataclass(frozen=True)
+class RandomRotation(_Warp):
+    """Turns images by a random angle, as torchvision's ``RandomRotation`` without ``expand``.
+
+    Args:
+        degrees: Angles are uniform in ``(-degrees, degrees)``, or in a pair's range; counterclockwise.
+        interpolation: ``"nearest"`` or ``"bilinear"``.
+        center: What they turn around, x and y in pixels from the upper left corner; None for the centre.
+        fill: Byte, or three, of what lies outside.
+
+    Raises:
+        UsageError: A range that is not ascending, an unknown interpolation.
+    """
+
+    degrees: float | Range
+    interpolation: str = "nearest"
+    center: Range | None = None
+    fill: Fill = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._angles("degrees", self.degrees)
+        self._check_centre(self.center)
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        low, high = self._angles("degrees", self.degrees)
+        matrix = rotation(len(draws), uniform(draws, low, high, 0), self._centre(self.center, size))
+        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._flags())
+
+
+@dataclass(frozen=True)
+class RandomAffine(_Warp):
+    """Turns, moves, scales and shears images, as torchvision's ``RandomAffine``.
+
+    Args:
+        degrees: Angles are uniform in ``(-degrees, degrees)``, or in a pair's range; clockwise. 0 for none.
+        translate: Largest shares of width and height by which images move; None for none.
+        scale: Range of factors; None for 1.
+        shear: Degrees: ``(-shear, shear)`` across; a pair's range across; or of four numbers also down.
+        interpolation: ``"nearest"`` or ``"bilinear"``.
+        fill: Byte, or three, of what lies outside.
+        center: What they turn around, x and y in pixels from the upper left corner; None for the centre.
+
+    Raises:
+        UsageError: Numbers out of range, an unknown interpolation.
+    """
+
+    degrees: float | Range
+    translate: Range | None = None
+    scale: Range | None = None
+    shear: float | Range | tuple[float, float, float, float] | None = None
+    interpolation: str = "nearest"
+    fill: Fill = 0
+    center: Range | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._angles("degrees", self.degrees)
+        self._check_centre(self.center)
+        self._shears()
+        if self.translate is not None:
+            for share in self.translate if isinstance(self.translate, list | tuple) else (None,):
+                check_range(self, "translate", (0, share), 0, 1)
+            if len(self.translate) != 2:
+                raise UsageError(f"RandomAffine: translate should be two shares, got {self.translate!r}")
+        if self.scale is not None:
+            check_range(self, "scale", self.scale, 1e-6, 1e6)
+
+    def _shears(self) -> tuple[Range, Range]:
+        if self.shear is None:
+            return (0.0, 0.0), (0.0, 0.0)
+        if isinstance(self.shear, list | tuple) and len(self.shear) == 4:
+            return self._angles("shear", self.shear[:2]), self._angles("shear", self.shear[2:])
+        return self._angles("shear", self.shear), (0.0, 0.0)
+
+    def _shift(self, draws: Draws, most: float, draw: int) -> NDArray[np.float64]:
+        """Whole pixels, uniform up to ``most`` either way."""
+        return np.rint(uniform(draws, -most, most, draw))
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        height, width = size
+        across, down = self._shears()
+        shares = (0.0, 0.0) if self.translate is None else self.translate
+        low, high = self._angles("degrees", self.degrees)
+        matrix = inverse_affine(
+            len(draws),
+            uniform(draws, low, high, 0),
+            (self._shift(draws, shares[0] * width, 1), self._shift(draws, shares[1] * height, 2)),
+            1.0 if self.scale is None else uniform(draws, self.scale[0], self.scale[1], 3),
+            (uniform(draws, *across, 4), uniform(draws, *down, 5)),
+            self._centre(self.center, size),
+        )
+        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._flags())
+
+
+@dataclass(frozen=True)
+class RandomPerspective(_Warp):
+    """Distorts images with probability ``p``: moves their corners inwards, as torchvision's ``RandomPerspective``.
+
+    Args:
+        distortion_scale: By how much of half a side a corner moves at most, 0 … 1.
+        p: Probability.
+        interpolation: ``"bilinear"`` or ``"nearest"``.
+        fill: Byte, or three, of what lies outside.
+
+    Raises:
+        UsageError: Numbers out of range, an unknown interpolation.
+    """
+
+    distortion_scale: float = 0.5
+    p: float = 0.5
+    interpolation: str = "bilinear"
+    fill: Fill = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_probability(self, self.p)
+        check_range(self, "distortion_scale", (0, self.distortion_scale), 0, 1)
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        height, width = size
+        moved = np.stack([self._moved(draws, width, 1), self._moved(draws, height, 5)], 2)
+        corners = np.array([[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]])
+        ends = np.where([[0, 0], [1, 0], [1, 1], [0, 1]], corners - moved, corners + moved)
+        return step(
+            *(len(draws), Code.PERSPECTIVE, *_coefficients(corners, ends).T),
+            flags=self._flags(),
+            where=chance(draws, self.p, 0),
+        )
+
+    def _moved(self, draws: Draws, length: int, draw: int) -> NDArray[np.int64]:
+        """By how many pixels each of four corners moves along a side, ``(B, 4)``."""
+        moved: NDArray[np.int64] = draws.integers(int(self.distortion_scale * (length // 2)) + 1, draw, 4).T
+        return moved
+
+
+def _coefficients(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.float64]:
+    """Coefficients that map ``ends`` ``(B, 4, 2)`` to ``starts`` ``(4, 2)``: float64 ``(B, 8)``.
+
+    The equations of torchvision's ``_get_perspective_coeffs``, solved by least squares in float64: corners of an image
+    of one pixel a side lie on each other.
+    """
+    count = len(ends)
+    x, y = (ends[..., n].astype(np.float64) for n in range(2))
+    u, v = (np.broadcast_to(starts[:, n].astype(np.float64), x.shape) for n in range(2))
+    ones, none = np.ones_like(x), np.zeros_like(x)
+    matrix = np.empty((count, 8, 8))
+    matrix[:, 0::2] = np.stack([x, y, ones, none, none, none, -u * x, -u * y], 2)
+    matrix[:, 1::2] = np.stack([none, none, none, x, y, ones, -v * x, -v * y], 2)
+    target = np.stack([u, v], 2).reshape(count, 8, 1)
+    found: NDArray[np.float64] = (np.linalg.pinv(matrix) @ target)[..., 0]
+    # Of a side of one pixel nothing can be said; it stays where it is.
+    degenerate = not math.isfinite(float(found.sum())) or (starts.max(0) == 0).any()
+    return np.tile(np.array([1.0, 0, 0, 0, 1, 0, 0, 0]), (count, 1)) if degenerate else found

@@ -1,0 +1,235 @@
+"""Several crops of each record of a batch: a record is decoded once, and all of its crops are cut from its pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError, PackstoreError
+from packstore.core.manifest import Column
+from packstore.images.engine import Requests, get_engine
+from packstore.images.programs import Program
+from packstore.training.augment.base import Crops, GeometricOperation
+from packstore.training.augment.operations import output_size, plan_operations
+from packstore.training.augment.views import View
+from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.finish import Finish
+from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.programs import Programs
+from packstore.training.loader.rows import Rows, as_numpy
+from packstore.training.random_draws import Draws
+
+_STORED = Finish(torch.uint8, False)
+
+
+@dataclass(frozen=True)
+class ViewPlan:
+    """One kind of crops, and where its operations run.
+
+    Attributes:
+        view: What the user asked for.
+        operations: The first operations, which say where pixels come from.
+        programs: The next ones, which run in the threads that decode.
+        finish: What becomes of pixels there; None for nothing.
+    """
+
+    view: View
+    operations: tuple[GeometricOperation, ...]
+    programs: Programs
+    finish: Finish | None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the crops."""
+        found = output_size(self.operations)
+        assert found is not None
+        return found
+
+    @property
+    def made(self) -> Finish:
+        """What rows of a buffer are."""
+        return self.finish or _STORED
+
+    @property
+    def elements(self) -> int:
+        """Numbers that the crops of one record take."""
+        return self.view.count * 3 * self.size[0] * self.size[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """The crops of one kind of all records of a batch; those of a record lie together."""
+
+    plan: ViewPlan
+    crops: Crops
+    program: Program | None
+    out: torch.Tensor
+
+
+class ViewAssembler(Assembler):
+    """Writes the views of records into a batch buffer ``(B, elements)``; see :class:`Assembler`."""
+
+    def __init__(self, plans: Sequence[ViewPlan], *arguments: Any, **named: Any) -> None:
+        """``plans`` are the views; the other arguments are those of an :class:`Assembler` without operations."""
+        self._plans = plans
+        super().__init__(*arguments, **named)
+        self.shape = (sum(plan.elements for plan in plans),)
+        self.dtype = plans[0].made.dtype
+
+    def _row(self, image: Column) -> tuple[int, ...]:
+        return 0, 0, 3
+
+    def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
+        return self.shape
+
+    def sections(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """The crops of each kind in a buffer of B records, ``(B * count, *row)``."""
+        flat, sections, start = buffer.view(-1), [], 0
+        for plan in self._plans:
+            stop = start + len(buffer) * plan.elements
+            sections.append(flat[start:stop].view(len(buffer) * plan.view.count, *plan.made.shape(plan.size)))
+            start = stop
+        return sections
+
+    def images(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """As :meth:`sections`, ``(B * count, 3, h, w)``, of the rows ``kept`` or all."""
+        found = []
+        for plan, section in zip(self._plans, self.sections(buffer), strict=True):
+            if kept is not None:
+                places = (kept[:, None] * plan.view.count + np.arange(plan.view.count)).reshape(-1)
+                section = section[torch.from_numpy(places)]
+            found.append(plan.made.as_images(section))
+        return found
+
+    def prepare(
+        self,
+        out: torch.Tensor,
+        ids: NDArray[np.int64],
+        seed: int,
+        epoch: int,
+        errors: dict[int, Exception] | None,
+        absent: Set[int] = frozenset(),
+        check_all: bool = False,
+    ) -> Prepared:
+        none = torch.empty((len(out), 0, 0, 3), dtype=torch.uint8, device="cpu")
+        prepared = super().prepare(none, ids, seed, epoch, errors, absent, check_all)
+        start = perf_counter()
+        sizes = self.sizes(prepared).clip(1)
+        planned = []
+        for plan, section in zip(self._plans, self.sections(out), strict=True):
+            draws = Draws(plan.view.seed(seed), epoch, plan.view.ids(ids))
+            crops = plan_operations(plan.operations, np.repeat(sizes, plan.view.count, 0), draws)
+            planned.append(_Planned(plan, crops, plan.programs.draw(draws, plan.size), section))
+        prepared.views_planned = planned
+        self._stats.add("decode", perf_counter() - start)
+        return prepared
+
+    def fill(
+        self,
+        prepared: Prepared,
+        first: int,
+        stop: int,
+        errors: dict[int, Exception] | None,
+        skip: Set[int] = frozenset(),
+    ) -> list[int]:
+        start = perf_counter()
+        failed: list[int] = []
+        pixels: dict[int, NDArray[np.uint8]] = {}
+        for row, found in self._decoded(prepared, first, stop, errors, failed):
+            if isinstance(found, PackstoreError):
+                failed.append(self._note(errors, row, prepared.numbers[row], found))
+            else:
+                pixels[row] = found
+        for planned in prepared.views_planned:
+            for rows in _runs(sorted(pixels)):
+                self._cut(planned, rows, [pixels[row] for row in rows])
+        self._stats.add("decode", perf_counter() - start)
+        return failed
+
+    def _decoded(
+        self, prepared: Prepared, first: int, stop: int, errors: dict[int, Exception] | None, failed: list[int]
+    ) -> Iterator[tuple[int, NDArray[np.uint8] | PackstoreError]]:
+        """The pixels of each sound row, uint8 ``(H, W, 3)``; or why there are none."""
+        if self._whole is not None:
+            views: Any = [self._whole[n] for n in prepared.numbers[first:stop]]
+        else:
+            views = prepared.views[first:stop]
+        failed += self._damaged(prepared, first, views, errors)
+        sound = [row for row in range(first, stop) if row not in failed and row not in prepared.failed]
+        files = [views[row - first] for row in sound]
+        if not self._encoded:
+            for row, view in zip(sound, files, strict=True):
+                try:
+                    yield row, view if self._whole is not None else self._pixels(prepared.numbers[row], view, None)
+                except PackstoreError as error:
+                    yield row, error
+            return
+        for row, found in zip(
+            sound, self._decoder.decode_each(files, exif_transpose=self._exif_transpose), strict=True
+        ):
+            if not isinstance(found, DecodeError) and found.shape[:2] != tuple(prepared.sizes[row].tolist()):
+                self._replan(prepared, row, found.shape[:2])
+            yield row, found
+
+    def _replan(self, prepared: Prepared, row: int, size: Sequence[int]) -> None:
+        """Plans the crops of a record again, whose header says another size than it has."""
+        for planned in prepared.views_planned:
+            view = planned.plan.view
+            draws = Draws(view.seed(prepared.seed), prepared.epoch, view.ids(prepared.ids[row : row + 1]))
+            crops = plan_operations(planned.plan.operations, np.tile(np.array(size, np.int64), (view.count, 1)), draws)
+            part = slice(row * view.count, (row + 1) * view.count)
+            for name in ("box", "size", "window"):
+                getattr(planned.crops, name)[part] = getattr(crops, name)
+
+    def _cut(self, planned: _Planned, rows: Sequence[int], pixels: Sequence[NDArray[np.uint8]]) -> None:
+        """Writes all crops of consecutive rows of the batch."""
+        plan, count = planned.plan, planned.plan.view.count
+        part = slice(rows[0] * count, (rows[-1] + 1) * count)
+        crops, out = _part_of(planned.crops, part), planned.out[part]
+        program = None if planned.program is None else planned.program[part]
+        refused = np.ones(len(out), np.bool_)
+        engine = get_engine()
+        if engine is not None:
+            sources = [np.ascontiguousarray(image) for image in pixels for _ in range(count)]
+            sizes = np.array([image.shape[:2] for image in sources], np.int64)
+            requests = Requests(sources, sizes)
+            array, form = as_numpy(out), plan.made.form(crops)
+            requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
+            refused = engine.run(requests, 0, len(out), self._decoder.max_pixels)
+        left = np.flatnonzero(refused)
+        if not len(left):
+            return
+        bytes_of = (
+            out if plan.finish is None else torch.empty((len(out), *plan.size, 3), dtype=torch.uint8, device="cpu")
+        )
+        placed = Rows(bytes_of, crops)
+        for crop in left.tolist():
+            placed.place(crop, pixels[crop // count])
+            if program is not None:
+                plan.programs.run(placed.array[crop : crop + 1], program[crop : crop + 1])
+            if plan.finish is not None:
+                plan.finish.rows(bytes_of[crop : crop + 1], out[crop : crop + 1])
+
+
+def _part_of(crops: Crops, part: slice) -> Crops:
+    return Crops(
+        *(crops.box[part], crops.size[part], crops.window[part]),
+        None if crops.flip is None else crops.flip[part],
+        *(crops.pads, crops.fill),
+        None if crops.sampling is None else crops.sampling[part],
+    )
+
+
+def _runs(rows: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Consecutive numbers among ``rows``, which ascend."""
+    start = 0
+    for place in range(1, len(rows) + 1):
+        if place == len(rows) or rows[place] != rows[place - 1] + 1:
+            yield rows[start:place]
+            start = place

@@ -1,0 +1,453 @@
+"""Operations on pixels equal torchvision's for the same parameters, and draw them for each record by itself."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from packstore import augment as A  # noqa: N812
+from packstore.core.errors import UsageError
+from packstore.images.programs import (
+    INTERPOLATIONS,
+    Code,
+    Program,
+    fill_of,
+    join_programs,
+    new_program,
+    step,
+    warp_flags,
+)
+from packstore.training.augment.interpreter import run_by_torch, run_program
+from packstore.training.augment.matrices import inverse_affine, rotation
+from packstore.training.augment.policies import write_steps
+from packstore.training.random_draws import Draws
+from tests.makers.torchvision import import_torchvision
+
+SIZES = [(1, 1), (2, 5), (7, 3), (32, 32), (61, 47), (224, 224)]
+
+
+@pytest.fixture(scope="module")
+def tv() -> Any:
+    return import_torchvision()
+
+
+def photos(count: int, height: int, width: int, seed: int = 0, layout: Any = torch.contiguous_format) -> Tensor:
+    """Bytes with large structures and noise, all values among them."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randint(0, 256, (count, 3, 4, 5), generator=generator).float()
+    smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear")
+    noise = torch.randint(-20, 21, (count, 3, height, width), generator=generator)
+    return (smooth + noise).clamp(0, 255).to(torch.uint8).contiguous(memory_format=layout)
+
+
+def draws(count: int, seed: int = 0, epoch: int = 0, first: int = 0) -> Draws:
+    return Draws(seed, epoch, np.arange(first, first + count))
+
+
+def apply(op: Any, images: Tensor, own: Draws) -> Tensor:
+    """What the operation makes of a batch, as a loader asks it."""
+    found: Tensor = op(images, Draws(own.seed, own.epoch, torch.from_numpy(own.records), own.stream))
+    return found
+
+
+def by_torchvision(tv: Any, image: Tensor, each: Any) -> Tensor:
+    """One step on one image, ``(3, H, W)``, by torchvision's functions."""
+    F = tv.transforms.v2.functional  # noqa: N806 (everybody's name for it)
+    p, code = each["p"].tolist(), Code(int(each["code"]))
+    plain: dict[Code, Callable[[], Tensor]] = {
+        Code.IDENTITY: lambda: image,
+        Code.BRIGHTNESS: lambda: F.adjust_brightness(image, p[0]),
+        Code.CONTRAST: lambda: F.adjust_contrast(image, p[0]),
+        Code.SATURATION: lambda: F.adjust_saturation(image, p[0]),
+        Code.HUE: lambda: F.adjust_hue(image, p[0]),
+        Code.GRAY: lambda: F.rgb_to_grayscale(image, 3),
+        Code.INVERT: lambda: F.invert(image),
+        Code.POSTERIZE: lambda: F.posterize(image, int(p[0])),
+        Code.SOLARIZE: lambda: F.solarize(image, p[0]),
+        Code.AUTOCONTRAST: lambda: F.autocontrast(image),
+        Code.EQUALIZE: lambda: F.equalize(image),
+        Code.SHARPNESS: lambda: F.adjust_sharpness(image, p[0]),
+        Code.BLUR: lambda: F.gaussian_blur(image, [int(p[0]), int(p[1])], [p[2], p[3]]),
+        Code.PERMUTE: lambda: F.permute_channels(image, [int(n) for n in p[:3]]),
+        Code.ERASE: lambda: F.erase(
+            image, *(int(n) for n in p[:4]), torch.tensor(p[4:7]).to(image.dtype)[:, None, None]
+        ),
+        Code.MIRROR: lambda: F.horizontal_flip(image),
+        Code.FLIP: lambda: F.vertical_flip(image),
+    }
+    return plain[code]()
+
+
+EXACT = {
+    *(Code.IDENTITY, Code.BRIGHTNESS, Code.GRAY, Code.INVERT, Code.POSTERIZE, Code.SOLARIZE, Code.AUTOCONTRAST),
+    *(Code.EQUALIZE, Code.PERMUTE, Code.ERASE, Code.MIRROR, Code.FLIP, Code.SHARPNESS, Code.HUE),
+}
+"""Integer arithmetic, tables, or the very operations of torchvision; all others end in sums that torch rounds as the
+shape of a tensor has it."""
+
+
+TABLES = EXACT - {Code.BRIGHTNESS, Code.GRAY, Code.AUTOCONTRAST, Code.SHARPNESS, Code.HUE}
+"""Those without floating point."""
+
+
+def agree(found: Tensor, expected: Tensor, exact: bool, share: float = 0.01) -> None:
+    """Equal bytes; or within 1, on less than ``share`` of them."""
+    assert found.shape == expected.shape
+    difference = (found.int() - expected.int()).abs()
+    if exact:
+        assert not difference.any()
+    else:
+        assert difference.max() <= 1
+        assert (difference > 0).sum() <= max(1, share * difference.numel())
+
+
+OPERATIONS: list[A.Operation] = [
+    A.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    A.ColorJitter(brightness=(0.0, 3.0)),
+    A.ColorJitter(hue=0.5),
+    A.ColorJitter(saturation=(0, 5), contrast=(0, 5)),
+    A.Grayscale(),
+    A.RandomGrayscale(0.5),
+    A.RandomInvert(),
+    A.RandomPosterize(3),
+    A.RandomPosterize(0, p=1),
+    A.RandomPosterize(8, p=1),
+    A.RandomSolarize(127.5),
+    A.RandomAutocontrast(),
+    A.RandomEqualize(),
+    A.RandomAdjustSharpness(2.0),
+    A.RandomAdjustSharpness(0, p=1),
+    A.RandomChannelPermutation(),
+    A.RandomPhotometricDistort(),
+    A.RandomErasing(1.0),
+    A.RandomErasing(0.6, value=(1, 2, 3), count=(1, 4)),
+    A.RandomErasing(1.0, value="color"),
+    A.Cutout(5, fill=9),
+    A.RandomApply([A.ColorJitter(0.8, 0.8, 0.8, 0.2), A.RandomHorizontalFlip()], 0.8),
+    A.RandomChoice([A.Grayscale(), A.RandomSolarize(128, 1), A.RandomAutocontrast(1)]),
+    A.RandomChoice([A.RandomInvert(1), A.Compose([A.Grayscale(), A.RandomEqualize(1)])], p=[1, 3]),
+    A.RandomOrder([A.RandomInvert(), A.RandomPosterize(2), A.RandomEqualize(), A.ColorJitter(0.5)]),
+]
+
+
+WAYS = pytest.mark.parametrize("run", [run_by_torch, run_program])
+"""On the CPU the second is the engine's, where there is one."""
+
+
+@WAYS
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("op", OPERATIONS, ids=str)
+def test_steps_are_those_of_torchvision(tv: Any, op: Any, size: tuple[int, int], run: Any) -> None:
+    count = 6
+    program = op.program(draws(count, seed=3), size)
+    images = photos(count, *size)
+    before = images.clone()
+    assert torch.equal(op(images, Draws(3, 0, torch.arange(count))), run_program(images, program))
+    for column in range(program.shape[1]):  # step by step, so that a difference of one is not amplified
+        found = run(images, program[:, column : column + 1])
+        assert found.dtype == torch.uint8
+        for row in range(count):
+            exact = program["code"][row, column] in (EXACT if run is run_by_torch else TABLES)
+            agree(found[row], by_torchvision(tv, images[row], program[row, column]), exact)
+        images = found
+    assert torch.equal(before, photos(count, *size))
+
+
+@WAYS
+@pytest.mark.parametrize("size", [(32, 32), (61, 47), (224, 224)], ids=str)
+@pytest.mark.parametrize("kernel", [3, 23, (5, 9)], ids=str)
+def test_blur_is_that_of_torchvision(tv: Any, kernel: Any, size: tuple[int, int], run: Any) -> None:
+    op = A.GaussianBlur(kernel, (0.1, 5.0))
+    images = photos(4, *size)
+    program = op.program(draws(4), size)
+    for found, image, each in zip(run(images, program), images, program[:, 0], strict=True):
+        agree(found, by_torchvision(tv, image, each), exact=False)
+
+
+def test_blur_of_images_smaller_than_its_kernel_reflects_them_again() -> None:
+    images = photos(2, 1, 3)
+    found = apply(A.GaussianBlur(23, 0.8), images, draws(2))
+    assert found.shape == images.shape
+    assert torch.equal(apply(A.GaussianBlur(23, 0.01), images, draws(2)), images)
+
+
+@WAYS
+@pytest.mark.parametrize("size", [(32, 32), (61, 47), (1, 1), (224, 200)], ids=str)
+@pytest.mark.parametrize("fill", [None, (7, 130, 255)], ids=str)
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS[:2])
+def test_warps_are_those_of_torchvision(
+    tv: Any, interpolation: str, fill: Any, size: tuple[int, int], run: Any
+) -> None:
+    F = tv.transforms.v2.functional  # noqa: N806
+    images = photos(4, *size)
+    flags = warp_flags(INTERPOLATIONS.index(interpolation), fill)
+    angle, scale = np.array([0.0, 33.3, -120.0, 180.0]), np.array([1.0, 0.7, 1.8, 1.1])
+    shift, shear = np.array([0.0, 3.0, -5.0, 1.0]), np.array([0.0, 10.0, -20.0, 5.0])
+    mode = tv.transforms.InterpolationMode(interpolation)
+    named = {"fill": list(fill) if fill else None, "interpolation": mode}
+    matrix = inverse_affine(4, angle, (shift, -shift), scale, (shear, shear / 2))
+    found = run(images, step(4, Code.AFFINE, *matrix.T, flags=flags))
+    turned = run(images, step(4, Code.AFFINE, *rotation(4, angle).T, flags=flags))
+    for n in range(4):
+        expected = F.affine(images[n], angle[n], [shift[n], -shift[n]], scale[n], [shear[n], shear[n] / 2], **named)
+        share_equal(found[n], expected, interpolation)
+        share_equal(turned[n], F.rotate(images[n], angle[n], **named), interpolation)
+
+
+def share_equal(found: Tensor, expected: Tensor, interpolation: str) -> None:
+    """99.9% equal; by bilinear interpolation within 1 elsewhere."""
+    difference = (found.int() - expected.int()).abs()
+    assert (difference > (interpolation != "nearest")).sum() <= 0.001 * difference.numel()
+    assert (difference > 0).sum() <= 0.01 * difference.numel()
+
+
+POLICY_NAMES = (
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+    "Rotate",
+    "Brightness",
+    "Color",
+    "Contrast",
+    "Sharpness",
+)
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS[:2])
+@pytest.mark.parametrize(
+    "name", [*POLICY_NAMES, "Posterize", "Solarize", "AutoContrast", "Equalize", "Identity", "Invert"]
+)
+def test_operations_of_policies_are_those_of_torchvision(tv: Any, name: str, interpolation: str) -> None:
+    images = photos(3, 64, 48)
+    magnitude = {"Posterize": [0, 4, 8], "Solarize": [0.0, 0.5, 1.0]}.get(name)
+    if magnitude is None:
+        magnitude = [-9.0, 4.7, 31.0] if name[0] in "TR" else [-0.3, 0.9, 0.02]
+    program = new_program(3)
+    flags = warp_flags(INTERPOLATIONS.index(interpolation), None)
+    write_steps(program, np.arange(3), 0, name, np.array(magnitude, np.float64), (64, 48), int(flags))
+    found = run_program(images, program)
+    policy = tv.transforms.v2.RandAugment(interpolation=tv.transforms.InterpolationMode(interpolation))
+    for n in range(3):
+        expected = policy._apply_image_or_video_transform(
+            images[n], name, float(magnitude[n]), policy.interpolation, policy._fill
+        )
+        if program["code"][n, 0] == Code.AFFINE:
+            share_equal(found[n], expected, interpolation)
+        else:
+            agree(found[n], expected, program["code"][n, 0] in EXACT)
+
+
+# What is drawn ----------------------------------------------------------------------------------------------------
+
+POLICIES: list[tuple[Any, str]] = [
+    (A.RandAugment(), "RandAugment()"),
+    (A.RandAugment(3, 5, 11), "RandAugment(3, 5, 11)"),
+    (A.TrivialAugmentWide(), "TrivialAugmentWide()"),
+    (A.AutoAugment(), "AutoAugment(_transforms.AutoAugmentPolicy.IMAGENET)"),
+    (A.AutoAugment("cifar10"), "AutoAugment(_transforms.AutoAugmentPolicy.CIFAR10)"),
+    (A.AutoAugment("svhn"), "AutoAugment(_transforms.AutoAugmentPolicy.SVHN)"),
+]
+
+
+def named_steps(program: Program) -> list[tuple[Any, ...]]:
+    """What each image goes through, with parameters rounded."""
+    return [
+        tuple((int(each["code"]), *np.round(each["p"][:7].astype(float), 3).tolist()) for each in row if each["code"])
+        for row in program
+    ]
+
+
+@pytest.mark.parametrize(("op", "text"), POLICIES, ids=str)
+def test_policies_draw_as_torchvision(tv: Any, op: Any, text: str) -> None:
+    """The same single operations and magnitudes, as often (chi-square with fixed seeds)."""
+    v2 = tv.transforms.v2
+    theirs = eval(text, {**vars(v2), "_transforms": v2})
+    counts: dict[Any, list[float]] = {}
+    size = (32, 48)
+
+    class Recorder(type(theirs)):  # type: ignore[misc]
+        def _apply_image_or_video_transform(self, image: Any, name: str, magnitude: float, *_: Any, **__: Any) -> Any:
+            program = new_program(1)
+            if name in ("Posterize", "TranslateX", "TranslateY"):
+                magnitude = int(magnitude)
+            write_steps(program, np.arange(1), 0, name, np.array([magnitude]), size, 0)
+            for one in named_steps(program)[0]:
+                counts.setdefault(one, [0, 0])[1] += 1
+            return image
+
+    theirs.__class__ = Recorder
+    torch.manual_seed(0)
+    image = torch.zeros((3, *size), dtype=torch.uint8)
+    trials = 20000 if text.startswith("Trivial") else 4000  # of many magnitudes each is rare
+    for _ in range(trials):
+        theirs(image)
+    ours = named_steps(op.program(draws(10 * trials, seed=5), size))
+    for row in ours:
+        for one in row:
+            counts.setdefault(one, [0, 0])[0] += 0.1
+    pairs = np.array([pair for pair in counts.values() if sum(pair) > 20])
+    rare = np.array([pair for pair in counts.values() if sum(pair) <= 20] or [(0, 0)]).sum(0)
+    assert rare.sum() < 0.2 * pairs.sum()
+    # Ours are ten times as many: their own variance is a tenth.
+    chi_square = ((pairs[:, 0] - pairs[:, 1]) ** 2 / (pairs.mean(1) * 1.1)).sum()
+    freedom = len(pairs)
+    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
+    assert freedom > 10
+
+
+def test_augmix_mixes_its_chains() -> None:
+    images = photos(5, 40, 30)
+    for op in (A.AugMix(), A.AugMix(10, 2, 4, 0.5, all_ops=False)):
+        chains, weights = op.chains(draws(5, seed=2), (40, 30))
+        assert np.allclose(weights.sum(1), 1, atol=1e-6)
+        expected = images * torch.from_numpy(weights[:, 0])[:, None, None, None]
+        for n, program in enumerate(chains):
+            expected = (
+                expected + run_program(images, program) * torch.from_numpy(weights[:, n + 1])[:, None, None, None]
+            )
+        agree(apply(op, images, draws(5, seed=2)), expected.clamp(0, 255).to(torch.uint8), exact=False)
+        agree(run_by_torch(images, op.program(draws(5, seed=2), (40, 30))), apply(op, images, draws(5, seed=2)), False)
+
+
+def test_beta_and_dirichlet_have_their_moments() -> None:
+    from packstore.training.augment.distributions import beta, dirichlet
+
+    for alpha in (0.1, 0.2, 0.8, 1.0, 3.0):
+        values = beta(draws(20000, seed=1), alpha, 0)
+        assert abs(values.mean() - 0.5) < 0.015
+        assert abs(values.var() - 1 / (4 * (2 * alpha + 1))) < 0.01
+        shares = dirichlet(draws(20000, seed=1), alpha, 3, 0)
+        assert np.allclose(shares.sum(1), 1)
+        assert np.allclose(shares.var(0), (2 / 9) / (3 * alpha + 1), atol=0.01)
+
+
+# For each record by itself ----------------------------------------------------------------------------------------
+
+ALL = [
+    *OPERATIONS,
+    *(op for op, _ in POLICIES),
+    A.AugMix(),
+    A.GaussianBlur(5),
+    A.GaussianNoise(),
+    A.RandomErasing(1, value="random"),
+]
+
+
+@pytest.mark.parametrize("op", ALL, ids=str)
+def test_images_do_not_depend_on_their_batch(op: Any) -> None:
+    images = photos(6, 24, 20)
+    whole = apply(op, images, draws(6))
+    for n in range(6):
+        assert torch.equal(apply(op, images[n : n + 1], draws(1, first=n)), whole[n : n + 1])
+    strided = apply(op, images.contiguous(memory_format=torch.channels_last), draws(6))
+    assert torch.equal(strided, whole)
+    assert strided.is_contiguous(memory_format=torch.channels_last)
+    copy = pickle.loads(pickle.dumps(op))
+    assert copy == op
+    assert torch.equal(apply(copy, images, draws(6)), whole)
+    assert eval(repr(op), dict(vars(A))) == op
+
+
+@pytest.mark.parametrize("op", ALL, ids=str)
+def test_records_epochs_and_seeds_differ(op: Any) -> None:
+    if op in (A.Grayscale(), A.RandomPosterize(0, p=1), A.RandomPosterize(8, p=1), A.RandomAdjustSharpness(0, p=1)):
+        return
+    images = photos(1, 24, 20).expand(40, -1, -1, -1)
+    found = apply(op, images, draws(40))
+    assert len({each.numpy().tobytes() for each in found}) > 1
+    assert not torch.equal(apply(op, images, draws(40, epoch=1)), found)
+    assert not torch.equal(apply(op, images, draws(40, seed=1)), found)
+
+
+def test_noise_has_the_deviation_that_it_says() -> None:
+    images = torch.full((2, 3, 64, 64), 128, dtype=torch.uint8)
+    found = apply(A.GaussianNoise(0.1, 0.05), images, draws(2)).float() - 128
+    assert abs(found.mean() - 25.5) < 0.7
+    assert abs(found.std() - 12.75) < 0.4
+    erased = apply(A.RandomErasing(1, scale=(0.9, 0.9), ratio=(1, 1), value="random"), images, draws(2)).float()
+    assert erased[erased != 128].std() > 50
+
+
+@pytest.mark.parametrize("op", [op for op in ALL if hasattr(op, "program")], ids=str)
+def test_the_engine_and_torch_give_nearly_the_same(op: Any) -> None:
+    """Step by step within 1 of 255; warps may take another of two pixels that are as near."""
+    images = photos(5, 48, 64)
+    program = op.program(draws(5, seed=1), (48, 64))
+    for column in range(program.shape[1]):
+        one = program[:, column : column + 1]
+        found, expected = run_program(images, one), run_by_torch(images, one)
+        difference = (found.int() - expected.int()).abs()
+        assert (difference > 1).float().mean() <= 0.001
+        assert (difference > 0).float().mean() <= 0.01
+        images = found
+
+
+@given(st.data())
+def test_random_chains_run_as_their_steps(data: st.DataObject) -> None:
+    chain = data.draw(st.lists(st.sampled_from([op for op in ALL if hasattr(op, "program")]), max_size=6))
+    height, width, count = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+    images = photos(count, height, width, data.draw(st.integers(0, 9)))
+    programs = [op.program(draws(count).child(n), (height, width)) for n, op in enumerate(chain)]
+    expected = images
+    for program in programs:
+        expected = run_program(expected, program)
+    assert torch.equal(run_program(images, join_programs(programs, count)), expected)
+    found = A.Compose(chain).program(draws(count), (height, width))
+    assert np.array_equal(found, join_programs(programs, count))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: A.ColorJitter(-1),
+        lambda: A.ColorJitter(hue=0.6),
+        lambda: A.ColorJitter(brightness=(2, 1)),
+        lambda: A.Grayscale(1),
+        lambda: A.RandomPosterize(9),
+        lambda: A.RandomSolarize(300),
+        lambda: A.RandomInvert(1.5),
+        lambda: A.GaussianBlur(4),
+        lambda: A.GaussianBlur(3, 0),
+        lambda: A.GaussianNoise(sigma=-1),
+        lambda: A.RandomErasing(value="noise"),
+        lambda: A.RandomErasing(value=(1, 2)),
+        lambda: A.RandomErasing(scale=(0.5, 0.1)),
+        lambda: A.RandomErasing(count=0),
+        lambda: A.RandAugment(magnitude=31),
+        lambda: A.RandAugment(interpolation="cubic"),
+        lambda: A.RandAugment(fill=300),
+        lambda: A.AutoAugment("mnist"),
+        lambda: A.AugMix(severity=11),
+        lambda: A.RandomApply(A.Grayscale()),
+        lambda: A.RandomApply([A.Resize(3)]),
+        lambda: A.RandomChoice([]),
+        lambda: A.RandomChoice([A.Grayscale()], p=[1, 2]),
+        lambda: A.RandomOrder([len]),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(UsageError):
+        make()
+
+
+def test_colours_of_normalised_images_are_refused() -> None:
+    with pytest.raises(UsageError, match="bytes of three channels"):
+        apply(A.RandomInvert(1), torch.zeros(1, 3, 4, 4), draws(1))
+    with pytest.raises(UsageError, match="bytes of three channels"):
+        apply(A.RandomErasing(1, value="random"), torch.zeros(1, 3, 4, 4), draws(1))
+    erased = apply(A.RandomErasing(1, value=2.5), torch.zeros(1, 3, 40, 40), draws(1))
+    assert set(erased.unique().tolist()) == {0.0, 2.5}
+
+
+def test_fills_travel_in_flags() -> None:
+    for fill in ((0, 0, 0), (255, 255, 255), (1, 2, 3), (0, 0, 200)):
+        assert fill_of(int(np.int32(warp_flags(1, fill)))) == fill

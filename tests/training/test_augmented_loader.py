@@ -1,0 +1,136 @@
+"""Loaders with operations on pixels: the same batches in any mode, with any threads, however an image is decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packstore import PackedDataset, PackedLoader
+from packstore import augment as A  # noqa: N812
+from packstore.core.errors import UsageError
+from packstore.images.engine import get_engine
+from packstore.training.augment.operations import apply_operations
+from packstore.training.random_draws import Draws
+from tests.makers.tiers import examples
+
+CROP = [A.RandomResizedCrop(24, interpolation="random"), A.RandomHorizontalFlip()]
+CHAINS: list[list[Any]] = [
+    [*CROP, A.RandAugment(), A.RandomErasing(0.5, value="random")],
+    [A.RandomResizedCrop(24), A.ColorJitter(0.4, 0.4, 0.4, 0.1), A.RandomHorizontalFlip(), A.RandomGrayscale(0.5)],
+    [*CROP, A.AugMix(), A.GaussianBlur(5)],
+    [*CROP, A.RandomRotation(30, "bilinear"), A.PerImage(torch.neg, generator=False), A.RandomInvert()],
+    ["timm-rsb-a3", A.Resize(32), A.RandomApply([A.RandomAffine(20), A.RandomVerticalFlip()])],
+    [A.Resize((20, 26)), A.TrivialAugmentWide(), A.CenterCrop(16), A.Cutout(4, fill=7)],
+]
+
+
+def operations(chain: Any) -> Any:
+    return [op for entry in chain for op in (A.recipe(entry) if isinstance(entry, str) else [entry])]
+
+
+def alone(dataset: PackedDataset, chain: Any, epoch: int = 0) -> torch.Tensor:
+    """Each item, decoded whole and augmented by itself."""
+    start = dataset.reader.split("train").start
+    found = [
+        apply_operations(chain, dataset[n][0][None], Draws(3, epoch, torch.tensor([start + n])))
+        for n in range(len(dataset))
+    ]
+    return torch.cat(found)
+
+
+def loaded(dataset: PackedDataset, chain: Any, **options: Any) -> torch.Tensor:
+    return torch.cat([images for images, _ in PackedLoader(dataset, 4, seed=3, augment=chain, **options)])
+
+
+@pytest.mark.parametrize("store", ["files.lmdb", "pixels.h5", "square.pth", "square.lmdb"])
+@pytest.mark.parametrize("chain", CHAINS, ids=str)
+def test_batches_are_those_of_single_images(stores: Any, store: str, chain: Any) -> None:
+    dataset, chain = PackedDataset(stores(store), "train"), operations(chain)
+    expected = alone(dataset, chain)
+    for options in ({"workers": 1}, {"workers": 3}, {"channels_last": True}, {"resident": True}, {"resident": False}):
+        if options.get("resident") and not store.startswith("square"):
+            continue
+        assert torch.equal(loaded(dataset, chain, **options), expected), options
+
+
+@pytest.mark.parametrize("chain", [CHAINS[0], CHAINS[5]], ids=str)
+def test_normalisation_comes_after_them(stores: Any, chain: Any) -> None:
+    for store in ("files.lmdb", "square.lmdb"):
+        dataset = PackedDataset(stores(store), "train")
+        mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        expected = (alone(dataset, operations(chain)).double() / 255 - mean) / std
+        for options in ({}, {"resident": store.startswith("square"), "channels_last": True}):
+            found = loaded(dataset, operations(chain), normalize="imagenet", **options)
+            assert found.dtype == torch.float32
+            assert torch.allclose(found.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
+def test_other_decoders_give_the_same(stores: Any, decoder: str) -> None:
+    chain = operations(CHAINS[0])
+    expected = loaded(PackedDataset(stores("files.lmdb"), "train"), chain)
+    found = loaded(PackedDataset(stores("files.lmdb"), "train", decoder=decoder), chain)
+    difference = (found.int() - expected.int()).abs()
+    assert (difference > 1).float().mean() < 0.02  # equalising and posterising amplify a difference of one
+
+
+def test_without_an_engine_batches_are_nearly_the_same(stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = [A.RandomResizedCrop(24), A.ColorJitter(0.4, 0.4, 0.4), A.RandomErasing(0.5, value="color")]
+    dataset = PackedDataset(stores("files.lmdb"), "train")
+    expected = loaded(dataset, chain)
+    if get_engine() is None:
+        return
+    from packstore.images.engine import native
+
+    monkeypatch.setattr(native, "_library", lambda: (None, "none"))
+    found = loaded(PackedDataset(stores("files.lmdb"), "train"), chain)
+    assert ((found.int() - expected.int()).abs() > 1).float().mean() < 0.001
+
+
+def test_epochs_ranks_and_resuming(stores: Any) -> None:
+    dataset, chain = PackedDataset(stores("files.lmdb"), "train"), operations(CHAINS[0])
+    loader = PackedLoader(dataset, 4, seed=3, shuffle=True, augment=chain)
+    first, second = ([images for images, _ in loader] for _ in range(2))
+    assert not torch.equal(first[0], second[0])
+    loader = PackedLoader(dataset, 4, seed=3, shuffle=True, augment=chain)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    loader = PackedLoader(dataset, 4, seed=3, shuffle=True, augment=chain)
+    loader.load_state_dict(state)
+    assert all(torch.equal(mine, theirs) for (mine, _), theirs in zip(loader, first[1:], strict=True))
+    whole = torch.cat(first)
+    ranks = [
+        torch.cat([i for i, _ in PackedLoader(dataset, 2, seed=3, shuffle=True, augment=chain, rank=r, world_size=2)])
+        for r in range(2)
+    ]
+    mine = {each.numpy().tobytes() for each in whole}
+    assert all({each.numpy().tobytes() for each in part} <= mine for part in ranks)
+
+
+POINTS = [
+    *(A.ColorJitter(0.4), A.RandomInvert(), A.RandomEqualize(), A.RandomPosterize(3), A.RandomSolarize(99)),
+    *(A.RandomErasing(), A.RandomRotation(20), A.RandomVerticalFlip(), A.RandomHorizontalFlip(), A.GaussianBlur(3)),
+    *(A.RandAugment(), A.AugMix(), A.TimmAugment("rand-m9-mstd1"), A.RandomPerspective(), A.CenterCrop(12)),
+]
+
+
+@examples(10)
+@given(st.lists(st.sampled_from(POINTS), max_size=6))
+def test_random_chains(stores: Any, chain: list[Any]) -> None:
+    for store in ("files.lmdb", "square.lmdb"):
+        dataset = PackedDataset(stores(store), "train")
+        whole = [A.RandomResizedCrop(20), *chain]
+        assert torch.equal(loaded(dataset, whole, workers=2), alone(dataset, whole))
+
+
+def test_stores_of_floats_are_refused_for_colours(stores: Any) -> None:
+    dataset = PackedDataset(stores("floats.lmdb"), "train")
+    with pytest.raises(UsageError, match="bytes of three channels"):
+        loaded(dataset, [A.RandomInvert(1)])
+    found = loaded(dataset, [A.RandomErasing(1.0), A.RandomRotation(20)])
+    assert found.dtype == torch.float16

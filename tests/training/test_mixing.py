@@ -1,0 +1,198 @@
+"""MixUp and CutMix: torchvision's arithmetic, timm's modes, and batches that do not depend on how they are loaded."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from packstore import PackedDataset, PackedLoader
+from packstore.augment import BatchMixer, CutMix, Draws, MixedLabels, MixUp, RandomHorizontalFlip, RandomResizedCrop
+from packstore.core.errors import UsageError
+from packstore.training.augment.mixing import STREAM
+from tests.makers.torchvision import import_torchvision
+
+
+@pytest.fixture(scope="module")
+def tv() -> Any:
+    return import_torchvision()
+
+
+def draws(count: int, seed: int = 0, first: int = 0) -> Draws:
+    return Draws(seed, 0, np.arange(first, first + count), STREAM)
+
+
+def images(count: int, size: tuple[int, int] = (24, 31), dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    found = torch.rand((count, 3, *size), generator=torch.Generator().manual_seed(1))
+    return (found * 255).to(torch.uint8) if dtype == torch.uint8 else found.to(dtype)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("mixer", [MixUp(0.8), CutMix(1.0), MixUp(0.1), CutMix(0.3)], ids=str)
+def test_a_batch_is_mixed_as_by_torchvision(tv: Any, mixer: Any, seed: int) -> None:
+    batch, labels = images(7), torch.arange(7) % 5
+    mix = BatchMixer([mixer])
+    drawn = mix.draw(draws(7, seed), (24, 31))
+    share = float(drawn.share[0])
+    assert (drawn.share == share).all()
+    theirs = getattr(tv.transforms.v2, type(mixer).__name__)(num_classes=5)
+    top, left, bottom, right = drawn.box[0].tolist()
+    theirs.make_params = lambda _: {"lam": share, "box": (left, top, right, bottom), "lam_adjusted": share}
+    expected, expected_labels = theirs(batch, labels)
+    found = drawn.mix_images(batch)
+    assert torch.equal(found, expected)
+    assert torch.allclose(mix.mix_labels(labels, drawn, 5), expected_labels, atol=1e-6, rtol=0)
+    if isinstance(mixer, CutMix):
+        changed = (found != batch).any(1).any(0)
+        assert abs(changed.float().mean() - (1 - share)) < 1e-6
+
+
+def test_boxes_are_those_of_torchvision() -> None:
+    """Its formulas, from the same share and middle."""
+    mix = BatchMixer([CutMix(1.0)], mode="elem")
+    drawn = mix.draw(draws(500), (24, 31))
+    heights, widths = drawn.box[:, 2] - drawn.box[:, 0], drawn.box[:, 3] - drawn.box[:, 1]
+    assert (heights <= 24).all()
+    assert (heights >= 0).all()
+    assert np.allclose(drawn.share, 1 - heights * widths / (24 * 31))
+    assert 0.5 < drawn.share.mean() < 0.75  # of Beta(1, 1), with what the edges cut off
+    assert len(np.unique(drawn.box, axis=0)) > 400
+
+
+@pytest.mark.parametrize("count", [6, 7, 1])
+@pytest.mark.parametrize("mode", ["pair", "elem"])
+def test_pairs_and_elements_are_mixed_with_the_opposite_row(mode: Any, count: int) -> None:
+    mix = BatchMixer([MixUp(0.8), CutMix(1.0)], mode=mode, p=0.7)
+    drawn = mix.draw(draws(count, 5), (24, 31))
+    batch = images(count)
+    found = drawn.mix_images(batch)
+    for row in range(count):
+        other, share = count - 1 - row, drawn.share[row]
+        if drawn.cuts[row]:
+            expected = batch[row].clone()
+            top, left, bottom, right = drawn.box[row].tolist()
+            expected[:, top:bottom, left:right] = batch[other][:, top:bottom, left:right]
+        else:
+            expected = batch[row] * share + batch[other] * (1 - share)
+        assert torch.allclose(found[row], expected, atol=1e-6)
+        if mode == "pair":
+            assert drawn.share[other] == share
+    if mode == "elem" and count > 2:
+        assert len(set(drawn.share.tolist())) > 2
+
+
+def test_switching_and_probability_are_kept() -> None:
+    drawn = BatchMixer([MixUp(0.5), CutMix(1.0)], p=0.6, weights=(1, 3), mode="elem").draw(draws(20000), (100, 100))
+    mixed = drawn.share < 1
+    assert abs(mixed.mean() - 0.6) < 0.02
+    assert abs(drawn.cuts[mixed].mean() - 0.75) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float64])
+def test_all_types_are_mixed(dtype: torch.dtype) -> None:
+    batch = images(4, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    drawn = BatchMixer([MixUp(1.0), CutMix(1.0)], mode="elem").draw(draws(4, 3), (24, 31))
+    found = drawn.mix_images(batch)
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(found.double(), drawn.mix_images(batch.double()), atol=0.51 if dtype == torch.uint8 else 0.01)
+
+
+def test_labels_are_smoothed_as_by_timm() -> None:
+    labels, mix = torch.tensor([0, 2, 1, 2]), BatchMixer([MixUp(1.0)], label_smoothing=0.1, mode="elem")
+    drawn = mix.draw(draws(4), (8, 8))
+    on, off = 1 - 0.1 + 0.1 / 4, 0.1 / 4
+    plain = torch.full((4, 4), off)
+    plain[torch.arange(4), labels] = on
+    share = torch.from_numpy(drawn.share).float()[:, None]
+    found = mix.mix_labels(labels, drawn, 4)
+    assert torch.allclose(found, plain * share + plain.flip(0) * (1 - share))
+    assert torch.allclose(found.sum(1), torch.ones(4))
+    pairs = BatchMixer([MixUp(1.0)], labels="pairs").mix_labels(labels, drawn, None)
+    assert isinstance(pairs, MixedLabels)
+    assert torch.equal(pairs.second, labels.flip(0))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for make in (
+        lambda: MixUp(0),
+        lambda: CutMix(-1),
+        lambda: BatchMixer([]),
+        lambda: BatchMixer([RandomHorizontalFlip()]),  # type: ignore[list-item]
+        lambda: BatchMixer([MixUp()], mode="half"),  # type: ignore[arg-type]
+        lambda: BatchMixer([MixUp()], p=2),
+        lambda: BatchMixer([MixUp()], weights=[1, 2]),
+        lambda: BatchMixer([MixUp()], labels="pairs", label_smoothing=0.1),
+    ):
+        with pytest.raises(UsageError):
+            make()
+    drawn = BatchMixer([MixUp()]).draw(draws(2), (8, 8))
+    with pytest.raises(UsageError, match="num_classes"):
+        BatchMixer([MixUp()]).mix_labels(torch.tensor([0, 1]), drawn, None)
+    with pytest.raises(UsageError, match="a label is 7, and there are 5 classes"):
+        BatchMixer([MixUp()]).mix_labels(torch.tensor([0, 7]), drawn, 5)
+
+
+# In a loader --------------------------------------------------------------------------------------------------------
+
+
+def load(store: Path, **options: Any) -> list[Any]:
+    columns = options.pop("columns", None)
+    dataset = PackedDataset(store, "train", **({} if columns is None else {"columns": columns}))
+    named: dict[str, Any] = {"shuffle": True, "seed": 4, "mix": [MixUp(0.8), CutMix(1.0)], "normalize": "imagenet"}
+    return list(PackedLoader(dataset, 4, **(named | options)))
+
+
+def same(first: list[Any], second: list[Any]) -> None:
+    assert len(first) == len(second) > 1
+    for one, other in zip(first, second, strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_batches_are_the_same_in_any_mode(stores: Any) -> None:
+    store = stores("files.lmdb")
+    augment = [RandomResizedCrop(24), RandomHorizontalFlip()]
+    first = load(store, augment=augment, workers=1)
+    assert first[0][1].dtype == torch.float32
+    assert torch.allclose(first[0][1].sum(1), torch.ones(4))
+    assert any((labels.max(1).values < 1).any() for _, labels in first)
+    same(first, load(store, augment=augment, workers=4))
+    fixed = stores("square.lmdb")
+    same(load(fixed, resident=True), load(fixed, resident=False))
+    plain = load(store, augment=augment, mix=None)
+    assert plain[0][1].dtype == torch.int64
+    assert any(not torch.equal(one[0], other[0]) for one, other in zip(first, plain, strict=True))
+
+
+def test_a_loader_resumes_with_the_same_mix(stores: Any) -> None:
+    dataset = PackedDataset(stores("files.lmdb"), "train")
+    named: dict[str, Any] = {"shuffle": True, "augment": RandomResizedCrop(24), "mix": CutMix()}
+    loader = PackedLoader(dataset, 4, **named)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = list(batches)
+    resumed = PackedLoader(dataset, 4, **named)
+    resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(rest, resumed, strict=True))
+    with pytest.raises(UsageError, match="has mix"):
+        PackedLoader(dataset, 4, **(named | {"mix": MixUp()})).load_state_dict(state)
+
+
+def test_pairs_and_arrays(stores: Any) -> None:
+    batch = load(stores("files.lmdb"), augment=RandomResizedCrop(24), mix=BatchMixer([MixUp()], labels="pairs"))[0]
+    assert isinstance(batch[1], MixedLabels)
+    batch = load(
+        stores("files.lmdb"), augment=RandomResizedCrop(24), mix=BatchMixer([MixUp()], labels="pairs"), output="numpy"
+    )[0]
+    assert isinstance(batch[1].share, np.ndarray)
+
+
+def test_images_without_labels_are_not_mixed(stores: Any) -> None:
+    with pytest.raises(UsageError, match="mix= needs labels"):
+        load(stores("files.lmdb"), augment=RandomResizedCrop(24), columns=("image",))

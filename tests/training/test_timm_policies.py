@@ -1,0 +1,138 @@
+"""Policies in timm's notation: timm's operations and magnitudes, as often, and pixels near Pillow's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from packstore.augment import Draws, TimmAugment
+from packstore.core.errors import UsageError
+from packstore.images.programs import Code, fill_of
+from packstore.training.augment.interpreter import run_program
+from tests.makers.torchvision import import_torchvision
+
+CONFIGS = [
+    "rand-m9-mstd0.5-inc1",
+    "rand-m7-mstd101-n3-p0.9",
+    "rand-m6-inc1-tweights",
+    "rand-m4-t3a",
+    "original",
+    "v0r-mstd0.5",
+]
+
+
+def import_timm() -> Any:
+    """timm's policies; skips the test where timm is not installed."""
+    import_torchvision()  # which timm imports
+    return pytest.importorskip("timm.data.auto_augment")
+
+
+def draws(count: int, seed: int = 0) -> Draws:
+    return Draws(seed, 0, np.arange(count))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_operations_are_as_frequent_and_as_strong_as_timms(config: str) -> None:
+    timm = import_timm()
+    import random
+
+    random.seed(0)
+    np.random.seed(0)
+    found: Counter[str] = Counter()
+    levels: dict[str, list[float]] = {}
+    make = timm.rand_augment_transform if config.startswith("rand") else timm.auto_augment_transform
+    theirs = make(config, {"translate_const": 100, "img_mean": (124, 116, 104)})
+    operations = theirs.ops if hasattr(theirs, "ops") else [op for pair in theirs.policy for op in pair]
+    for operation in operations:
+        code = KINDS[operation.name.removesuffix("Increasing").removesuffix("Original")]
+
+        def record(image: Any, *values: Any, code: str = code, **_: Any) -> Any:
+            found[code] += 1
+            levels.setdefault(code, []).append(float(values[0]) if values else 0.0)
+            return image
+
+        operation.aug_fn = record
+    trials = 4000
+    for _ in range(trials):
+        theirs(None)
+    program = TimmAugment(config).program(draws(trials, seed=1), (224, 224))
+    for code, count in found.items():
+        mine = program["code"] == Code[code]
+        assert abs(mine.sum() - count) < 5 * (count + 10) ** 0.5, code
+        values = program["p"][mine][:, 0]
+        if code in ("BRIGHTNESS", "CONTRAST", "SHARPNESS", "POSTERIZE", "SOLARIZE", "SOLARIZE_ADD") and count > 100:
+            expected = np.array(levels[code])
+            spread = 5 * (expected.std() + 1e-6) / count**0.5 + 1e-5 + (code == "POSTERIZE") * 0.2
+            assert abs(values.mean() - expected.mean()) <= 2 * spread, code
+    assert (program["code"] != 0).sum() > 0
+
+
+KINDS = {
+    **dict.fromkeys(("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"), "AFFINE"),
+    "AutoContrast": "AUTOCONTRAST",
+    "Equalize": "EQUALIZE",
+    "Invert": "INVERT",
+    "Posterize": "POSTERIZE",
+    "Solarize": "SOLARIZE",
+    "SolarizeAdd": "SOLARIZE_ADD",
+    "Color": "SATURATION",
+    "Desaturate": "SATURATION",
+    "Contrast": "CONTRAST",
+    "Brightness": "BRIGHTNESS",
+    "Sharpness": "SHARPNESS",
+    "GaussianBlur": "BLUR",
+    "GaussianBlurRand": "BLUR",
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel", "SolarizeAdd", "Color", "Contrast"]
+)
+def test_pixels_are_near_those_of_pillow(name: str) -> None:
+    timm = import_timm()
+    from PIL import Image
+
+    from packstore.training.augment.timm_policies import _steps
+
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randint(0, 256, (1, 3, 5, 6), generator=generator).float()
+    image = torch.nn.functional.interpolate(coarse, (64, 80), mode="bicubic").clamp(0, 255).to(torch.uint8)
+    picture = Image.fromarray(image[0].permute(1, 2, 0).numpy())
+    own = draws(1)
+    sign = -1.0 if own.uniform(5)[0] > 0.5 else 1.0
+    fill = TimmAugment("rand", interpolation="bilinear")._flags(own)
+    steps = _steps(name, np.array([7.0]), own, np.arange(1), (64, 80), fill)
+    found = run_program(image, steps[:, None])[0].permute(1, 2, 0).int().numpy()
+    argument = {"Rotate": 21.0 * sign, "TranslateXRel": 0.315 * sign, "TranslateYRel": 0.315 * sign}.get(name)
+    argument = (
+        {"SolarizeAdd": 77, "Color": 1.36, "Contrast": 1.36}.get(name, 0.21 * sign) if argument is None else argument
+    )
+    expected = np.asarray(
+        timm.NAME_TO_OP[name](picture, argument, fillcolor=(124, 116, 104), resample=Image.Resampling.BILINEAR)
+    ).astype(int)
+    difference = np.abs(found - expected)
+    assert (difference > 2).mean() < 0.02
+    assert np.median(difference) <= 1
+
+
+def test_fills_and_interpolations() -> None:
+    program = TimmAugment("rand-m9-mstd0.5-inc1").program(draws(500), (64, 64))
+    flags = program["flags"][program["code"] == Code.AFFINE]
+    assert {fill_of(int(each)) for each in flags} == {(124, 116, 104)}
+    assert set((flags & 3).tolist()) == {1, 2}
+    images = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8)
+    found = TimmAugment("rand-m9-n4-p1")(images, draws(20))
+    assert found.shape == images.shape
+    assert eval(repr(TimmAugment("rand-m9"))) == TimmAugment("rand-m9")
+
+
+@pytest.mark.parametrize(
+    "config", ["", "randm9", "rand-x3", "rand-m", "rand-tall", "augmix-m3", "original-m3", "rand-n99", "rand--"]
+)
+def test_what_timm_does_not_know_is_refused(config: str) -> None:
+    with pytest.raises(UsageError):
+        TimmAugment(config)
