@@ -37,6 +37,7 @@ from packstore.sources import open_source
 from packstore.stores import create_store, format_of, open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
+from packstore.stores.linked import refuse_linked
 from packstore.stores.sharded import ShardedReader
 
 
@@ -126,6 +127,7 @@ def repair(
     refuse_inside(destination, source)
     with open_damaged(damaged) as reader, progress_callback(progress) as report:
         manifest = reader.manifest
+        refuse_linked(manifest, reader.path, "repair", "link the source again: packstore convert SOURCE OUT --link")
         refuse_name(destination, manifest.format)
         builder = create_store(
             destination,

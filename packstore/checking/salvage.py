@@ -33,6 +33,7 @@ from packstore.stores import create_store
 from packstore.stores.base import Problem
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.fitting import check_together
+from packstore.stores.linked import refuse_linked
 from packstore.stores.scavenge import Scavenged
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
@@ -112,6 +113,7 @@ def salvage(
     refuse_inside(destination, damaged)
     store = inspect_store(damaged)
     manifest = store.manifest
+    refuse_linked(manifest, damaged, "salvage", "link the source again: packstore convert SOURCE OUT --link")
     refuse_name(destination, manifest.format)
     builder = create_store(
         destination,

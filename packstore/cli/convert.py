@@ -78,6 +78,10 @@ _LISTED = 10
     "[default: --index]",
 )  # fmt: skip
 @click.option(
+    "--link", is_flag=True,
+    help="Copy no images: keep where they lie in SOURCE (file, offset, length), and read them there.",
+)  # fmt: skip
+@click.option(
     "--progressive", type=click.Choice(["baseline"]),
     help="original: make progressive JPEG files baseline ones, without loss, since these decode faster.",
 )  # fmt: skip
@@ -136,6 +140,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     \b
     Examples:
       packstore convert imagenet/ imagenet.lmdb                 byte for byte
+      packstore convert shards/ linked.lmdb --link              no second copy
       packstore convert imagenet/ small.lmdb --encoding jpeg --resize 256
       packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
       packstore convert ILSVRC2012_img_train.tar train.lmdb     an archive

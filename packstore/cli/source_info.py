@@ -20,6 +20,10 @@ _MADE = {
     "checksum": "of each image",
     "row_checksum": "of each record's other values",
     "seek_index": "where crops of each JPEG file begin to decode",
+    "link_offset": "where each image begins in its file",
+    "link_length": "bytes of each image",
+    "link_file_bytes": "size of the file when it was linked",
+    "link_file_modified": "when the file had been modified, in nanoseconds",
 }
 _MEANINGS = {
     "label": "the number of a class",

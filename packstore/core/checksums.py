@@ -13,8 +13,8 @@ the manifest       SHA-256  its JSON without this digest                 itself
 =================  =======  ===========================================  =====================
 
 The digest of a column says that a byte in it is wrong; only a checksum a record says whose. A *row* holds, for every
-column but ``image``, ``checksum``, ``row_checksum`` and ``seek_index`` and in the manifest's order, the record's bytes
-of a fixed column, or of a ragged one the XXH3-64 of the value as eight bytes; all little-endian.
+column but ``image``, ``checksum``, ``row_checksum``, ``seek_index`` and ``link_…`` and in the manifest's order, the
+record's bytes of a fixed column, or of a ragged one the XXH3-64 of the value as eight bytes; all little-endian.
 
 The digest of a fixed column is the SHA-256 of its values, little-endian and in C order. That of a ragged one is the
 SHA-256 of two SHA-256, one after the other: of its ``int64`` offsets (N + 1 of them, from 0) and of its bytes.
@@ -37,11 +37,11 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from packstore.core.column import LINK_COLUMNS, SEEK_INDEX, Column
 from packstore.core.column import ROW_CHECKSUM as ROW_CHECKSUM
-from packstore.core.column import SEEK_INDEX, Column
 from packstore.core.columns import Buffer, ColumnData, OneByOne, OneByOneArray, Ragged
 
-_NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name, SEEK_INDEX.name)
+_NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name, SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
 _PRIME = (1 << 127) - 1
 _BASE = int.from_bytes(hashlib.sha256(b"packstore").digest()[:15], "big")
 _RECORDS_AT_ONCE = 1 << 10

@@ -209,7 +209,19 @@ CHECKSUM = Column("checksum", "fixed", "uint64")
 ROW_CHECKSUM = Column("row_checksum", "fixed", "uint64")
 SEEK_INDEX = Column("seek_index", "ragged", "uint8")
 """Of image files; empty where one has none. It follows from the file, so it is no part of the dataset."""
-INTERNAL = ("image", "key", "checksum", "row_checksum", "seek_index", "shape")
+LINK_COLUMNS = (
+    Column("link_file", "ragged", "uint8", type="text"),
+    Column("link_offset", "fixed", "int64"),
+    Column("link_length", "fixed", "int64"),
+    Column("link_file_bytes", "fixed", "int64"),
+    Column("link_file_modified", "fixed", "int64"),
+)
+"""Where a linked store's images lie: absolute path, offset and length in bytes; and size in bytes and time of
+modification in nanoseconds that the file had. No part of the dataset."""
+INTERNAL = (
+    *("image", "key", "checksum", "row_checksum", "seek_index", "shape"),
+    *(column.name for column in LINK_COLUMNS),
+)
 """Names of the columns that packing makes itself."""
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from operator import index as as_index
 from typing import Literal
 
-from packstore.core.column import ITEM_SIZE, Column
+from packstore.core.column import INTERNAL, ITEM_SIZE, Column
 from packstore.core.errors import ManifestError, UsageError, printable
 
-RESERVED = ("key", "checksum", "row_checksum", "seek_index", "shape", "manifest")
+RESERVED = (*(name for name in INTERNAL if name != "image"), "manifest")
 """Names of columns that packstore makes itself. A sample's ``key`` is its key."""
 
 

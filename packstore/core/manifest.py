@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
-from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, MAX_ARRAY_BYTES, ROW_CHECKSUM, SEEK_INDEX, check
+from packstore.core.column import (
+    CHECKSUM,
+    ITEM_SIZE,
+    KEY,
+    LINK_COLUMNS,
+    MAX_ARRAY_BYTES,
+    ROW_CHECKSUM,
+    SEEK_INDEX,
+    check,
+)
 from packstore.core.column import Column as Column
 from packstore.core.errors import ManifestError
 from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain, unique
@@ -189,6 +198,7 @@ class Manifest:
         check(all(s.start == e for s, e in zip(self.splits, edges, strict=False)), "split ranges", self.splits)
         check(not self.splits or edges[-1] == self.records, "split ranges", self.splits)
         check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
+        check(self.shards is None or not self.is_linked, "linked store", "shards")
         if self.shards is not None and self.shards.rows is not None:
             found = int(self.shards.starts[-1]), int(self.shards.rows["image_nbytes"].sum())
             check(found == (self.records, self.image.nbytes), "table of shards: records and bytes of images", found)
@@ -223,6 +233,11 @@ class Manifest:
         return max(1, sum(column.nbytes for column in self.columns) // max(1, self.records))
 
     @property
+    def is_linked(self) -> bool:
+        """Whether the images lie in other files, see :mod:`packstore.stores.linked`."""
+        return any(column.name == LINK_COLUMNS[0].name for column in self.columns)
+
+    @property
     def holds_floats(self) -> bool:
         """Whether an image at rest is an array of normalised floating point values."""
         return self.image.layout == "CHW"
@@ -243,15 +258,16 @@ class Manifest:
     def dataset_digest(self) -> str:
         """SHA-256 of what the dataset *is*: encoding, columns, splits, normalisation and the digest of the records.
 
-        It does not depend on the container, on sharding or on a seek index, so two people can compare it across
-        formats.
+        It does not depend on the container, on sharding, on a seek index or on links, so two people can compare it
+        across formats.
         """
         d = to_plain(self)
         names = ("encoding", "records", "splits", "normalization", "records_digest")
+        derived = {SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS)}
         columns = [
             {k: v for k, v in column.items() if k not in ("nbytes", "digest")}
             for column in d["columns"]
-            if column["name"] != SEEK_INDEX.name
+            if column["name"] not in derived
         ]
         return sha256_json({k: d[k] for k in names} | {"columns": columns})
 
@@ -337,9 +353,12 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
         arrays = image.layout is not None
         good = good and arrays == (encoding in ITEM_SIZE) and (not arrays or image.dtype == encoding)
     check(good, f"image column for the encoding {encoding}", image)
-    for known in (KEY, CHECKSUM, ROW_CHECKSUM, SEEK_INDEX):
+    for known in (KEY, CHECKSUM, ROW_CHECKSUM, SEEK_INDEX, *LINK_COLUMNS):
         found = columns.get(known.name, known)
         check(found.declared == known.declared, f"column {known.name!r}", found)
+    linked = sum(column.name in columns for column in LINK_COLUMNS)
+    check(linked in (0, len(LINK_COLUMNS)), "number of columns of links", linked)
+    check(not linked or (image.layout is None and encoding == "original"), "encoding of a linked store", encoding)
     for column in columns.values():
         for needed in column.companions:
             there = columns.get(needed.name)

@@ -33,6 +33,7 @@ from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import Parts, merged_classes, parts_of
+from packstore.stores.linked import refuse_linked
 from packstore.stores.opening import read_manifest
 from packstore.stores.sharded import same_columns
 
@@ -120,6 +121,7 @@ def plan_append(
     if source.resolve() == store.resolve():  # of a URL it is the URL
         raise UsageError(f"{printable(str(store))} cannot be appended to itself")
     manifest = read_manifest(store)
+    refuse_linked(manifest, store, "append", "link all sources again, or append to a packed copy")
     opened = _open(source, options)
     try:
         survey = opened.survey(_taken(opened, options.split), progress)

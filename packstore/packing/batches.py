@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import xxhash
 
 from packstore.core.columns import Buffer
-from packstore.core.errors import CorruptRecordError, SampleError
+from packstore.core.errors import CorruptRecordError, SampleError, UsageError, printable
 from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
 from packstore.packing.values import AtRest, nbytes_at_rest
 from packstore.sources.base import Entry, Sample, Source
+from packstore.stores.linked import file_state
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -23,6 +24,16 @@ PASS_RECORDS, PASS_BYTES = 256, 4 << 20
 DECODE_RECORDS, DECODE_BYTES = 16, 1 << 20
 _PIECE_BYTES = 4 << 20
 _PNG, _PALETTE = b"\x89PNG\r\n\x1a\n", 3  # its colour type is byte 25
+
+
+class Link(NamedTuple):
+    """Where a record lies: the values of :data:`packstore.core.column.LINK_COLUMNS`, in their order."""
+
+    file: str
+    offset: int
+    length: int
+    file_bytes: int
+    file_modified: int
 
 
 class Packed(NamedTuple):
@@ -43,6 +54,7 @@ class Packed(NamedTuple):
         palette: Positions in ``seen`` of PNG files with a palette.
         oriented: Positions in ``seen`` of those that have an EXIF orientation by which they are to be turned.
         indexes: The seek index of each record; None where the store has none.
+        links: Where each record lies; None where the store holds the records themselves.
     """
 
     entries: list[Entry]
@@ -58,13 +70,20 @@ class Packed(NamedTuple):
     palette: Sequence[int] = ()
     oriented: Sequence[int] = ()
     indexes: list[bytes] | None = None
+    links: list[Link] | None = None
 
 
 def pack(
-    batch: list[Entry], source: Source, encoder: Encoder, at_rest: AtRest, skip: bool, index: bool = False
+    batch: list[Entry],
+    source: Source,
+    encoder: Encoder,
+    at_rest: AtRest,
+    skip: bool,
+    index: bool = False,
+    link: bool = False,
 ) -> Iterator[Packed]:
-    """Yields the records of ``batch`` in parts of about 4 MiB, with seek indexes if ``index``. Raises at a bad sample
-    unless ``skip``."""
+    """Yields the records of ``batch`` in parts of about 4 MiB, with seek indexes if ``index``, and with the places
+    where they lie if ``link``. Raises at a bad sample unless ``skip``."""
     read, nbytes, checksum = source.read, source.nbytes, xxhash.xxh3_64_intdigest
     remaining = zip(batch, source.read_together(batch), strict=True)
     while True:
@@ -77,12 +96,13 @@ def pack(
         kept: list[str] = []
         palette: list[int] = []
         oriented: list[int] = []
+        links: list[Link] = []
         values: list[Mapping[str, Any]] = []
         source_bytes = record_bytes = 0
         for entry, together in remaining:
             source_bytes += nbytes(entry)
             seen.append(entry)
-            number = None
+            number, listed = None, entry
             try:
                 found = read(entry) if together is None else together
                 if isinstance(found, Sample):
@@ -95,6 +115,8 @@ def pack(
                 else:
                     key, image = entry.key, found
                 record, shape, reason, turned = encoder(key, image)
+                if link:
+                    place = _link(source, listed, record)
                 if at_rest.masks and isinstance(found, Sample):
                     at_rest.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except (SampleError, CorruptRecordError) as error:
@@ -109,6 +131,8 @@ def pack(
                 raise SampleError(error.key, reason) from error
             entries.append(entry)
             records.append(record)
+            if link:
+                links.append(place)
             checksums.append(checksum(record))
             shapes.append(shape)
             record_bytes += len(record)
@@ -127,8 +151,24 @@ def pack(
             return
         yield Packed(
             *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
-            *(palette, oriented, make_indexes(records) if index else None),
+            *(palette, oriented, make_indexes(records) if index else None, links if link else None),
         )
+
+
+def _link(source: Source, entry: Entry, record: Buffer) -> Link:
+    """Where a record lies. Raises :class:`UsageError` if it is no range of a file, and :class:`SampleError` if its file
+    cannot be reached."""
+    found = source.locate(entry)
+    if found is None:
+        raise UsageError(
+            f"{printable(entry.key)} cannot be linked: in this source ({source.kind}) it is no plain range of bytes of "
+            "a file, as in compressed archives; pack without --link"
+        )
+    try:
+        size, modified = file_state(found.path)
+    except OSError as error:
+        raise SampleError(entry.key, f"cannot be linked: {error.strerror or error}") from None
+    return Link(*found, len(record), size, modified)
 
 
 def batches(

@@ -73,6 +73,7 @@ def convert(
     max_pixels: int = MAX_PIXELS,
     cluster: str | None = None,
     index: bool | None = None,
+    link: bool = False,
     progressive: Literal["baseline"] | None = None,
     accept_loss: str | Sequence[str] = (),
     progress: bool | ProgressCallback = False,
@@ -134,6 +135,9 @@ def convert(
             then. None for this process. The store is the same to the byte.
         index: Of ``original``, whether each baseline JPEG file gets a seek index, by which a loader decodes of a crop
             little more than it needs. It takes 0.8% of the bytes. None for yes wherever packstore's JPEG engine is.
+        link: The images stay where they are: the store has their files, offsets and lengths instead, with all else that
+            a store has, and reads them there. For sources whose images are bytes of uncompressed files on this machine.
+            A run that is interrupted starts afresh.
         progressive: Of ``original``: ``baseline`` makes progressive JPEG files baseline ones of the same pixels and
             metadata, since crops of these decode many times as fast; each is decoded before and after. None keeps them.
         accept_loss: Images are read as 8-bit RGB. A file that has more ends the run with a :class:`UsageError`, unless
@@ -177,6 +181,7 @@ def convert(
         max_pixels=max_pixels,
         cluster=cluster,
         index=index,
+        link=link,
         progressive=progressive,
         accept_loss=accept_loss,
     )
@@ -250,7 +255,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     kept, counted = Counter[str](), Counter[str]()
     source_bytes, total = 0, survey.records if survey.counted else None
     stamp = plan.source.stamp()
-    identity = identity_of(plan, encoder, columns) if survey.resumable else None
+    identity = identity_of(plan, encoder, columns) if survey.resumable and not plan.options.link else None
     if identity is not None:
         published = end_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
         if published is not None:
@@ -302,7 +307,9 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             )
         elif identity is None:
             error.add_note(
-                "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
+                "nothing is kept of linking: the same call starts afresh"
+                if plan.options.link
+                else "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
             )
         raise
     report = report_of(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)

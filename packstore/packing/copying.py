@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
+from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError
 from packstore.core.manifest import Column
 from packstore.images.seek_index import index_values
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
+from packstore.stores.linked import link_values
 
 _RECORDS, _BYTES = 1024, 8 << 20
 
@@ -56,7 +58,11 @@ def copy_records(
                 values[name][~values[f"{name}_valid"]] = 0  # what is missing has no class
         kept = {name: value for name, value in values.items() if name in wanted}
         kept |= index_values(builder.columns, images)
-        builder.append(images, kept, split, checksums=checksums)
+        held: Sequence[Buffer] = images
+        if any(column.name == "link_file" for column in builder.columns):
+            kept |= link_values(reader, some)
+            held = [b""] * len(some)
+        builder.append(held, kept, split, checksums=checksums)
         copied(len(some), sum(map(len, images)))
 
 

@@ -27,6 +27,7 @@ from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import Parts, parts_of
 from packstore.stores.joining import joined_columns, new_numbers
+from packstore.stores.linked import refuse_linked
 from packstore.stores.sharded import same_columns
 
 
@@ -145,6 +146,10 @@ def plan_merge(
         refuse_inside(destination, path)
     format = resolve_format(destination, options.format)
     readers = [stack.enter_context(open_store(path)) for path in paths]
+    for each in readers:
+        refuse_linked(
+            each.manifest, each.path, "merge", "make a packed copy with packstore convert, or link the sources together"
+        )
     columns = _merged_columns(readers, options.classes)
     left_out = _duplicates(readers, options.on_duplicate)
     first = readers[0].manifest

@@ -51,6 +51,7 @@ class ConvertOptions:
     max_pixels: int = MAX_PIXELS
     cluster: str | None = None
     index: bool | None = None
+    link: bool = False
     progressive: Literal["baseline"] | None = None
     accept_loss: str | Sequence[str] = ()
 
@@ -70,7 +71,7 @@ class ConvertOptions:
                 whole(name, getattr(self, name))
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
         object.__setattr__(self, "accept_loss", check_losses(self.accept_loss))
-        true_or_false(overwrite=self.overwrite, restart=self.restart)
+        true_or_false(overwrite=self.overwrite, restart=self.restart, link=self.link)
         if self.index is not None:
             true_or_false(index=self.index)
         if self.fit is not None and self.size is None:

@@ -137,6 +137,8 @@ def plan_of(
         _check_geometry(encode, survey)
         if auto and not survey.counted:
             raise UsageError("normalize='auto' reads all images first, and an iterable can be read once; give numbers")
+        if options.link:
+            _check_link(plan, encoder)
         sampled = probe.encoded_sizes(encoder, survey.records)
         plan = replace(plan, estimate_bytes=_estimate(plan, encoder, [size for _, size in sampled]))
         shard_bytes = options.shard_bytes or (REMOTE_SHARD_BYTES if remote else None)
@@ -148,6 +150,19 @@ def plan_of(
         opened.close()
         raise
     return plan
+
+
+def _check_link(plan: Plan, encoder: Encoder) -> None:
+    """Raises :class:`UsageError` unless records are the source's own bytes, and both lie on this machine."""
+    if isinstance(plan.destination, UrlPath) or isinstance(plan.source.path, UrlPath):
+        raise UsageError("link: the source and the store have to lie on this machine, not at a URL")
+    if plan.options.shard_bytes is not None:
+        raise UsageError("link: a linked store is one small file; leave --shard-size out")
+    if plan.encode.encoding != "original" or not encoder.passes_through:
+        raise UsageError(
+            f"link keeps files as they are, and images of this source would become {plan.encode.encoding}; leave "
+            "--link out, or choose --encoding original and nothing that changes files"
+        )
 
 
 def make_encoder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import numpy as np
 
 import packstore
 from packstore.core.checksums import ROW_CHECKSUM
-from packstore.core.column import CHECKSUM, KEY, SEEK_INDEX
+from packstore.core.column import CHECKSUM, KEY, LINK_COLUMNS, SEEK_INDEX
+from packstore.core.columns import Buffer
 from packstore.core.manifest import Column, Manifest, Origin, Skipped
 from packstore.core.parallel import ordered_pieces
 from packstore.core.progress import Progress, ProgressCallback, no_progress
@@ -99,7 +100,7 @@ def packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], worke
     source, skip = plan.source, plan.options.on_error == "skip"
     at_rest = AtRest(plan.survey)
     return ordered_pieces(
-        lambda batch: pack(batch, source, encoder, at_rest, skip, plan.index),
+        lambda batch: pack(batch, source, encoder, at_rest, skip, plan.index, plan.options.link),
         batches(source.fetch(entries), *limits, source.nbytes),
         workers,
         size=lambda packed: packed.record_bytes,
@@ -141,8 +142,14 @@ def append_packed(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: S
             values["shape"] = np.array(packed.shapes[run], np.int32)
         if packed.indexes is not None:
             values[SEEK_INDEX.name] = packed.indexes[run]
+        records: Sequence[Buffer] = packed.records[run]
+        if packed.links is not None:
+            values.update(
+                zip((c.name for c in LINK_COLUMNS), map(list, zip(*packed.links[run], strict=True)), strict=True)
+            )
+            records = [b""] * len(records)
         checksums = np.array(packed.checksums[run], np.uint64)
-        builder.append(packed.records[run], values, split, checksums=checksums)
+        builder.append(records, values, split, checksums=checksums)
         first = last
     if len(entries) in firsts:
         builder.cut()
@@ -151,7 +158,8 @@ def append_packed(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: S
 def columns_of(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
     image, *shape = encoder.columns()
     index = (SEEK_INDEX,) if plan.index else ()
-    return (image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM, *index)
+    links = LINK_COLUMNS if plan.options.link else ()
+    return (image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM, *index, *links)
 
 
 def origin_of(plan: Plan) -> Origin:

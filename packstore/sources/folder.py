@@ -12,6 +12,7 @@ from packstore.sources.archives import tree_of
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.ledger import list_files, replaced_members
 from packstore.sources.listing import CYCLE, IMAGE_SUFFIXES, IS_CYCLE
+from packstore.stores.linked import Location
 
 
 class FolderSource(Source):
@@ -54,6 +55,10 @@ class FolderSource(Source):
         if any(entry.ref is not None or not entry.key.endswith(IMAGE_SUFFIXES) for entry in entries):
             return [None] * len(entries)
         return self.tree.read_together([(entry.key, entry.size_bytes, entry.modified_ns) for entry in entries])
+
+    def locate(self, entry: Entry) -> Location | None:
+        """See :meth:`Source.locate`."""
+        return self.tree.locate(entry.key)
 
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         """See :meth:`Source.listed_files`."""

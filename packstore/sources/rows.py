@@ -30,6 +30,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.restored import Restored
 from packstore.sources.schema import Schema, make_schema
 from packstore.sources.tree import Found
+from packstore.stores.linked import Location
 
 PROBED = 16
 """Rows of each split that are read to tell files from pixels."""
@@ -209,6 +210,14 @@ class RowSource(Source):
         except (OSError, ValueError) as error:
             raise SampleError(entry.key, printable(str(error))) from error
 
+    def locate(self, entry: Entry) -> Location | None:
+        """See :meth:`Source.locate`."""
+        return None if self._restored is not None else self.locate_row(entry.ref)
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """Where the main image of a row lies, see :meth:`Source.locate`."""
+        return None
+
     def stamp(self) -> str:
         """See :meth:`Source.stamp`."""
         return stamp_of(self.files())
@@ -331,6 +340,10 @@ class FileRowSource(RowSource):
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
         found = {name: self._content(value) if isinstance(value, InTree) else value for name, value in rest.items()}
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """See :meth:`RowSource.locate_row`."""
+        return self.tree.locate(ref[0])
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """See :meth:`RowSource.claim_row`."""

@@ -30,6 +30,7 @@ from packstore.sources.listing import (
     list_directory,
     visible_part,
 )
+from packstore.stores.linked import Location
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
@@ -124,6 +125,10 @@ class Tree(ABC):
 
         Raises :class:`SampleError` when it cannot be read, is no file, has more than ``max_bytes``, or is not as it was
         listed: with another size or time of modification."""
+
+    def locate(self, key: str) -> Location | None:
+        """Where the bytes of a file lie on this machine; None if they are compressed or lie elsewhere."""
+        return None
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
         """All bytes of files, by their keys, sizes and times of modification, where they are read faster together; None
@@ -318,6 +323,9 @@ class FolderTree(Tree):
         finally:
             os.close(descriptor)
         return data
+
+    def locate(self, key: str) -> Location | None:
+        return Location(f"{self.root}/{key}", 0)
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
         if not _RELATIVE or sum(size for _, size, _ in files) >= _SMALL * len(files):

@@ -44,6 +44,7 @@ from packstore.sources.names import identifier
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.values import infer
+from packstore.stores.linked import Location
 
 _log = logging.getLogger(__name__)
 
@@ -140,6 +141,15 @@ class WebDatasetSource(RowSource):
                 raise ValueError(f".{extension} is there twice")
             raw[name] = self._value_of(extension, name, self._open(shard).read(place, size))
         return raw
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """See :meth:`RowSource.locate_row`."""
+        shard, files = ref
+        if self._open(shard).compressed:
+            return None
+        path = str(self._shards[shard][1].absolute())
+        places = (place for extension, place, *_ in files if self._column_of(extension) == self._main)
+        return next((Location(path, place) for place in places), None)
 
     def _column_of(self, extension: str) -> str:
         if self.sheet is None:

@@ -8,16 +8,18 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import SEEK_INDEX
+from packstore.core.column import LINK_COLUMNS, SEEK_INDEX
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import merged_classes
 
+_DERIVED = (SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
+
 
 def joined_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
     """The columns of all stores together, in the order of the first, with the classes of all; a seek index if all have
-    one.
+    one, and no links.
 
     Raises:
         StoreError: The stores differ in more than the order of their columns, and their classes."""
@@ -32,24 +34,27 @@ def joined_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
             raise StoreError(f"the images of {both} are normalised or turned in different ways; convert one of them")
         if bool(mine.splits) != bool(other.splits):
             raise StoreError(f"one of {both} has splits and the other has none; give it some with packstore select")
-        names, have = ([column.name for column in _without_index(each)] for each in (mine, other))
+        names, have = ([column.name for column in _without_derived(each)] for each in (mine, other))
         if set(names) != set(have):
             odd = ", ".join(name for name in (*names, *have) if (name in names) != (name in have))
             raise StoreError(f"{both} have different columns: only one of them has {odd}")
-        for a in _without_index(mine):
+        for a in _without_derived(mine):
             b = other.column(a.name)
             if replace(a, classes=None).declared != replace(b, classes=None).declared:
                 raise StoreError(f"column {a.name!r} of {both} holds different things: {a.declared}; {b.declared}")
     columns = []
     indexed = all(reader.manifest.has_column(SEEK_INDEX.name) for reader in readers)
-    for column in first.manifest.columns if indexed else _without_index(first.manifest):
+    kept = {column.name for column in _without_derived(first.manifest)} | ({SEEK_INDEX.name} if indexed else set())
+    for column in first.manifest.columns:
+        if column.name not in kept:
+            continue
         given = [(str(reader.path), reader.manifest.column(column.name)) for reader in readers]
         columns.append(replace(column, classes=merged_classes(column.name, given)))
     return tuple(columns)
 
 
-def _without_index(manifest: Manifest) -> list[Column]:
-    return [column for column in manifest.columns if column.name != SEEK_INDEX.name]
+def _without_derived(manifest: Manifest) -> list[Column]:
+    return [column for column in manifest.columns if column.name not in _DERIVED]
 
 
 def new_numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:

@@ -14,6 +14,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.stores.base import Reader
 from packstore.stores.format import Format
+from packstore.stores.linked import LinkedReader
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.remote.names import VERSIONS, version_number
 from packstore.stores.scavenge import Scavenged
@@ -100,7 +101,8 @@ def open_reader(path: Path) -> Reader:
 
         return open_remote(path)
     format = recognise(path)
-    return open_sharded(path) if format is None else format.open(path)
+    reader = open_sharded(path) if format is None else format.open(path)
+    return LinkedReader(reader) if reader.manifest.is_linked else reader
 
 
 def read_manifest(path: Path) -> Manifest:

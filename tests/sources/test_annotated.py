@@ -408,6 +408,20 @@ def test_files_of_datumaro_are_read_whole() -> None:
             assert values["tags"] == [a["label_id"] for a in item["annotations"] if a["type"] == "label"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ['{"a": 1}', "[]", "7", "null"])
+def test_a_class_without_a_name_is_none_or_said(kind: str, name: str, tmp_path: Path) -> None:
+    """In each place that has one: a list of classes, an object, a tag."""
+    files = MAKERS[kind](6)
+    for file, content in files.items():
+        if isinstance(content, str) and file.endswith((".json", ".odgt")):
+            for label in ("dog", "person", "car", "question"):
+                content = content.replace(f'"{label}"', name)
+            files[file] = content
+    said = problem(fill(tmp_path, files), kind)
+    assert said is None or (said.isprintable() and len(said) < 1000)
+
+
 def test_names_lead_nowhere_else(tmp_path: Path) -> None:
     for name in ("../a00000.jpg", "../../etc/passwd", "x/../../a.jpg"):
         listed = json.dumps([{"image": name, "annotations": []}])

@@ -118,7 +118,10 @@ class AnnotatedSource(FileRowSource):
 
     def _annotation(self, raw: Any, sides: Sides) -> Annotation:
         try:
-            return self.parse(raw, sides)
+            annotation = self.parse(raw, sides)
+            labels = [*(each.label for each in annotation.objects), *(point[0] for point in annotation.points)]
+            _check_names((*labels, *annotation.tags))
+            return annotation
         except HeaderError as error:
             raise ValueError(error.reason) from error
         except _HOSTILE as error:
@@ -148,17 +151,25 @@ class AnnotatedSource(FileRowSource):
         return frozenset(self.fields())
 
     @cached_property
+    def _listed_classes(self) -> Mapping[str, None]:
+        listed = self.class_order()
+        try:
+            _check_names(listed)
+        except ValueError as error:
+            raise SourceError(f"{self.tree.name()}: its list of classes: {error}") from None
+        return dict.fromkeys(listed)
+
+    @cached_property
     def _classes(self) -> tuple[str, ...]:
         """Classes of boxes and points: those that the format lists, further ones by name, and that of all others."""
-        listed = dict.fromkeys(self.class_order())
+        listed = self._listed_classes
         found = (*listed, *sorted(self._seen.classes - listed.keys()))
         return (*found, NO_CLASS) if found and self._seen.unlabelled and NO_CLASS not in found else found
 
     @cached_property
     def _tag_classes(self) -> tuple[str, ...]:
         """Classes of whole images; those that the format lists if one of them is among them."""
-        listed = dict.fromkeys(self.class_order())
-        listed = listed if listed.keys() & self._seen.tag_classes else {}
+        listed = self._listed_classes if self._listed_classes.keys() & self._seen.tag_classes else {}
         return (*listed, *sorted(self._seen.tag_classes - listed.keys()))
 
     @cached_property
@@ -182,6 +193,13 @@ class AnnotatedSource(FileRowSource):
             if max(len(seen.classes), len(seen.tag_classes)) > _MAX_CLASSES:
                 raise SourceError(f"{self.tree.name()}: its annotations name more than {_MAX_CLASSES} classes")
         return seen
+
+
+def _check_names(names: Iterable[Any]) -> None:
+    """Raises :class:`ValueError` for a name of a class that is no text; None is none."""
+    odd = [name for name in names if name is not None and not isinstance(name, str)]
+    if odd:
+        raise ValueError(f"found {printable(repr(odd[0])[:60])} as the name of a class")
 
 
 def _sides(image: bytes) -> tuple[int, int]:

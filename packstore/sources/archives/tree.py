@@ -22,6 +22,7 @@ from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.tree import Found, Tree
+from packstore.stores.linked import Location
 
 _START = 16
 _SPLITS = frozenset(map(str.encode, SPLIT_ORDER))
@@ -131,6 +132,15 @@ class ArchiveTree(Tree):
         if member.check and zlib.crc32(data) != member.check:
             raise SampleError(key, f"is damaged: CRC-32 {zlib.crc32(data):08x}, expected {member.check:08x}")
         return data
+
+    def locate(self, key: str) -> Location | None:
+        number = self._index.find(self._inside(key))
+        if number is None or self._index.file is not None:  # a copy that was decompressed
+            return None
+        member = self._index.member(number)
+        if member.place == NOWHERE or member.method != STORED:
+            return None
+        return Location(self.root, self._data_place(member.place) if self._index.zipped else member.place)
 
     def stamp(self) -> str:
         return stamp_of([self._path])
