@@ -56,6 +56,7 @@ def convert(mean: list[float], std: list[float]) -> int:
         decoder="pillow",
         max_pixels=100_000_000,
         accept_loss="depth",
+        link=False,
         cluster="processes:2",
         index=False,
         progressive="baseline",
