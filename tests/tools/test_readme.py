@@ -272,7 +272,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_options_and_files_that_are_named_exist(name: str) -> None:
-    options = {option for command in [cli, *commands().values()] for each in command.params for option in each.opts}
+    parameters = [each for command in [cli, *commands().values()] for each in command.params]
+    options = {option for each in parameters for option in (*each.opts, *each.secondary_opts)}
     text = text_of(name)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= options | OTHERS | {"--help", "--version"}
     for path in re.findall(r"\b((?:packstore|tools|tests)/[\w./-]*\w)", text):
