@@ -20,7 +20,7 @@ enum {
     MOST_LENGTH_BITS = 30,
     MOST_CHANGE_BITS = 15,
     MOST_PIECE = 255,
-    PIECE_BYTES = 800, /* of coded data: fewer are 1% faster, for a third more bytes */
+    PIECE_BYTES = 800,             /* of coded data: fewer are 1% faster, for a third more bytes */
     LEAST_BYTES = 2 * PIECE_BYTES, /* of coded data; of fewer nothing worth an index is passed over */
     MOST_BYTES = 1 << 26
 };
