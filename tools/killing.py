@@ -158,7 +158,7 @@ def prepare(case: str, images: Path, out: Path, *, overwrite: bool) -> dict[str,
     if case in APPENDS:
         packstore.convert(images, out, split="train", **APPENDS[case][1])
     elif case in INDEXED:
-        packstore.convert(images, out, **INDEXED[case][1])
+        packstore.convert(images, out, index=False, **INDEXED[case][1])
     elif overwrite:
         packstore.convert(images, out, encoding="uint8", size=8, split="val")
     return content(out) if out.exists() else {}
@@ -327,12 +327,14 @@ class Killer:
                 break
         self.finish(case, out, overwrite)
 
-    def at_calls(self, case: str, every: int = 1, first: int = 0) -> None:
-        """Kills a conversion at each ``every``-th system call that changes the file system, by strace."""
+    def at_calls(self, case: str, every: int = 1, first: int = 0) -> int:
+        """Kills a conversion at each ``every``-th system call that changes the file system, by strace. Returns how many
+        such calls it makes."""
         suffix, _ = CASES[case]
         self.reference(case)
         out = self._scratch / f"out{suffix}"
-        for number, (call, count) in enumerate(self._calls(case, out)):
+        calls = list(self._calls(case, out))
+        for number, (call, count) in enumerate(calls):
             if number % every != first:
                 continue
             before = prepare(case, self._images, out, overwrite=False)
@@ -344,6 +346,7 @@ class Killer:
             self.tally.calls[call] += 1
             self.look(f"{case} at {call} number {count}", out, before)
             self.finish(case, out, overwrite=False)
+        return len(calls)
 
     def look(self, case: str, out: Path, before: dict[str, bytes]) -> None:
         """The destination is what it was, or complete."""
