@@ -21,6 +21,7 @@ from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.view_assembler import ViewAssembler
+from packstore.training.loader.view_columns import ViewColumns
 from packstore.training.random_draws import MASK
 from packstore.training.ring import Ring, Slot
 
@@ -45,7 +46,7 @@ class Job:
         self._epoch = epoch
         self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
-        self._prepared: Future[Columns] | None = None
+        self._prepared: Future[Columns | ViewColumns] | None = None
         self._slices: list[Future[list[int]]] = []
         self._failed: list[int] = []
         self._images: list[torch.Tensor | None] = [None] * len(ids)  # of functions that threads call image by image
@@ -65,7 +66,7 @@ class Job:
         self._prepared = pool.submit(self._prepare, ring, pool, threads)
         return self
 
-    def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Columns:
+    def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Columns | ViewColumns:
         if self._errors is not None:
             self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
@@ -101,7 +102,7 @@ class Job:
             self.ids = self.ids[~lost]
             self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
 
-    def _fill(self, prepared: Prepared, columns: Columns, first: int, stop: int) -> list[int]:
+    def _fill(self, prepared: Prepared, columns: Columns | ViewColumns, first: int, stop: int) -> list[int]:
         failed = self._pipeline.assembler.fill(prepared, first, stop, self._errors)
         failed += columns.fill(first, stop, failed)
         steps = self._pipeline.device_steps
@@ -181,7 +182,7 @@ class Job:
             batch = steps.in_decoding[-1].stack([image for image in self._images if image is not None])
         elif steps.in_decoding:
             batch = assembler.as_images(batch)
-        images = assembler.images(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
+        images = assembler.kept_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
         others = [torch.from_numpy(ids), *columns.tensors(kept)]
         if ring.transport.asynchronous:
             others = [
@@ -196,36 +197,25 @@ class Job:
 
     def _on_device(
         self,
-        columns: Columns,
+        columns: Columns | ViewColumns,
         kept: NDArray[np.int64] | None,
         host_ids: NDArray[np.int64],
         tensors: tuple[torch.Tensor, ...],
     ) -> tuple[Any, dict[str, Any], list[Any]]:
         """The batch's images, its other columns, and those of them that may lie in memory of the ring."""
-        count = len(self._pipeline.view_steps)
-        if count:
-            views = self._views_on_device(tensors[:count], host_ids)
-            return views, *columns.values(iter(tensors[count + 1 :]), kept, tensors[count])
+        if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
+            ids = tensors[count]
+            views = self._pipeline.views.of_crops(tensors[:count], ids, self._epoch)
+            others = columns.values(iter(tensors[count + 1 :]), kept, ids)
+            return self._pipeline.device_steps.transform(views), *others
         images, ids = tensors[:2]
+        if self._pipeline.views is not None:
+            views = self._pipeline.views.of_images(self._pipeline.assembler.as_images(images), ids, self._epoch)
+            return self._pipeline.device_steps.transform(views), *columns.values(iter(tensors[2:]), kept, ids)
         if not self._pipeline.device_steps.in_decoding:
             images = self._pipeline.assembler.as_images(images)
         images, self._drawn = self._pipeline.device_steps(images, ids, self._epoch, host_ids)
         return images, *columns.values(iter(tensors[2:]), kept, ids)
-
-    def _views_on_device(self, views: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Any:
-        """The images of a batch of several views."""
-        found: dict[str, torch.Tensor] = {}
-        for (view, steps), images in zip(self._pipeline.view_steps, views, strict=True):
-            own = torch.from_numpy(view.ids(ids))
-            if images.device.type != "cpu":
-                own = own.to(images.device, non_blocking=True)
-            with self._pipeline.stats.timed("augment"):
-                made = steps.convert(steps.augment(images, own, self._epoch))
-            found[view.name] = made.view(len(ids), view.count, *made.shape[1:])
-        options = self._pipeline.options
-        assert options.views is not None
-        as_list = options.views.as_list
-        return self._pipeline.device_steps.transform([each[:, 0] for each in found.values()] if as_list else found)
 
     def cancel(self) -> None:
         self._cancelled = True
