@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
 
 from packstore.core.columns import Buffer
-from packstore.core.errors import CorruptRecordError, SampleError, UsageError, printable
+from packstore.core.errors import CorruptRecordError, SampleError, SourceError, UsageError, printable
 from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
 from packstore.packing.values import AtRest, nbytes_at_rest
 from packstore.sources.base import Entry, Sample, Source
-from packstore.stores.linked import file_state
+from packstore.stores.link_files import FileState, file_state, is_url
+from packstore.stores.linked import relative_link
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -80,10 +82,10 @@ def pack(
     at_rest: AtRest,
     skip: bool,
     index: bool = False,
-    link: bool = False,
+    linker: Linker | None = None,
 ) -> Iterator[Packed]:
     """Yields the records of ``batch`` in parts of about 4 MiB, with seek indexes if ``index``, and with the places
-    where they lie if ``link``. Raises at a bad sample unless ``skip``."""
+    where they lie if there is a ``linker``. Raises at a bad sample unless ``skip``."""
     read, nbytes, checksum = source.read, source.nbytes, xxhash.xxh3_64_intdigest
     remaining = zip(batch, source.read_together(batch), strict=True)
     while True:
@@ -97,13 +99,15 @@ def pack(
         palette: list[int] = []
         oriented: list[int] = []
         links: list[Link] = []
+        states: dict[str, FileState] = {}
         values: list[Mapping[str, Any]] = []
         source_bytes = record_bytes = 0
         for entry, together in remaining:
             source_bytes += nbytes(entry)
             seen.append(entry)
-            number, listed = None, entry
+            number = None
             try:
+                place = None if linker is None else linker.place(entry, states)
                 found = read(entry) if together is None else together
                 if isinstance(found, Sample):
                     number = found.number
@@ -115,8 +119,6 @@ def pack(
                 else:
                     key, image = entry.key, found
                 record, shape, reason, turned = encoder(key, image)
-                if link:
-                    place = _link(source, listed, record)
                 if at_rest.masks and isinstance(found, Sample):
                     at_rest.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except (SampleError, CorruptRecordError) as error:
@@ -131,8 +133,8 @@ def pack(
                 raise SampleError(error.key, reason) from error
             entries.append(entry)
             records.append(record)
-            if link:
-                links.append(place)
+            if place is not None:
+                links.append(Link(*place, len(record), *states[place[0]]))
             checksums.append(checksum(record))
             shapes.append(shape)
             record_bytes += len(record)
@@ -149,26 +151,49 @@ def pack(
                 break
         if not seen:
             return
+        if linker is not None:
+            links = linker.finish(links, states)
         yield Packed(
             *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
-            *(palette, oriented, make_indexes(records) if index else None, links if link else None),
+            *(palette, oriented, make_indexes(records) if index else None, None if linker is None else links),
         )
 
 
-def _link(source: Source, entry: Entry, record: Buffer) -> Link:
-    """Where a record lies. Raises :class:`UsageError` if it is no range of a file, and :class:`SampleError` if its file
-    cannot be reached."""
-    found = source.locate(entry)
-    if found is None:
-        raise UsageError(
-            f"{printable(entry.key)} cannot be linked: in this source ({source.kind}) it is no plain range of bytes of "
-            "a file, as in compressed archives; pack without --link"
-        )
-    try:
-        size, modified = file_state(found.path)
-    except OSError as error:
-        raise SampleError(entry.key, f"cannot be linked: {error.strerror or error}") from None
-    return Link(*found, len(record), size, modified)
+class Linker:
+    """Says where records lie, and proves that their files stayed as they were while they were read."""
+
+    def __init__(self, source: Source, folder: Path | None) -> None:
+        """``folder`` is where relative links begin; None for absolute ones."""
+        self._source = source
+        self._folder = folder
+
+    def place(self, entry: Entry, states: dict[str, FileState]) -> tuple[str, int]:
+        """The file of a sample that is about to be read, and the offset in it; the file's state goes into ``states``.
+
+        Raises :class:`UsageError` if it is no range of a file, and :class:`SampleError` if its file is gone."""
+        found = self._source.locate(entry)
+        if found is None:
+            raise UsageError(
+                f"{printable(entry.key)} cannot be linked: in this source ({self._source.kind}) it is no plain range "
+                "of bytes of a file, as in compressed archives; pack without --link"
+            )
+        if found.path not in states:
+            try:
+                states[found.path] = file_state(found.path) if found.state is None else found.state
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+                raise SampleError(entry.key, f"cannot be linked: {reason}") from None
+        return found.path, found.offset
+
+    def finish(self, links: list[Link], states: dict[str, FileState]) -> list[Link]:
+        """The links as they are stored. Raises :class:`SourceError` if a file has changed since its state was taken."""
+        for path, state in states.items():
+            if not is_url(path) and file_state(path) != state:  # a source at a URL looks at its objects in the end
+                raise SourceError(f"{printable(path)} changed while it was read; link it when nothing writes to it")
+        if self._folder is None:
+            return links
+        relative = {path: relative_link(path, self._folder) for path in states}
+        return [link._replace(file=relative[link.file]) for link in links]
 
 
 def batches(

@@ -30,7 +30,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.restored import Restored
 from packstore.sources.schema import Schema, make_schema
 from packstore.sources.tree import Found
-from packstore.stores.linked import Location
+from packstore.stores.link_files import Location
 
 PROBED = 16
 """Rows of each split that are read to tell files from pixels."""

@@ -22,7 +22,7 @@ from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.tree import Found, Tree
-from packstore.stores.linked import Location
+from packstore.stores.link_files import Location
 
 _START = 16
 _SPLITS = frozenset(map(str.encode, SPLIT_ORDER))
