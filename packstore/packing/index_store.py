@@ -60,7 +60,8 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
     """
     refuse_empty(store)
     place = location(store)
-    check_paths(store)
+    if not isinstance(place, UrlPath):
+        check_paths(store)
     started = time.monotonic()
     with open_store(place) as reader, progress_callback(progress) as report:
         manifest = reader.manifest

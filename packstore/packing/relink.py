@@ -76,7 +76,8 @@ def relink(
     """
     refuse_empty(store)
     place = location(store)
-    check_paths(store)
+    if not isinstance(place, UrlPath):
+        check_paths(store)
     if links not in (None, "absolute", "relative"):
         raise UsageError(f"links should be 'absolute' or 'relative', got {links!r}")
     moves = None if rebase is None else (_absolute(rebase[0]), _absolute(rebase[1]))
@@ -129,8 +130,7 @@ def _state(place: str) -> FileState:
         from packstore.objects import open_objects
 
         url = UrlPath(place)
-        info = open_objects(url.parent).head(url.name)
-        return object_state(info.nbytes, info.modified)
+        return object_state(open_objects(url.parent).head(url.name))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise StoreError(f"{printable(place)} cannot be read ({reason}); nothing was changed") from None

@@ -61,7 +61,7 @@ class CopiedSource(Source):
         self.evidence = self._source.evidence
         self._found = _stamp(path, found)
         top = str(path).partition("://")[2].partition("/")[2]
-        self._states = {_inside(path, o.name, top): object_state(o.nbytes, o.modified) for o in found}
+        self._states = {_inside(path, o.name, top): object_state(o) for o in found}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         with self._named(self.path):

@@ -8,11 +8,16 @@ import stat
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from packstore.core.errors import CacheFullError, printable
 from packstore.core.files import open_regular
 from packstore.core.urls import UrlPath
+
+if TYPE_CHECKING:
+    from packstore.objects import ObjectInfo
 
 _OPEN_FILES = 128
 _READ_STEP = 1 << 30  # one read returns at most 0x7ffff000 bytes on Linux
@@ -23,7 +28,7 @@ class FileState(NamedTuple):
 
     Attributes:
         nbytes: Its size.
-        modified: Time of its last modification, in nanoseconds since 1970.
+        modified: Time of its last modification, in nanoseconds since 1970; of an object see :func:`object_state`.
     """
 
     nbytes: int
@@ -110,7 +115,7 @@ class LinkedFiles:
             self.clear()  # what is open cannot leave the cache
             info, descriptor = open_copy(path)
         try:
-            return LinkedFile(_mapped(descriptor), object_state(info.nbytes, info.modified))
+            return LinkedFile(_mapped(descriptor), object_state(info))
         finally:
             os.close(descriptor)
 
@@ -143,9 +148,10 @@ def file_state(path: str) -> FileState:
     return FileState(found.st_size, found.st_mtime_ns)
 
 
-def object_state(nbytes: int, modified: float) -> FileState:
-    """The state of an object whose server says when it was modified, in seconds: to the millisecond."""
-    return FileState(nbytes, round(modified * 1000) * 1_000_000)
+def object_state(info: ObjectInfo) -> FileState:
+    """The state of an object: in the place of a time, which may count seconds, the XXH3-64 of its ETag or its time."""
+    known = xxh3_64_intdigest(f"{info.etag or info.modified}".encode())
+    return FileState(info.nbytes, known >> 1)
 
 
 def _mapped(descriptor: int) -> memoryview:

@@ -36,7 +36,7 @@ def make_files(folder: Path, count: int = 6) -> Path:
     return folder
 
 
-def make_source(tmp_path: Path, container: str) -> Path:
+def make_source(tmp_path: Path, container: str, first: int = 0) -> Path:
     folder = make_files(tmp_path / "files")
     if container == "folder":
         return folder
@@ -54,8 +54,8 @@ def make_source(tmp_path: Path, container: str) -> Path:
                 continue
             label = tmp_path / "label.cls"
             label.write_text(str(number % 2))
-            tar.add(file, f"{number:05}.jpg")
-            tar.add(label, f"{number:05}.cls")
+            tar.add(file, f"{first + number:05}.jpg")
+            tar.add(label, f"{first + number:05}.cls")
     return source
 
 
