@@ -132,9 +132,10 @@ def pack(
                     raise
                 raise SampleError(error.key, reason) from error
             entries.append(entry)
-            records.append(record)
             if place is not None:
                 links.append(Link(*place, len(record), *states[place[0]]))
+            # What is not needed any more leaves its memory to the next: fetching new memory takes longer than reading.
+            records.append(record if place is None or index else b"")
             checksums.append(checksum(record))
             shapes.append(shape)
             record_bytes += len(record)

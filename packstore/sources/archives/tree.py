@@ -134,7 +134,7 @@ class ArchiveTree(Tree):
         return data
 
     def locate(self, key: str) -> Location | None:
-        number = self._index.find(self._inside(key))
+        number = self._find(self._inside(key))
         if number is None or self._index.file is not None:  # a copy that was decompressed
             return None
         member = self._index.member(number)
@@ -183,8 +183,10 @@ class ArchiveTree(Tree):
             return b""
 
     def _find(self, raw: bytes) -> int | None:
-        """The number of a file; most are read in the order of their names."""
+        """The number of a file; most are read in the order of their names, and located before."""
         number: int | None = self._next
+        if number and self._index.name(number - 1) == raw:
+            return number - 1
         if number == len(self._index) or self._index.name(number or 0) != raw:
             number = self._index.find(raw)
         if number is not None:
