@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import re
 import shutil
 import tarfile
@@ -369,13 +370,15 @@ def test_a_file_that_changes_while_it_is_linked_is_refused(tmp_path: Path, monke
     assert not (tmp_path / "a.lmdb").exists()
 
 
-def test_flipped_bytes_of_the_store_are_found(tmp_path: Path) -> None:
-    store = link(make_source(tmp_path, "tar"), tmp_path / "a.lmdb")
+@pytest.mark.parametrize("format", FORMATS)
+def test_flipped_bytes_of_the_store_are_found(tmp_path: Path, format: str, rng: random.Random) -> None:
+    """Whatever is flipped: what is read is the image, or an error."""
+    store = link(make_source(tmp_path, "tar"), tmp_path / f"a.{format}")
     with open_store(store) as reader:
         images = [bytes(reader.read(i)) for i in range(len(reader))]
-    file = store / "data.mdb"
+    file = store / "data.mdb" if format == "lmdb" else store
     data = file.read_bytes()
-    for place in np.random.default_rng(0).integers(0, len(data), 60).tolist():
+    for place in [rng.randrange(len(data)) for _ in range(60)]:
         flipped = bytearray(data)
         flipped[place] ^= 1 << place % 8
         file.write_bytes(flipped)
@@ -386,3 +389,28 @@ def test_flipped_bytes_of_the_store_are_found(tmp_path: Path) -> None:
                         assert bytes(reader.read(i)) == image
         except StoreError:
             pass
+
+
+@pytest.mark.parametrize("target", ["webdataset", "imagefolder", "parquet"])
+def test_exports_and_audits_are_those_of_the_packed_store(tmp_path: Path, target: str) -> None:
+    source = make_source(tmp_path, "tar")
+    link(source, tmp_path / "linked.lmdb")
+    packstore.convert(source, tmp_path / "packed.lmdb")
+    for name in ("linked", "packed"):
+        packstore.export(tmp_path / f"{name}.lmdb", tmp_path / name, to=target)
+    exported = [
+        {
+            file.relative_to(tmp_path / name): file.read_bytes()
+            for file in (tmp_path / name).rglob("*")
+            if file.is_file()
+        }
+        for name in ("linked", "packed")
+    ]
+    notes = {path for path in exported[0] if path.name == "packstore.json"}  # with the origin's columns
+    assert exported[0].keys() == exported[1].keys()
+    assert all(exported[0][path] == exported[1][path] for path in exported[0].keys() - notes)
+    packstore.convert(tmp_path / "linked", tmp_path / "back.lmdb")
+    with open_store(tmp_path / "back.lmdb") as back, open_store(tmp_path / "packed.lmdb") as packed:
+        assert back.manifest.dataset_digest == packed.manifest.dataset_digest
+    found = [packstore.audit(tmp_path / f"{name}.lmdb") for name in ("linked", "packed")]
+    assert [str(f) for f in found[0].findings] == [str(f) for f in found[1].findings]

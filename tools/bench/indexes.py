@@ -90,7 +90,9 @@ def main() -> None:
             ]
             for name in stores
         ]
-    print(table(["store", "loaded images/s, best", "median", "packed images/s, best", "median", "bytes / images"], rows))
+    print(
+        table(["store", "loaded images/s, best", "median", "packed images/s, best", "median", "bytes / images"], rows)
+    )
     print(f"\n{records} images, {unindexed:.0f} with an index that did not fit. {machine()}")
 
 
