@@ -3,8 +3,9 @@
 
     .venv/bin/python tools/bench/indexes.py SOURCE [--split train] [--repeats 7] [--workers N]
 
-SOURCE is an image folder, or better a tar of one: links to small files read these one by one. In one run, in turn, with a warm page cache: packing into an LMDB, the bytes of the stores,
-and a loader's epochs with random resized crop to 224 and flip in batches of 256. Minimum and median of the rounds.
+SOURCE is an image folder, or better a tar of one: links to small files read these one by one. In one run, in turn,
+with a warm page cache: packing into an LMDB, the bytes of the stores, and a loader's epochs with random resized crop to
+224 and flip in batches of 256. Minimum and median of the rounds.
 """
 
 from __future__ import annotations
