@@ -89,8 +89,8 @@ class Donor:
         try:
             entry = self._entry(record)
             place = linker.place(entry, states)
-            length = len(self._source.image(entry))
-            return linker.finish([Link(*place, length, *states[place[0]])], states)[0]
+            link = linker.link(entry.key, place, self.image(record), states)
+            return linker.finish([link], states)[0]
         except (PackstoreError, OSError) as error:
             raise Refused(f"the source's image cannot be linked: {error}") from error
 

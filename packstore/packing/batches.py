@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
 from packstore.packing.values import AtRest, nbytes_at_rest
 from packstore.sources.base import Entry, Sample, Source
-from packstore.stores.link_files import FileState, file_state, is_url
+from packstore.stores.link_files import FileState, LinkedFiles, Location, file_state, is_url
 from packstore.stores.linked import relative_link
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
@@ -132,8 +133,8 @@ def pack(
                     raise
                 raise SampleError(error.key, reason) from error
             entries.append(entry)
-            if place is not None:
-                links.append(Link(*place, len(record), *states[place[0]]))
+            if linker is not None and place is not None:
+                links.append(linker.link(entry.key, place, record, states))
             # What is not needed any more leaves its memory to the next: fetching new memory takes longer than reading.
             records.append(record if place is None or index else b"")
             checksums.append(checksum(record))
@@ -167,24 +168,41 @@ class Linker:
         """``folder`` is where relative links begin; None for absolute ones."""
         self._source = source
         self._folder = folder
+        self._files = LinkedFiles()
 
-    def place(self, entry: Entry, states: dict[str, FileState]) -> tuple[str, int]:
-        """The file of a sample that is about to be read, and the offset in it; the file's state goes into ``states``.
+    def place(self, entry: Entry, states: dict[str, FileState]) -> Location:
+        """Where a sample lies that is about to be read; the file's state goes into ``states``.
 
         Raises :class:`UsageError` if it is no range of a file, and :class:`SampleError` if its file is gone."""
         found = self._source.locate(entry)
         if found is None:
-            raise UsageError(
-                f"{printable(entry.key)} cannot be linked: in this source ({self._source.kind}) it is no plain range "
-                "of bytes of a file, as in compressed archives; pack without --link"
-            )
+            raise self._refused(entry.key)
         if found.path not in states:
             try:
                 states[found.path] = file_state(found.path) if found.state is None else found.state
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else error
                 raise SampleError(entry.key, f"cannot be linked: {reason}") from None
-        return found.path, found.offset
+        return found
+
+    def link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
+        """The link to a record, which was read since. Raises as :meth:`place`."""
+        path, offset, _, within = place
+        if within is not None:
+            try:
+                file = self._files.get(path).data.obj
+            except (OSError, ValueError) as error:
+                raise SampleError(key, f"cannot be linked: {error}") from None
+            offset = file.find(record, offset, offset + within) if isinstance(file, mmap.mmap) else -1
+            if offset < 0:
+                raise self._refused(key)
+        return Link(path, offset, len(record), *states[path])
+
+    def _refused(self, key: str) -> UsageError:
+        return UsageError(
+            f"{printable(key)} cannot be linked: in this source ({self._source.kind}) it is no plain range of bytes of "
+            "a file, as in compressed archives and shards; pack without --link"
+        )
 
     def finish(self, links: list[Link], states: dict[str, FileState]) -> list[Link]:
         """The links as they are stored. Raises :class:`SourceError` if a file has changed since its state was taken."""

@@ -212,7 +212,7 @@ class RowSource(Source):
 
     def locate(self, entry: Entry) -> Location | None:
         """See :meth:`Source.locate`."""
-        return None if self._restored is not None else self.locate_row(entry.ref)
+        return self.locate_row(entry.ref if self._restored is None else entry.ref[1])
 
     def locate_row(self, ref: Any) -> Location | None:
         """Where the main image of a row lies, see :meth:`Source.locate`."""

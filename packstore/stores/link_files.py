@@ -8,8 +8,9 @@ import stat
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.core.errors import CacheFullError, printable
@@ -42,11 +43,13 @@ class Location(NamedTuple):
         path: Absolute path of the file, or its URL.
         offset: Where they begin in it, in bytes.
         state: Of the file, if it is known without asking.
+        within: They lie somewhere in so many bytes from ``offset`` on; None if they begin there.
     """
 
     path: str
     offset: int
     state: FileState | None = None
+    within: int | None = None
 
 
 class LinkedFile(NamedTuple):
@@ -118,6 +121,17 @@ class LinkedFiles:
             return LinkedFile(_mapped(descriptor), object_state(info))
         finally:
             os.close(descriptor)
+
+
+def offset_in_file(view: memoryview) -> int | None:
+    """Where a view begins in the file that it is part of a map of; None if it is of something else."""
+    owner: Any = view
+    while isinstance(owner, memoryview | np.ndarray):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    if not isinstance(owner, mmap.mmap) or not len(view):
+        return None
+    first, start = (np.frombuffer(each, np.uint8).__array_interface__["data"][0] for each in (owner, view))
+    return int(start - first)
 
 
 def is_url(place: str) -> bool:
