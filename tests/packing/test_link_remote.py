@@ -14,8 +14,8 @@ import packstore
 from packstore.augment import RandomResizedCrop
 from packstore.core.errors import StoreError, UsageError
 from packstore.stores import open_store
+from tests.makers.linked import make_files, make_source, spoil
 from tests.makers.s3 import Double, upload
-from tests.packing.test_link import make_files, make_source, spoil
 
 
 @pytest.fixture

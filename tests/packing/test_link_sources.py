@@ -12,7 +12,7 @@ from packstore.core.errors import PackstoreError, StoreError, UsageError
 from packstore.core.registry import EXPORTS
 from packstore.stores import open_store
 from tests.makers.all_layouts import LAYOUTS
-from tests.packing.test_link import make_source
+from tests.makers.linked import make_source
 
 LINKED = (
     *("MDS", "LitData", "FFCV", "WebDataset", "TFRecord, a file", "COCO", "YOLO", "Pascal VOC"),
