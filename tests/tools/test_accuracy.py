@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.tools.conftest import BENCH
+from tests.conftest import ROOT
+
+BENCH = ROOT / "tools" / "bench"
 
 
 @pytest.fixture

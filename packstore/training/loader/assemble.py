@@ -140,7 +140,7 @@ class Assembler:
             names = ", ".join(type(operation).__name__ for operation in self._operations)
             raise UsageError(
                 f"the images differ in size after {names}, and other operations work on whole batches: begin with "
-                "RandomResizedCrop, or with Resize and then CenterCrop or RandomCrop (without padding)"
+                "RandomResizedCrop, or with Resize and then CenterCrop or RandomCrop (no padding, or pad_if_needed)"
             )
         if height_width is None:
             # Nothing brings them to one size; they may have one all the same, which every image is held to.
