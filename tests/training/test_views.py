@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.conftest import Simulate
 from tests.makers.images import picture, whole_images
 from tests.makers.simulated_cuda import Simulation
 from tests.makers.stores import damage
+from tests.makers.torchvision import import_torchvision
 
 VIEWS: Any = {
     "global": (2, [A.RandomResizedCrop(24, interpolation="random"), A.RandomHorizontalFlip(), A.ColorJitter(0.4)]),
@@ -293,3 +295,30 @@ def test_views_on_a_device(stores: Any, device: Simulation, name: str, resident:
         pass
     assert device.waits == []
     assert device.staged == []
+
+
+def test_functions_image_by_image(stores: Any) -> None:
+    v2, names = import_torchvision().transforms.v2, set()
+
+    def noisy(image: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        names.add(threading.current_thread().name)
+        return image.float() + torch.rand(image.shape, generator=generator)
+
+    crop = A.RandomResizedCrop(12)
+    views: Any = {
+        "threads": (3, [crop, A.RandomInvert(), A.PerImage(v2.RandomCrop(8)), A.PerImage(noisy, generator=True)]),
+        "after": (
+            2,
+            [A.RandomResizedCrop(32), A.PerImage(v2.ElasticTransform()), A.Grayscale(), A.PerImage(v2.RandomInvert())],
+        ),
+        "none": (1, [A.RandomResizedCrop(16), A.RandomInvert()]),
+    }
+    for name in ("files.lmdb", "square.pth"):
+        dataset = PackedDataset(stores(name), "train")
+        for options in ({"workers": 1}, {"workers": 3}):
+            batches = load(dataset, views, resident=False, **options)
+            assert all(each.startswith("packstore-loader") for each in names)
+            for view in views:
+                found = torch.cat([images[view] for images, _ in batches])
+                assert torch.equal(found, expected(dataset, view, views=views)), view
+            names.clear()

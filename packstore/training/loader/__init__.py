@@ -360,7 +360,7 @@ class PackedLoader:
         decoded without), ``decoded`` (image files that were decoded; several views of a record take one decoding),
         ``seconds``, ``images_per_second``, and seconds of each stage: ``wait`` (the consumer stood
         idle), ``read`` and ``decode`` (summed over threads), ``augment``, ``per_image`` (functions in ``PerImage``;
-        summed over threads with ``generator=True``) and ``copy``.
+        summed over threads if they run there) and ``copy``.
 
         Of a store at a URL also ``cache_hits`` and ``cache_misses`` (shards that were there, or not, when a thread came
         to read them), ``fetched_bytes``, and ``fetch_wait_seconds`` of threads that waited for shards (summed).

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from packstore.training.augment.operations import split_operations
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.device_steps import DeviceSteps
+from packstore.training.loader.device_steps import DeviceSteps, ImageSet
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.stats import Stats
@@ -48,6 +50,7 @@ class ViewSteps:
                 stats,
                 len(operations) + len(programs),
                 in_threads=in_threads,
+                decoding=in_threads,
                 seed=view.seed(options.draws_seed),
             )
             self._steps.append((view, steps))
@@ -61,11 +64,22 @@ class ViewSteps:
         """Whether crops go through functions of the user's."""
         return any(steps.calls_user_code for _, steps in self._steps)
 
+    def image_sets(self, sections: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Iterator[ImageSet]:
+        """The crops of each view as the threads that decode may give them to functions of the user's."""
+        for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
+            yield ImageSet(steps, plan.made.as_images(section), view.ids(ids), view.count)
+
     def of_crops(self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int) -> Any:
-        """The views of what :class:`ViewAssembler` has written: its sections, of records ``ids`` on the same device."""
+        """The views of records ``ids`` on the same device.
+
+        Args:
+            crops: What functions have made of each view, ``(B * count, 3, h, w)``; else its section of a buffer.
+            ids: int64 ``(B,)``.
+            epoch: For random operations.
+        """
         made = []
-        for (view, steps), plan, section in zip(self._steps, self.plans, crops, strict=True):
-            images = plan.made.as_images(section)
+        for (view, steps), plan, images in zip(self._steps, self.plans, crops, strict=True):
+            images = images if steps.in_decoding else plan.made.as_images(images)
             with self._stats.timed("augment"):
                 made.append(steps.convert(steps.augment(images, view.ids(ids), epoch)))
         return self._item(made, len(ids))
