@@ -51,6 +51,7 @@ OPERATIONS: tuple[Any, ...] = (
     A.AutoAugment("svhn"),
     A.AugMix(),
     A.TimmAugment("rand-m9-mstd0.5-inc1"),
+    A.ThreeAugment(),
     A.RandomErasing(1.0),
     A.RandomErasing(1.0, value="random"),
     A.RandomErasing(1.0, scale=(0.02, 0.05), value="color", count=(2, 6)),
@@ -69,6 +70,10 @@ SAMPLING: tuple[Any, ...] = (
     [A.Resize((SIDE, SIDE), interpolation="lanczos")],
     [*SQUARE, A.RandomCrop(SIDE, padding=32, padding_mode="reflect")],
     [*SQUARE, A.RandomCrop(SIDE, padding=32, fill=128)],
+    [*SQUARE, A.Pad((4, 8, 16, 32), padding_mode="edge")],
+    [A.RandomResize(SIDE // 2, 2 * SIDE), A.RandomCrop(SIDE, pad_if_needed=True)],
+    [A.RandomShortestSize((SIDE // 2, SIDE), 2 * SIDE), A.RandomCrop(SIDE, pad_if_needed=True)],
+    [A.ScaleJitter(SIDE), A.RandomCrop(SIDE, pad_if_needed=True)],
 )
 NO_PICTURES = {"InPlace", "PerImage", "Operation"}
 """Classes that are operations of the user's."""
