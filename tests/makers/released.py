@@ -1,8 +1,8 @@
-"""Writes ``tests/corpus/released/NAME.tar.xz``: small stores of each format and encoding by the packstore that is imported.
+"""Writes ``tests/corpus/released/NAME.tar.xz``: small stores of each format and encoding.
 
     PYTHONPATH=CHECKOUT python tests/makers/released.py NAME
 
-CHECKOUT is a checkout of the packstore that is to write, NAME says which. The archive also has ``photos``, the source,
+CHECKOUT is a checkout of the packstore that writes them, NAME its version. The archive also has ``photos``, the source,
 and ``expected.json``: by the name of each store the digests of all that it holds, as its writer reads it. It uses only
 functions that every packstore since layout 1 has.
 """

