@@ -8,7 +8,9 @@ import shutil
 import site
 import subprocess
 import sys
+import tarfile
 import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,7 +38,7 @@ dataset = PackedDataset("store.lmdb", "train")
 loader = PackedLoader(dataset, 8, augment=[RandomResizedCrop(32), RandomHorizontalFlip()], normalize="imagenet")
 images = torch.cat([images for images, _ in loader])
 assert images.shape == (len(dataset), 3, 32, 32) and images.dtype == torch.float32
-assert sum(count - refused for count, refused in asked) > len(dataset) // 2, asked
+assert sum(count - refused for count, refused in asked) > len(dataset) // 4, asked  # baseline JPEG files
 """
 
 
@@ -162,3 +164,31 @@ def test_without_the_engine_there_is_no_wheel(wheel: Path, tmp_path: Path) -> No
     assert done.returncode != 0
     assert "the engine was not compiled" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.soak
+def test_a_source_archive_is_made_without_git_and_has_all_that_a_wheel_takes(tools: None, tmp_path: Path) -> None:
+    copy, programs = tmp_path / "copy", tmp_path / "bin"
+    built = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "packstore", copy / "packstore", ignore=built)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    programs.mkdir()
+    for name in ("gcc", "as", "ld"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    env = {"PATH": str(programs), "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    make = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
+    done = subprocess.run([PYTHON, "-c", make], cwd=copy, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (archive,) = tmp_path.glob("packstore-*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    wanted = {path.relative_to(copy) for path in (copy / "packstore").rglob("*") if path.is_file()}
+    assert wanted <= {path.relative_to(unpacked) for path in unpacked.rglob("*")}
+    make = "from setuptools import build_meta; build_meta.build_wheel('wheels')"
+    done = subprocess.run([PYTHON, "-c", make], cwd=unpacked, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (unpacked / "wheels").iterdir()
+    with zipfile.ZipFile(wheel) as file:
+        assert any(name.endswith(".so") for name in file.namelist()), done.stdout + done.stderr
