@@ -127,7 +127,7 @@ class Hdf5Reader(MappedReader):
             root = hdf5.messages(hdf5.root)
             manifest = _manifest_of(hdf5, root, path)
             members = hdf5.members(root)
-            for column in manifest.columns:
+            for column in manifest.held_columns:
                 data[column.name] = _column(hdf5, members, column, manifest.records, mapped, shown)
                 check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
@@ -235,7 +235,7 @@ def dataset_places(file: Any, manifest: Manifest) -> dict[str, int]:
     By dataset: ``label``, ``key/bytes``, ``key/offsets``. Those without a byte lie at 0."""
     places: dict[str, int] = {}
     with _create_file(file) as h5:
-        for column in manifest.columns:
+        for column in manifest.held_columns:
             if column.kind == "fixed":
                 datasets = [_dataset(h5, column.name, column.dtype, (manifest.records, *column.shape))]
             else:

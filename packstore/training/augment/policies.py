@@ -15,7 +15,9 @@ from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, join_programs, new_program, step, warp_flags
 from packstore.training.augment.auto_augment_tables import POLICIES
 from packstore.training.augment.base import Operation, Size
+from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
 from packstore.training.augment.distributions import chance, dirichlet
+from packstore.training.augment.logic import RandomChoice
 from packstore.training.augment.matrices import inverse_affine, rotation
 from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
 from packstore.training.random_draws import Draws
@@ -348,3 +350,18 @@ def check_bins(operation: Operation, bins: Any) -> None:
     """Raises :class:`UsageError` unless ``bins`` is a number of magnitudes."""
     if not isinstance(bins, int) or not 2 <= bins <= 1000:
         raise UsageError(f"{type(operation).__name__}: num_magnitude_bins should be 2 … 1000, got {bins!r}")
+
+
+@dataclass(frozen=True)
+class ThreeAugment(ProgramOperation):
+    """Makes each image gray, solarised or blurred, each with the same probability, as 3-Augment of DeiT III.
+
+    Source: facebookresearch/deit, augment.py. Pillow's blur, of a radius from 0.1 to 2, is a Gaussian one of that
+    deviation.
+    """
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        return _THREE.program(draws, size)
+
+
+_THREE = RandomChoice([Grayscale(), RandomSolarize(128, p=1.0), GaussianBlur(15, (0.1, 2.0))])

@@ -18,7 +18,7 @@ from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_operations
 from packstore.training.augment.views import View
-from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.assemble import Assembler, header_error
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.programs import Programs
@@ -97,15 +97,14 @@ class ViewAssembler(Assembler):
             start = stop
         return sections
 
-    def images(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """As :meth:`sections`, ``(B * count, 3, h, w)``, of the rows ``kept`` or all."""
-        found = []
-        for plan, section in zip(self._plans, self.sections(buffer), strict=True):
-            if kept is not None:
-                places = (kept[:, None] * plan.view.count + np.arange(plan.view.count)).reshape(-1)
-                section = section[torch.from_numpy(places)]
-            found.append(plan.made.as_images(section))
-        return found
+    def kept_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """:meth:`sections`, of the rows ``kept`` or all."""
+        found = self.sections(buffer)
+        if kept is None:
+            return found
+        counts = [plan.view.count for plan in self._plans]
+        places = [torch.from_numpy((kept[:, None] * count + np.arange(count)).reshape(-1)) for count in counts]
+        return [section[rows] for section, rows in zip(found, places, strict=True)]
 
     def prepare(
         self,
@@ -170,12 +169,23 @@ class ViewAssembler(Assembler):
                 except PackstoreError as error:
                     yield row, error
             return
+        decoded = 0
         for row, found in zip(
             sound, self._decoder.decode_each(files, exif_transpose=self._exif_transpose), strict=True
         ):
-            if not isinstance(found, DecodeError) and found.shape[:2] != tuple(prepared.sizes[row].tolist()):
+            if isinstance(found, DecodeError):
+                yield row, found
+                continue
+            decoded += 1
+            said = tuple(prepared.sizes[row].tolist())
+            if found.shape[:2] == said:
+                yield row, found
+            elif self._alone:
                 self._replan(prepared, row, found.shape[:2])
-            yield row, found
+                yield row, found
+            else:
+                yield row, header_error(said, found.shape)
+        self._stats.add_decoded(decoded)
 
     def _replan(self, prepared: Prepared, row: int, size: Sequence[int]) -> None:
         """Plans the crops of a record again, whose header says another size than it has."""
