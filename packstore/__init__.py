@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     open = open_store  # not in __all__: a star import would hide the built-in one
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each lazily loaded name lives: (module, name there). No module of the package has the name of one of them:
 # importing it would put the module in the name's place.
