@@ -10,7 +10,9 @@ from types import ModuleType
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
+from tests.conftest import ROOT
+
+BENCH = ROOT / "tools" / "bench"
 
 
 @pytest.fixture

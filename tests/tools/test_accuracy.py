@@ -15,8 +15,6 @@ from PIL import Image
 
 from tests.conftest import ROOT
 
-BENCH = ROOT / "tools" / "bench"
-
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
@@ -40,7 +38,7 @@ def images(tmp_path: Path) -> Path:
 def test_it_trains_by_both_loaders(images: Path, form: str) -> None:
     source = images if form == "tar" else images.parent / "images"
     options = ["--seeds", "2", "--train", "140", "--test", "20", "--epochs", "1"]
-    command = [sys.executable, str(BENCH / "accuracy.py"), str(source), *options]
+    command = [sys.executable, str(ROOT / "tools" / "bench" / "accuracy.py"), str(source), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.endswith(("| yes |", "| NO |"))]
     assert [row[0] for row in rows] == ["| crop and flip", "| TrivialAugment and erasing", "| mixup"], done.stderr
