@@ -74,7 +74,7 @@ def wheel(tools: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel_for_arm(tools: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     need: Need = request.getfixturevalue("need")
     need("wheel-aarch64", shutil.which("aarch64-linux-gnu-gcc") is not None or can_import("ziglang"))
-    return build(tmp_path_factory.mktemp("dist-aarch64"), "--aarch64")
+    return build(tmp_path_factory.mktemp("dist-aarch64"), "--arm")
 
 
 ELF = """
