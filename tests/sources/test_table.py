@@ -403,8 +403,9 @@ def test_a_table_of_losses_names_no_images(tmp_path: Path) -> None:
     """Whatever images are called: epochs are no names."""
     names = [f"{kind}/{n}.png" for kind in ("cat", "dog") for n in range(6)]
     text = "epoch,loss,label\n" + "".join(f"{n},{n / 3},{n % 2}\n" for n in range(6))
-    with closing(open_source(make(tmp_path, names, {"log.csv": text}))) as source:
-        assert source.kind == "imagefolder"
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(make(tmp_path, names, {"log.csv": text}))
+    assert ("--source", "table") not in [answer.options for answer in caught.value.answers]
 
 
 def test_a_table_of_few_images_is_a_question(tmp_path: Path) -> None:
