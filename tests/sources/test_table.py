@@ -435,3 +435,13 @@ def test_large_tables(tmp_path: Path, size: int) -> None:
         assert label.classes == ("a", "b")
         assert source.survey().records == size
     assert peak < (64 << 20) + 1200 * size
+
+
+def test_images_of_the_same_names_in_two_folders_are_a_question(tmp_path: Path) -> None:
+    names = [f"{side}/x{n}.png" for side in ("left", "right") for n in range(6)]
+    text = "id,label\n" + "".join(f"x{n},{n % 2}\n" for n in range(6))
+    path = make(tmp_path, names, {"t.csv": text})
+    with pytest.raises(AmbiguousSourceError, match="images in left or right") as caught:
+        open_source(path)
+    assert [answer.options for answer in caught.value.answers] == [("--ignore", "/left/"), ("--ignore", "/right/")]
+    assert list(rows(path, ignore=["/left/"])) == [f"right/x{n}.png" for n in range(6)]

@@ -11,6 +11,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, Usa
 from packstore.sources.annotation_formats.documents import split_of_file
 from packstore.sources.beside import join
 from packstore.sources.contents import contents_of, suffix_of
+from packstore.sources.ignoring import pattern_of
 from packstore.sources.labels import FILE_COLUMNS
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, blocks
@@ -128,6 +129,13 @@ def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequen
         return None
     main = wanted[0] if wanted else _main(tree, file, likely)
     way = likely[main]
+    if way.rivals:
+        shown = " or ".join(map(printable, way.rivals))
+        raise AmbiguousSourceError(
+            f"{tree.name(file)}: its column {printable(main)} could name the images in {shown}: leave one out with "
+            "--ignore",
+            [Answer(("--ignore", f"/{pattern_of(folder)}/")) for folder in way.rivals],
+        )
     further = {
         name: other
         for name, other in likely.items()

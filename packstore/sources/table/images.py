@@ -89,6 +89,7 @@ class Naming:
         images: The different images among them.
         words: Rows whose value is no whole number, a header among them.
         bases: Folders to which the values are relative, those of most hits first.
+        rivals: Two folders that fit equally well; empty if one fits better.
     """
 
     by_stem: bool
@@ -98,6 +99,7 @@ class Naming:
     images: int = 0
     words: int = 0
     bases: list[str] = field(default_factory=list)
+    rivals: tuple[str, ...] = ()
 
     def resolve(self, index: ImageIndex, values: Sequence[Any]) -> Iterator[str | None]:
         """Yields the path of the image that each value names; None for none."""
@@ -154,6 +156,7 @@ class NamingCounter:
         n = self._ways.index(found)
         found.images = len(np.unique(np.array(self._images[n], np.int64)))
         found.bases = _order_bases(self._bases[n], hint)
+        found.rivals = _find_rivals(found.bases, self._bases[n], found.hits, hint)
         return found if found.hits else None
 
     def _best(self) -> Naming:
@@ -176,6 +179,16 @@ def _order_bases(bases: Counter[str], hint: str) -> list[str]:
             -bases[base], -len(words & words_of_path(base)), base != beside, base.count("/"), len(base), base
         ),
     )  # fmt: skip
+
+
+def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) -> tuple[str, ...]:
+    """The first two folders, if the same rows name images in both and nothing but the order of names decides."""
+    if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
+        return ()
+    one, other = ordered[:2]
+    words = words_of_path(hint)
+    alike = len(words & words_of_path(one)) == len(words & words_of_path(other))
+    return (one, other) if alike and bases[one] == bases[other] and bases[one] + bases[other] > hits else ()
 
 
 _SPLIT_WORDS = {
