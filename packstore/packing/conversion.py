@@ -74,7 +74,7 @@ def convert(
     max_pixels: int = MAX_PIXELS,
     cluster: str | None = None,
     index: bool | None = None,
-    link: bool = False,
+    link: bool | Literal["relative"] = False,
     progressive: Literal["baseline"] | None = None,
     accept_loss: str | Sequence[str] = (),
     progress: bool | ProgressCallback = False,

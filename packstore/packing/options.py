@@ -53,7 +53,7 @@ class ConvertOptions:
     max_pixels: int = MAX_PIXELS
     cluster: str | None = None
     index: bool | None = None
-    link: bool = False
+    link: bool | Literal["relative"] = False
     progressive: Literal["baseline"] | None = None
     accept_loss: str | Sequence[str] = ()
 
@@ -74,7 +74,9 @@ class ConvertOptions:
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
         object.__setattr__(self, "columns", check_given(self.columns))
         object.__setattr__(self, "accept_loss", check_losses(self.accept_loss))
-        true_or_false(overwrite=self.overwrite, restart=self.restart, link=self.link)
+        true_or_false(overwrite=self.overwrite, restart=self.restart)
+        if self.link not in (True, False, "relative"):
+            raise UsageError(f"link should be True, False or 'relative', got {self.link!r}")
         if self.index is not None:
             true_or_false(index=self.index)
         if self.fit is not None and self.size is None:

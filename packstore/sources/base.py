@@ -29,7 +29,7 @@ from packstore.sources.ignoring import check_patterns, ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import FolderTree
-from packstore.stores.linked import Location
+from packstore.stores.link_files import Location
 
 _REMOTE_WORKERS = 32
 
@@ -292,8 +292,8 @@ class Source(ABC):
         return found.image if isinstance(found, Sample) else found
 
     def locate(self, entry: Entry) -> Location | None:
-        """Where the bytes lie that :meth:`read` returns as the image, in a file on this machine; None if they are no
-        plain range of a file. Called after :meth:`read`, from several threads."""
+        """Where the bytes lie that :meth:`read` returns as the image: in a file on this machine or in an object; None
+        if they are no plain range of one. Called before :meth:`read`, from several threads."""
         return None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:

@@ -201,7 +201,11 @@ def grow() -> int:
         progress=lambda report: None,
     )
     indexed = packstore.add_index(store="photos.lmdb", progress=True)
+    moved = packstore.relink(
+        store="photos.lmdb", rebase=("/old", Path("/new")), links="relative", progress=lambda report: None
+    )
     added = indexed.manifest.records + sum(report.added.values()) + report.duplicates + report.linked + report.rewritten
+    added += moved.files + moved.moved + moved.proven
     return added + merged.linked + merged.copied + merged.duplicates + chosen.manifest.records
 
 
