@@ -214,7 +214,8 @@ def pasted(path: Path | str) -> str:
 def pasted_options(options: Mapping[str, Any]) -> str:
     """Those of :func:`source_options` that are given, for a command that is shown, each behind a space."""
     given = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else (v,))]
-    shown = [(name.removesuffix("_kind").replace("_", "-"), value) for name, value in given if value is not None]
+    called = {"source_kind": "source", "columns": "column"}
+    shown = [(called.get(name, name).replace("_", "-"), value) for name, value in given if value is not None]
     return "".join(f" --{name} {pasted(value)}" for name, value in shown)
 
 

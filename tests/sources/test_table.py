@@ -445,3 +445,11 @@ def test_images_of_the_same_names_in_two_folders_are_a_question(tmp_path: Path) 
         open_source(path)
     assert [answer.options for answer in caught.value.answers] == [("--ignore", "/left/"), ("--ignore", "/right/")]
     assert list(rows(path, ignore=["/left/"])) == [f"right/x{n}.png" for n in range(6)]
+
+
+def test_images_of_the_same_names_in_many_folders(tmp_path: Path) -> None:
+    """The folder in a row tells which is meant, in however many folders there is one of the name."""
+    names = [f"k{kind:03}/{n}.png" for kind in range(80) for n in range(2)]
+    text = "path,score\n" + "".join(f"{name},{n}\n" for n, name in enumerate(names))
+    found = rows(make(tmp_path, names, {"t.csv": text}))
+    assert {name: each["score"] for name, each in found.items()} == {name: n for n, name in enumerate(names)}

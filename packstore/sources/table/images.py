@@ -22,12 +22,14 @@ _BLOCK = 4096
 
 
 class ImageIndex:
-    """All images of a tree by the hashes of their names and stems: some 50 bytes an image."""
+    """All images of a tree by the hashes of their names and stems, alone and behind the name of their folder: some 70
+    bytes an image."""
 
     def __init__(self, tree: Tree) -> None:
         self.folders: list[str] = []
         self._suffixes: list[str] = []
         names, stems, folders, suffixes = array("q"), array("q"), array("i"), array("h")
+        tails = array("q"), array("q")
         for folder, listed in tree.folders(is_passed_over):
             images = [name for name in listed.ending(*IMAGE_SUFFIXES) if not is_passed_over(name)]
             if images:
@@ -39,24 +41,28 @@ class ImageIndex:
                     self._suffixes.append(suffix)
                 names.append(hash(name))
                 stems.append(hash(stem))
+                tails[0].append(hash(_tail(folder, name)))
+                tails[1].append(hash(_tail(folder, stem)))
                 folders.append(len(self.folders) - 1)
                 suffixes.append(self._suffixes.index(suffix))
         self._folder, self._suffix = np.array(folders, np.int32), np.array(suffixes, np.int16)
-        self._orders = [np.argsort(np.array(each, np.int64), kind="stable") for each in (names, stems)]
-        self._hashes = [
-            np.array(each, np.int64)[order] for each, order in zip((names, stems), self._orders, strict=True)
-        ]
+        both = [np.array([*alone, *behind], np.int64) for alone, behind in zip((names, stems), tails, strict=True)]
+        self._orders = [np.argsort(each, kind="stable") for each in both]
+        self._hashes = [each[order] for each, order in zip(both, self._orders, strict=True)]
 
     def __len__(self) -> int:
         return len(self._folder)
 
-    def find(self, names: Sequence[str], by_stem: bool) -> Iterator[Sequence[int]]:
-        """Yields for each name the numbers of the images called so."""
-        wanted = np.fromiter(map(hash, names), np.int64, len(names))
+    def find(self, pairs: Sequence[tuple[str, str]], by_stem: bool, whole_path: bool) -> Iterator[Sequence[int]]:
+        """Yields for each folder and name the numbers of the images called so; with ``whole_path``, in a folder of the
+        same last name. Of more than 64, as of bare names in many folders, the first."""
+        keys = (_tail(folder, name) if whole_path and folder else name for folder, name in pairs)
+        wanted = np.fromiter(map(hash, keys), np.int64, len(pairs))
         hashes, order = self._hashes[by_stem], self._orders[by_stem]
         begins, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            yield order[begin : min(end, begin + _MOST_ALIKE)].tolist() if end > begin else ()
+            found = order[begin : min(end, begin + _MOST_ALIKE)]
+            yield (found % len(self)).tolist() if end > begin else ()
 
     def folder(self, number: int) -> str:
         """The folder of an image."""
@@ -65,6 +71,10 @@ class ImageIndex:
     def path(self, number: int, name: str, by_stem: bool) -> str:
         """The path of an image that is called ``name``."""
         return join(self.folder(number), name + (self._suffixes[int(self._suffix[number])] if by_stem else ""))
+
+
+def _tail(folder: str, name: str) -> str:
+    return f"{folder.rpartition('/')[2]}/{name}"
 
 
 def divide(value: Any) -> tuple[str, str] | None:
@@ -104,12 +114,13 @@ class Naming:
     def resolve(self, index: ImageIndex, values: Sequence[Any]) -> Iterator[str | None]:
         """Yields the path of the image that each value names; None for none."""
         divided = [divide(value) or ("", "") for value in values]
-        for (folder, name), found in zip(divided, index.find([name for _, name in divided], self.by_stem), strict=True):
-            places = {self._base(index.folder(number), folder): number for number in found}
+        numbers = index.find(divided, self.by_stem, self.whole_path)
+        for (folder, name), found in zip(divided, numbers, strict=True):
+            places = {self.base_of(index.folder(number), folder): number for number in found}
             chosen = next((base for base in self.bases if base in places), None)
             yield None if chosen is None else index.path(places[chosen], name, self.by_stem)
 
-    def _base(self, place: str, folder: str) -> str | None:
+    def base_of(self, place: str, folder: str) -> str | None:
         """The folder to which ``folder`` is relative if it is ``place``; None if it cannot be."""
         if not self.whole_path or not folder:
             return place
@@ -130,21 +141,20 @@ class NamingCounter:
     def add(self, values: Iterable[Any]) -> None:
         """Adds values, some at a time."""
         divided = [pair for value in values if (pair := divide(value)) is not None]
-        for by_stem in (False, True):
-            found = list(self._index.find([name for _, name in divided], by_stem))
-            for n, way in enumerate(self._ways):
-                if way.by_stem is not by_stem:
-                    continue
-                way.rows += len(divided)
-                way.words += sum(not name.isdigit() for _, name in divided)
-                for (folder, _), numbers in zip(divided, found, strict=True):
-                    if not numbers:
-                        continue
-                    bases = {way._base(self._index.folder(number), folder) for number in numbers} - {None}
-                    if bases:
-                        way.hits += 1
-                        self._images[n].append(numbers[0])
-                        self._bases[n].update(base for base in bases if base is not None)
+        for n, way in enumerate(self._ways):
+            way.rows += len(divided)
+            way.words += sum(not name.isdigit() for _, name in divided)
+            for (folder, _), numbers in zip(
+                divided, self._index.find(divided, way.by_stem, way.whole_path), strict=True
+            ):
+                bases: dict[str, int] = {}
+                for number in numbers:
+                    if (base := way.base_of(self._index.folder(number), folder)) is not None:
+                        bases.setdefault(base, number)
+                if bases:
+                    way.hits += 1
+                    self._images[n].append(next(iter(bases.values())))
+                    self._bases[n].update(bases.keys())
 
     def named(self) -> list[int]:
         """The images that the rows name, in order."""

@@ -485,7 +485,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         if not split_words(words_of_path(folder.path)) - splits
     )
     named = sum(table.naming.images for table in found)
-    return Certainty.CERTAIN if 2 * named >= sum(others) or options.named else Certainty.PARTIAL
+    return Certainty.CERTAIN if 2 * named >= sum(others) or options.named or options.columns else Certainty.PARTIAL
 
 
 KIND = Kind(
