@@ -477,15 +477,16 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     found = tree is not None and find_tables(tree, parse_given(options.columns), options.named)
     if tree is None or not found:
         return Certainty.NO
-    # Images of another split have no rows, as of a test set; more than that is a question.
+    # Images of another split have no rows, as of a test set; more than that is a question. Lists without a header are
+    # often one part of a set of many files, so they have to name all images.
+    lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)
     splits = {split for table in found for split in split_words(words_of_path(table.file))}
-    others = (
-        folder.images.count
-        for folder in contents_of(tree).folders.values()
-        if not split_words(words_of_path(folder.path)) - splits
+    folders = contents_of(tree).folders.values()
+    others = sum(
+        folder.images.count for folder in folders if lists or not split_words(words_of_path(folder.path)) - splits
     )
-    named = sum(table.naming.images for table in found)
-    return Certainty.CERTAIN if 2 * named >= sum(others) or options.named or options.columns else Certainty.PARTIAL
+    enough = sum(table.naming.images for table in found) * (1 if lists else 2) >= others
+    return Certainty.CERTAIN if enough or options.named or options.columns else Certainty.PARTIAL
 
 
 KIND = Kind(
