@@ -54,6 +54,7 @@ def repair(
     label_key: str | None = None,
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     partial: bool = False,
     workers: int | None = None,
     decoder: str = "auto",
@@ -77,6 +78,7 @@ def repair(
         label_key: Array of its class numbers.
         layout: Order of the images' axes.
         ignore: Patterns of what to leave out of the source; none for those that ``convert`` was given.
+        columns: Meanings of the columns of a table, likewise.
         partial: Write the store even when some records are lost, without these.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
@@ -113,6 +115,7 @@ def repair(
                 label_key=label_key,
                 layout=layout,
                 ignore=ignore,
+                columns=columns,
                 workers=workers,
                 decoder=decoder,
                 max_pixels=max_pixels,
@@ -146,6 +149,7 @@ def repair(
                 label_key=label_key,
                 layout=layout,
                 ignore=ignore,
+                columns=columns,
                 max_pixels=max_pixels,
                 packed_as=manifest,
                 skip_bad=bool(manifest.skipped),

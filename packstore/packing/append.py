@@ -100,6 +100,7 @@ def append(
     label_key: str | None = None,
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     on_duplicate: OnDuplicate = "raise",
     key_prefix: str = "",
     no_new_classes: bool = False,
@@ -129,6 +130,7 @@ def append(
         label_key: Likewise.
         layout: Likewise.
         ignore: Likewise.
+        columns: Likewise.
         on_duplicate: What to do with a key that the store has: ``raise``, or ``skip`` the sample. ``unchecked`` reads
             no keys, for a caller who knows that all differ.
         key_prefix: Put before each key of the source, such as ``week-48/``.
@@ -160,6 +162,7 @@ def append(
         label_key=label_key,
         layout=layout,
         ignore=ignore,
+        columns=columns,
         on_duplicate=on_duplicate,
         key_prefix=key_prefix,
         no_new_classes=no_new_classes,

@@ -52,6 +52,7 @@ class AppendOptions:
     label_key: str | None = None
     layout: str | None = None
     ignore: str | Sequence[str] = ()
+    columns: str | Sequence[str] = ()
     on_duplicate: OnDuplicate = "raise"
     key_prefix: str = ""
     no_new_classes: bool = False
@@ -175,6 +176,7 @@ def _open(source: Path, options: AppendOptions) -> Source:
         label_key=options.label_key,
         layout=options.layout,
         ignore=options.ignore,
+        columns=options.columns,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
     )

@@ -100,6 +100,7 @@ def make_plan(
         label_key=options.label_key,
         layout=options.layout,
         ignore=options.ignore,
+        columns=options.columns,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
         progress=progress,
@@ -403,8 +404,9 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         **({"accept_loss": ",".join(encode.accept_loss)} if encode.accept_loss else {}),
         **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
-    if plan.source.options.ignore:
-        options["ignore"] = json.dumps(plan.source.options.ignore)
+    for name in ("ignore", "columns"):
+        if given := getattr(plan.source.options, name):
+            options[name] = json.dumps(given)
     store = plan.survey.store
     if store is not None and not encode.resizes:
         # What shaped the pixels is what shaped them in the first place.

@@ -36,6 +36,7 @@ def convert(mean: list[float], std: list[float]) -> int:
         label_key="y",
         layout="NHWC",
         ignore=["*.txt"],
+        columns=["image=photo"],
         fields=None,
         split="train",
         format="lmdb",
@@ -159,6 +160,7 @@ def grow() -> int:
         no_new_classes=True,
         layout="NHWC",
         ignore=["*.txt"],
+        columns=["image=photo"],
         on_duplicate="skip",
         on_error="skip",
         check="decode",
@@ -223,6 +225,7 @@ def check() -> bool:
         max_pixels=100_000_000,
         progress=lambda report: None,
         ignore=["*.txt"],
+        columns=["image=photo"],
     )
     repaired = packstore.repair(
         damaged="photos.lmdb",
@@ -239,6 +242,7 @@ def check() -> bool:
         max_pixels=100_000_000,
         progress=True,
         ignore=["*.txt"],
+        columns=["image=photo"],
     )
     saved = packstore.salvage(damaged="photos.lmdb", destination="rest.lmdb", unproven=True, progress=True)
     with packstore.open(path="photos.lmdb", checksums="always") as store:
