@@ -64,6 +64,11 @@ def yolo(stems: list[str]) -> Files:
 
 READ: dict[str, tuple[str, tuple[str, ...], Callable[[list[str]], Files]]] = {
     "Roboflow's COCO": ("coco", ("boxes", "labels", "json"), roboflow),
+    "a table without a header": (
+        "table",
+        ("label",),
+        lambda stems: images("", stems) | {"labels.csv": "".join(f"{s},cat\n" for s in stems)},
+    ),
     "Roboflow's COCO, hidden": (
         "coco",
         ("boxes", "labels", "json"),
@@ -148,10 +153,6 @@ READ: dict[str, tuple[str, tuple[str, ...], Callable[[list[str]], Files]]] = {
 }
 ASKED: dict[str, tuple[str, Callable[[list[str]], Files]]] = {
     "captions as text": (".txt file", lambda stems: images("", stems) | {f"{s}.txt": "a cat" for s in stems}),
-    "labels.csv": (
-        "labels.csv",
-        lambda stems: images("", stems) | {"labels.csv": "".join(f"{s},cat\n" for s in stems)},
-    ),
     "VIA": (
         "via_project.json",
         lambda stems: images("", stems) | {"via_project.json": json.dumps({f"{s}.jpg1": {} for s in stems})},

@@ -258,6 +258,7 @@ OTHERS = {
     "--minutes",
     "--strict",
     "--sdist",
+    "--arm",
     "--only-binary",
     "--python-version",
     "--head",

@@ -472,20 +472,20 @@ def _split_of_path(path: bytes) -> str:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A folder or archive with a table most of whose rows name images there."""
+    """A folder or archive with a table whose rows name most images there."""
     tree = open_tree(path)
     found = tree is not None and find_tables(tree, parse_given(options.columns), options.named)
     if tree is None or not found:
         return Certainty.NO
-    # Images of another split have no rows, as of a test set; more than that is a question. Lists without a header are
-    # often one part of a set of many files, so they have to name all images.
-    lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)
+    # Images of another split have no rows, as of a test set; more than that is a question. Lists without a header, and
+    # several tables, are often a part of a set of many files, so they have to name all images.
+    whole = len(found) > 1 or any(suffix_of(table.file) in (".txt", ".lst") for table in found)
     splits = {split for table in found for split in split_words(words_of_path(table.file))}
     folders = contents_of(tree).folders.values()
     others = sum(
-        folder.images.count for folder in folders if lists or not split_words(words_of_path(folder.path)) - splits
+        folder.images.count for folder in folders if whole or not split_words(words_of_path(folder.path)) - splits
     )
-    enough = sum(table.naming.images for table in found) * (1 if lists else 2) >= others
+    enough = sum(table.naming.images for table in found) * (1 if whole else 2) >= others
     return Certainty.CERTAIN if enough or options.named or options.columns else Certainty.PARTIAL
 
 
