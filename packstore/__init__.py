@@ -28,8 +28,8 @@ from packstore.core.errors import (
 
 if sys.byteorder != "little" or sys.maxsize < 2**32:
     raise ImportError(
-        f"packstore runs on 64-bit little-endian processors alone, and this Python is {sys.maxsize.bit_length() + 1}-bit,"
-        f" {sys.byteorder}-endian: use one for x86-64 or ARM64"
+        f"packstore runs on 64-bit little-endian processors alone, and this one is {sys.maxsize.bit_length() + 1}-bit,"
+        f" {sys.byteorder}-endian: use x86-64 or ARM64"
     )
 
 if TYPE_CHECKING:
