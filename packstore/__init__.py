@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from packstore.packing.conversion import convert
     from packstore.packing.index_store import IndexReport, add_index
     from packstore.packing.merge import MergeReport, merge
+    from packstore.packing.relink import RelinkReport, relink
     from packstore.packing.report import ConvertReport
     from packstore.packing.select import select
     from packstore.packing.writer import Writer
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
     open = open_store  # not in __all__: a star import would hide the built-in one
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each lazily loaded name lives: (module, name there). No module of the package has the name of one of them:
 # importing it would put the module in the name's place.
@@ -88,6 +89,8 @@ _LAZY = {
     "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
     "IndexReport": ("packstore.packing.index_store", "IndexReport"),
     "add_index": ("packstore.packing.index_store", "add_index"),
+    "RelinkReport": ("packstore.packing.relink", "RelinkReport"),
+    "relink": ("packstore.packing.relink", "relink"),
     "MergeReport": ("packstore.packing.merge", "MergeReport"),
     "merge": ("packstore.packing.merge", "merge"),
     "select": ("packstore.packing.select", "select"),
@@ -144,6 +147,7 @@ __all__ = [
     "PackstoreError",
     "Problem",
     "Reader",
+    "RelinkReport",
     "RepairReport",
     "SalvageReport",
     "SampleError",
@@ -163,6 +167,7 @@ __all__ = [
     "export",
     "merge",
     "prefetch",
+    "relink",
     "repair",
     "salvage",
     "select",

@@ -38,6 +38,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lmdb shards": (".lmdb", {"encoding": "original", "shard_size": 20_000}),
     "hdf5 shards": (".h5", {"encoding": "original", "shard_size": 20_000}),
     "pth shards": (".pth", {"encoding": "uint8", "size": 32, "shard_size": 20_000}),
+    "linked lmdb": (".lmdb", {"encoding": "original", "link": True}),
+    "linked hdf5 shards": (".h5", {"encoding": "original", "link": "relative", "shard_size": 20_000}),
 }
 """Conversions by name: suffix of the destination, and options."""
 
@@ -46,6 +48,7 @@ APPENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "append to lmdb shards": (".lmdb", {"encoding": "original", "shard_size": 20_000}),
     "append to hdf5 shards": (".h5", {"encoding": "uint8", "size": 32, "shard_size": 20_000}),
     "append to pth": (".pth", {"encoding": "jpeg", "resize": 32}),
+    "append to linked lmdb": (".lmdb", {"encoding": "original", "link": True}),
 }
 """Stores of one split, to which the other one is appended: suffix, and options of the conversion."""
 CASES |= APPENDS

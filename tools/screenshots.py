@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Takes the pictures of the guide's page `seeing`: .github/sheet.png, view-grid.png and so on, all in .github.
 
-    .venv/bin/python tools/screenshots.py [--out .github] [--chromium /usr/bin/chromium]
+    .venv/bin/python tools/screenshots.py [--out .github] [--chromium /usr/bin/chromium] [--operations FOLDER]
 
 Draws a store of shapes with masks, boxes and keypoints, shows it by ``packstore view``, and reduces what Chromium shows
-to 256 colours, since pictures in a repository should be small. Needs playwright and Chromium.
+to 256 colours, since pictures in a repository should be small. Needs playwright and Chromium. With
+`--operations FOLDER` it draws only the sheets of `operation_sheets.py`, of every operation and recipe.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from operation_sheets import draw_operation_sheets
 from PIL import Image, ImageDraw, ImageFilter
 from playwright.sync_api import sync_playwright
 
@@ -124,9 +126,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / ".github")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--operations", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         make_store(Path(place) / "shapes.lmdb")
+        if options.operations is not None:
+            draw_operation_sheets(Path(place) / "shapes.lmdb", options.operations, "train", (46, 47), 5)
+            return
         draw_sheet(Path(place) / "shapes.lmdb", options.out)
         shoot(Path(place) / "shapes.lmdb", options.out, options.chromium)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,11 @@ from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import Encoded
+from packstore.packing.batches import Link, Linker
 from packstore.packing.values import AtRest
 from packstore.sources.base import Entry, Sample, Source
 from packstore.sources.store import StoreSource
+from packstore.stores.link_files import FileState
 
 _REPORT_EVERY = 4096
 
@@ -78,6 +81,18 @@ class Donor:
     def image(self, record: int) -> bytes | bytearray | memoryview:
         """The image for a record, encoded as the store's are. Raises :class:`Refused`."""
         return self._encoded(self._entry(record)).record
+
+    def link(self, record: int, folder: Path | None) -> Link:
+        """Where the image of a record lies in the source, relative to ``folder`` if there is one. Raises
+        :class:`Refused`."""
+        linker, states = Linker(self._source, folder), dict[str, FileState]()
+        try:
+            entry = self._entry(record)
+            place = linker.place(entry, states)
+            link = linker.link(entry.key, place, self.image(record), states)
+            return linker.finish([link], states)[0]
+        except (PackstoreError, OSError) as error:
+            raise Refused(f"the source's image cannot be linked: {error}") from error
 
     def fields(self, record: int) -> Mapping[str, Any]:
         """All columns of which a row consists, for a record; None for what the source does not have. Raises

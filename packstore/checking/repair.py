@@ -24,6 +24,7 @@ from packstore.checking.repair_report import RepairReport
 from packstore.checking.store_check import StoreCheck, batches, key_of, open_files
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
+from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column, Skipped
@@ -33,11 +34,12 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
 from packstore.images.seek_index import index_values
 from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.batches import Link
 from packstore.sources import open_source
 from packstore.stores import create_store, format_of, open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.linked import refuse_linked
+from packstore.stores.linked import link_values, links_from
 from packstore.stores.sharded import ShardedReader
 
 
@@ -52,6 +54,7 @@ def repair(
     label_key: str | None = None,
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     partial: bool = False,
     workers: int | None = None,
     decoder: str = "auto",
@@ -75,6 +78,7 @@ def repair(
         label_key: Array of its class numbers.
         layout: Order of the images' axes.
         ignore: Patterns of what to leave out of the source; none for those that ``convert`` was given.
+        columns: Meanings of the columns of a table, likewise.
         partial: Write the store even when some records are lost, without these.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
@@ -111,6 +115,7 @@ def repair(
                 label_key=label_key,
                 layout=layout,
                 ignore=ignore,
+                columns=columns,
                 workers=workers,
                 decoder=decoder,
                 max_pixels=max_pixels,
@@ -127,7 +132,6 @@ def repair(
     refuse_inside(destination, source)
     with open_damaged(damaged) as reader, progress_callback(progress) as report:
         manifest = reader.manifest
-        refuse_linked(manifest, reader.path, "repair", "link the source again: packstore convert SOURCE OUT --link")
         refuse_name(destination, manifest.format)
         builder = create_store(
             destination,
@@ -145,6 +149,7 @@ def repair(
                 label_key=label_key,
                 layout=layout,
                 ignore=ignore,
+                columns=columns,
                 max_pixels=max_pixels,
                 packed_as=manifest,
                 skip_bad=bool(manifest.skipped),
@@ -219,9 +224,13 @@ class _Repair:
         self.images = check.images
         if not self.columns["checksum"].whole:
             self.images = set(everything)
+        self.links = [column.name for column in LINK_COLUMNS] if self.manifest.is_linked else []
+        if check.damaged & {*self.links}:  # nothing says of which records
+            self.images = set(everything)
         self.trusted = self.columns.keys() - check.damaged
 
     def run(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
+        self.links_from = links_from(self.manifest, destination)
         damaged = sorted(self.images | self.rows)
         self.donor.locate((self._wanted(record) for record in damaged), self.progress)
         replaced, lost = [], []
@@ -348,8 +357,26 @@ class _Repair:
         for column in row_columns(self.manifest.columns):
             taken = [row[column.name] for row in rows]
             values[column.name] = [bytes(v) for v in taken] if column.kind == "ragged" else np.stack(taken)
-        self.builder.append(images, values | index_values(self.manifest.columns, images), split)
+        values |= index_values(self.manifest.columns, images)
+        if self.links:
+            values |= self._links(records)
+            checksums = np.array([xxh3_64_intdigest(image) for image in images], np.uint64)
+            self.builder.append([b""] * len(images), values, split, checksums=checksums)
+        else:
+            self.builder.append(images, values, split)
         return sum(memoryview(image).nbytes for image in images)
+
+    def _links(self, records: list[int]) -> dict[str, Any]:
+        """Where the images of some records lie: in the source for those that were damaged."""
+        rows = []
+        for record in records:
+            if record in self.images:
+                link = self.donor.link(record, self.links_from)
+            else:
+                found = link_values(self.reader, np.array([record]), self.links_from)
+                link = Link(*(found[name][0] for name in self.links))
+            rows.append(link)
+        return {name: list(values) for name, values in zip(self.links, zip(*rows, strict=True), strict=True)}
 
 
 class _Values:

@@ -33,7 +33,6 @@ from packstore.stores import create_store
 from packstore.stores.base import Problem
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.fitting import check_together
-from packstore.stores.linked import refuse_linked
 from packstore.stores.scavenge import Scavenged
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
@@ -113,7 +112,11 @@ def salvage(
     refuse_inside(destination, damaged)
     store = inspect_store(damaged)
     manifest = store.manifest
-    refuse_linked(manifest, damaged, "salvage", "link the source again: packstore convert SOURCE OUT --link")
+    if manifest.is_linked:
+        raise UsageError(
+            f"{printable(str(damaged))} is linked to its images, and salvage gets images out of stores that hold them; "
+            "link the source again: packstore convert SOURCE OUT --link"
+        )
     refuse_name(destination, manifest.format)
     builder = create_store(
         destination,

@@ -84,6 +84,7 @@ class VerifyOptions:
     label_key: str | None = None
     layout: str | None = None
     ignore: str | Sequence[str] = ()
+    columns: str | Sequence[str] = ()
     workers: int | None = None
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
@@ -110,6 +111,7 @@ def verify(
     label_key: str | None = None,
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     workers: int | None = None,
     decoder: str = "auto",
     max_pixels: int = MAX_PIXELS,
@@ -135,6 +137,7 @@ def verify(
         label_key: Array of its class numbers.
         layout: Order of the images' axes.
         ignore: Patterns of what to leave out of the source; none for those that ``convert`` was given.
+        columns: Meanings of the columns of a table, likewise.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
         max_pixels: An image whose header says more pixels is not decoded and counts as damaged; bounds the memory as
@@ -160,6 +163,7 @@ def verify(
         label_key=label_key,
         layout=layout,
         ignore=ignore,
+        columns=columns,
         workers=workers,
         decoder=decoder,
         max_pixels=max_pixels,
@@ -287,6 +291,7 @@ class _Verification:
             label_key=options.label_key,
             layout=options.layout,
             ignore=options.ignore,
+            columns=options.columns,
             max_pixels=options.max_pixels,
             packed_as=self.reader.manifest,
             skip_bad=bool(self.reader.manifest.skipped),

@@ -34,6 +34,7 @@ from packstore.cli.export import export
 from packstore.cli.guide import guide
 from packstore.cli.index import index
 from packstore.cli.info import info
+from packstore.cli.link import link
 from packstore.cli.merge import merge
 from packstore.cli.repair import repair
 from packstore.cli.salvage import salvage
@@ -96,6 +97,7 @@ for command in (
     merge,
     select,
     index,
+    link,
     export,
     verify,
     audit,

@@ -130,10 +130,12 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
 def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that say which part of SOURCE is read: what to leave out, and which arrays to take."""
     ignore_help = "Leave out files and folders of SOURCE, as .gitignore does: '*.txt', 'masks/'. Repeatable."
-    layout_help = "HDF5, npz …: order of the images' axes, e.g. NCHW. Parquet, Arrow: what boxes are, e.g. xywh."
+    layout_help = "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: what boxes are, e.g. xywh."
+    column_help = "Tables: image=COL, label=COL, labels=COL, boxes=X1,Y1,X2,Y2, split=COL, keypoints=X,Y,… Repeatable."
     for option in (
         click.option("--ignore", multiple=True, metavar="PATTERN", help=ignore_help),
         click.option("--layout", metavar="AXES", help=layout_help),
+        click.option("--column", "columns", multiple=True, metavar="ROLE=COL", help=column_help),
         click.option("--label-key", metavar="NAME", help="HDF5, npz …: the array of class numbers."),
         click.option("--image-key", metavar="NAME", help="HDF5, npz …: the array of images."),
     ):
@@ -212,7 +214,8 @@ def pasted(path: Path | str) -> str:
 def pasted_options(options: Mapping[str, Any]) -> str:
     """Those of :func:`source_options` that are given, for a command that is shown, each behind a space."""
     given = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else (v,))]
-    shown = [(name.removesuffix("_kind").replace("_", "-"), value) for name, value in given if value is not None]
+    called = {"source_kind": "source", "columns": "column"}
+    shown = [(called.get(name, name).replace("_", "-"), value) for name, value in given if value is not None]
     return "".join(f" --{name} {pasted(value)}" for name, value in shown)
 
 

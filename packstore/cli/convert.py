@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 EXIT_SKIPPED = 3
 _LISTED = 10
+_FEW_IMAGES_A_FILE = 0.5
 
 
 @click.command(short_help="Pack a dataset into a store.")
@@ -78,9 +79,10 @@ _LISTED = 10
     "[default: --index]",
 )  # fmt: skip
 @click.option(
-    "--link", is_flag=True,
+    "--link", "link", flag_value="absolute",
     help="Copy no images: keep where they lie in SOURCE (file, offset, length), and read them there.",
 )  # fmt: skip
+@click.option("--link-relative", "link", flag_value="relative", help="The same with paths relative to DEST's folder.")
 @click.option(
     "--progressive", type=click.Choice(["baseline"]),
     help="original: make progressive JPEG files baseline ones, without loss, since these decode faster.",
@@ -128,6 +130,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
 
     \b
       classes     root/class/…, root/{train,val,test}/class/…, or --labels CSV
+      tables      CSV, JSON, Parquet, lists of images: --column image=COL
       detection   COCO, Pascal VOC, YOLO …
       as loaded   ILSVRC, CIFAR-10, CIFAR-100, CelebA, ADE20K …
       of others   WebDataset, Parquet, TFRecord, RecordIO, MDS, HDF5, Zarr …
@@ -154,6 +157,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     from packstore.packing.plan import make_plan
 
     # A conversion makes many small objects and hardly a cycle: collecting them took 7% of packing 50,000 small files.
+    options["link"] = {None: False, "absolute": True}.get(options["link"], options["link"])
     gc.freeze()
     gc.set_threshold(100_000)
     try:
@@ -238,6 +242,8 @@ def describe_report(report: ConvertReport) -> str:
     if (saving := _uint8_saving(report)) is not None:
         lines.append(f"           {saving}")
     lines.append(f"  time     {seconds:.1f} s ({rate})")
+    if manifest.is_linked:
+        lines += [f"  links    {text}" for text in describe_links(report)]
     if report.resumed:
         lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
     lines += [f"  files    {text}" for text in describe_ledger(report.ledger)]
@@ -257,6 +263,19 @@ def describe_report(report: ConvertReport) -> str:
         lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
     return "\n".join(lines)
+
+
+def describe_links(report: ConvertReport) -> list[str]:
+    """Where the images of a new linked store lie."""
+    from packstore.stores import open_store
+    from packstore.stores.linked import linked_places
+
+    with open_store(report.destination) as reader:
+        places = linked_places(reader, reader.path.absolute().parent)
+    lines = [f"to {quantity(len(places), 'file')}, which must stay where they are"]
+    if len(places) > _FEW_IMAGES_A_FILE * report.manifest.records:
+        lines.append("small files stay small files: a store that holds its images opens none for each")
+    return lines
 
 
 def proof_command(report: ConvertReport, source: Path, labels: Path | None, source_kind: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -213,6 +214,8 @@ def describe(reader: Reader, counted: bool = False) -> str:
         kind = _image_type(m) if c.name == "image" else describe_column(c)
         mean = human_bytes(c.nbytes / max(1, m.records))
         rows.append((f"column {c.name}", f"{kind}; {human_bytes(c.nbytes)}, {mean} a record"))
+    if m.is_linked and reader.nbytes is None:
+        rows.append(("links", describe_places(reader)))
     if m.shards:
         largest = int(m.shards.table["nbytes"].max())
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
@@ -233,6 +236,17 @@ def describe(reader: Reader, counted: bool = False) -> str:
     rows.append(("digest", m.dataset_digest))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def describe_places(reader: Reader) -> str:
+    """What a linked store points to."""
+    from packstore.stores.linked import linked_places
+
+    places = linked_places(reader, reader.path.absolute().parent)
+    if len(places) == 1:
+        return f"1 file, {printable(next(iter(places)))}"
+    common = os.path.commonprefix([*places])  # noqa: RUF071 - cut at a slash below; of URLs, too
+    return f"{len(places):,} files below {printable(common[: common.rfind('/') + 1])}"
 
 
 def _image_type(manifest: Manifest) -> str:

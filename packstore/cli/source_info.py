@@ -20,10 +20,6 @@ _MADE = {
     "checksum": "of each image",
     "row_checksum": "of each record's other values",
     "seek_index": "where crops of each JPEG file begin to decode",
-    "link_offset": "where each image begins in its file",
-    "link_length": "bytes of each image",
-    "link_file_bytes": "size of the file when it was linked",
-    "link_file_modified": "when the file had been modified, in nanoseconds",
 }
 _MEANINGS = {
     "label": "the number of a class",
@@ -122,8 +118,11 @@ def sample_keys(source: Source, survey: Survey) -> list[str]:
 
 
 def visible_columns(columns: Sequence[Column]) -> list[Column]:
-    """Leaves out companions, which hold the shapes of other columns, or which of their values are missing."""
+    """Leaves out links, and companions: shapes of other columns, or which of their values are missing."""
+    from packstore.core.column import LINK_COLUMNS
+
     hidden = {companion.name for column in columns for companion in column.companions}
+    hidden |= {column.name for column in LINK_COLUMNS}
     return [column for column in columns if column.name not in hidden]
 
 

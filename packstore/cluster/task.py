@@ -49,7 +49,7 @@ class Job:
         options = source.options
         opening: dict[str, Any] = {"path": source.path, "kind": source.kind, "labels": options.labels}
         opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad, "ignore": options.ignore}
-        opening |= options.array_names
+        opening |= {**options.array_names, "columns": options.columns}
         versions = libraries(self.plan)
         return _taken_over, (replace(self.plan, source=cast("Source", None)), self.run, opening, versions)
 

@@ -216,8 +216,10 @@ LINK_COLUMNS = (
     Column("link_file_bytes", "fixed", "int64"),
     Column("link_file_modified", "fixed", "int64"),
 )
-"""Where a linked store's images lie: absolute path, offset and length in bytes; and size in bytes and time of
-modification in nanoseconds that the file had. No part of the dataset."""
+"""Where a linked store's images lie: a path (absolute, or relative to the folder of the store) or a URL, offset and
+length in bytes; and size in bytes and time of modification in nanoseconds that the file had (of an object, see
+:func:`packstore.stores.link_files.object_state`). No part of the dataset."""
+LINK_LENGTH = "link_length"
 INTERNAL = (
     *("image", "key", "checksum", "row_checksum", "seek_index", "shape"),
     *(column.name for column in LINK_COLUMNS),

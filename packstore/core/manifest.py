@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -198,7 +198,6 @@ class Manifest:
         check(all(s.start == e for s, e in zip(self.splits, edges, strict=False)), "split ranges", self.splits)
         check(not self.splits or edges[-1] == self.records, "split ranges", self.splits)
         check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
-        check(self.shards is None or not self.is_linked, "linked store", "shards")
         if self.shards is not None and self.shards.rows is not None:
             found = int(self.shards.starts[-1]), int(self.shards.rows["image_nbytes"].sum())
             check(found == (self.records, self.image.nbytes), "table of shards: records and bytes of images", found)
@@ -236,6 +235,11 @@ class Manifest:
     def is_linked(self) -> bool:
         """Whether the images lie in other files, see :mod:`packstore.stores.linked`."""
         return any(column.name == LINK_COLUMNS[0].name for column in self.columns)
+
+    @cached_property
+    def held_columns(self) -> tuple[Column, ...]:
+        """The columns as the container holds them: of a linked store's images, no byte."""
+        return (replace(self.image, nbytes=0), *self.columns[1:]) if self.is_linked else self.columns
 
     @property
     def holds_floats(self) -> bool:

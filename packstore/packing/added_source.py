@@ -17,6 +17,7 @@ from packstore.sources.base import Entry, Sample, Source, Survey, rounded_size
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
 from packstore.stores.joining import new_numbers
+from packstore.stores.link_files import Location
 
 
 class AddedSource(Source):
@@ -102,8 +103,11 @@ class AddedSource(Source):
                 labels = tuple(label if numbers is None else int(numbers[label]) for numbers, label in pairs)
             yield entry._replace(key=key, split=self._split_of(entry.split), labels=labels)
 
+    def locate(self, entry: Entry) -> Location | None:
+        return self._source.locate(self._original(entry))
+
     def read(self, entry: Entry) -> ImageData | Sample:
-        found = self._source.read(entry._replace(key=entry.key[len(self._prefix) :]) if self._prefix else entry)
+        found = self._source.read(self._original(entry))
         if not isinstance(found, Sample):
             return found
         if found.key is not None:
@@ -121,6 +125,10 @@ class AddedSource(Source):
 
     def close(self) -> None:
         self._source.close()
+
+    def _original(self, entry: Entry) -> Entry:
+        """The entry as the source lists it, but for splits and labels."""
+        return entry._replace(key=entry.key[len(self._prefix) :]) if self._prefix else entry
 
 
 def _renumbered(value: Any, numbers: NDArray[np.int64]) -> Any:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +44,7 @@ from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import Parts, head_of, no_parts, parts_of
 from packstore.stores.builder.growth import grow
 from packstore.stores.builder.work_directory import ADDED, KEPT, WorkDirectory, work_path
+from packstore.stores.linked import link_values, links_from
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_unfinished
 from packstore.stores.remote.head import RemoteHead, published_head
@@ -98,6 +100,7 @@ def append(
     label_key: str | None = None,
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     on_duplicate: OnDuplicate = "raise",
     key_prefix: str = "",
     no_new_classes: bool = False,
@@ -127,6 +130,7 @@ def append(
         label_key: Likewise.
         layout: Likewise.
         ignore: Likewise.
+        columns: Likewise.
         on_duplicate: What to do with a key that the store has: ``raise``, or ``skip`` the sample. ``unchecked`` reads
             no keys, for a caller who knows that all differ.
         key_prefix: Put before each key of the source, such as ``week-48/``.
@@ -158,6 +162,7 @@ def append(
         label_key=label_key,
         layout=layout,
         ignore=ignore,
+        columns=columns,
         on_duplicate=on_duplicate,
         key_prefix=key_prefix,
         no_new_classes=no_new_classes,
@@ -342,6 +347,7 @@ def _copy(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallba
         progress(Progress("copy", done, total, done_bytes))
 
     labels = renumbering(other.columns, plan.columns)
+    links = partial(link_values, folder=links_from(plan.manifest, plan.store))
     with create_store(
         path,
         format=plan.manifest.format,
@@ -358,7 +364,7 @@ def _copy(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallba
             records = np.arange(start, stop)
             if plan.left_out:
                 records = records[[reader.key(i) not in plan.left_out for i in records.tolist()]]
-            copy_records(reader, records, builder, plan.split_of(name), labels, copied)
+            copy_records(reader, records, builder, plan.split_of(name), labels, copied, links)
         return builder.commit(counted=counted_options(other) if total == other.records else {})
 
 
@@ -378,7 +384,7 @@ def _write_again(
     mixed = [number for number, runs in enumerate(own.runs) if len(runs) > 1]
     ends = own.rows["records"].cumsum().tolist()
     total = sum(int(own.rows["records"][number]) for number in mixed)
-    done = 0
+    done, links = 0, partial(link_values, folder=links_from(manifest, plan.store))
 
     def copied(records: int, nbytes: int) -> None:
         nonlocal done
@@ -401,7 +407,8 @@ def _write_again(
             start = ends[number] - int(own.rows["records"][number])
             for name, count in own.runs[number]:
                 builder.cut()
-                copy_records(reader, np.arange(start, start + count), builder, name, copied=copied)
+                records = np.arange(start, start + count)
+                copy_records(reader, records, builder, name, copied=copied, links=links)
                 start += count
         written = builder.commit(
             origin=manifest.origin,

@@ -33,7 +33,7 @@ from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import Parts, merged_classes, parts_of
-from packstore.stores.linked import refuse_linked
+from packstore.stores.linked import links_from
 from packstore.stores.opening import read_manifest
 from packstore.stores.sharded import same_columns
 
@@ -52,6 +52,7 @@ class AppendOptions:
     label_key: str | None = None
     layout: str | None = None
     ignore: str | Sequence[str] = ()
+    columns: str | Sequence[str] = ()
     on_duplicate: OnDuplicate = "raise"
     key_prefix: str = ""
     no_new_classes: bool = False
@@ -121,7 +122,6 @@ def plan_append(
     if source.resolve() == store.resolve():  # of a URL it is the URL
         raise UsageError(f"{printable(str(store))} cannot be appended to itself")
     manifest = read_manifest(store)
-    refuse_linked(manifest, store, "append", "link all sources again, or append to a packed copy")
     opened = _open(source, options)
     try:
         survey = opened.survey(_taken(opened, options.split), progress)
@@ -159,6 +159,7 @@ def plan_append(
             nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
             return replace(plan, way="copy", estimate_bytes=nbytes)
         conversion = plan_of(wrapped, where, _convert_options(plan), progress)
+        conversion = replace(conversion, links_from=links_from(manifest, store))
         _refuse_other_columns(plan, conversion)
         return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
     except BaseException:
@@ -175,6 +176,7 @@ def _open(source: Path, options: AppendOptions) -> Source:
         label_key=options.label_key,
         layout=options.layout,
         ignore=options.ignore,
+        columns=options.columns,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
     )
@@ -267,7 +269,8 @@ def _alike(plan: AppendPlan, other: Manifest) -> bool:
 def _linkable(plan: AppendPlan, other: Manifest) -> bool:
     """Whether the shards of another store can be taken as they are."""
     same = other.format == plan.manifest.format and same_columns(other.columns, plan.columns)
-    return same and _alike(plan, other) and linked_parts(plan, other) is not None
+    absolute = links_from(plan.manifest, plan.store) is links_from(other, plan.source.path) is None
+    return same and absolute and _alike(plan, other) and linked_parts(plan, other) is not None
 
 
 def linked_parts(plan: AppendPlan, other: Manifest) -> Parts | None:
@@ -331,6 +334,7 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
         decoder=options.decoder,
         max_pixels=options.max_pixels,
         index=manifest.has_column(SEEK_INDEX.name),
+        link=manifest.is_linked,
         accept_loss=tuple({*accepted_losses(manifest), *check_losses(options.accept_loss)}),
         **shape,
     )

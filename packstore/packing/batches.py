@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
 
 from packstore.core.columns import Buffer
-from packstore.core.errors import CorruptRecordError, SampleError, UsageError, printable
+from packstore.core.errors import CorruptRecordError, SampleError, SourceError, UsageError, printable
 from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
 from packstore.packing.values import AtRest, nbytes_at_rest
 from packstore.sources.base import Entry, Sample, Source
-from packstore.stores.linked import file_state
+from packstore.stores.link_files import FileState, LinkedFiles, Location, file_state, is_url
+from packstore.stores.linked import relative_link
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -80,10 +83,10 @@ def pack(
     at_rest: AtRest,
     skip: bool,
     index: bool = False,
-    link: bool = False,
+    linker: Linker | None = None,
 ) -> Iterator[Packed]:
     """Yields the records of ``batch`` in parts of about 4 MiB, with seek indexes if ``index``, and with the places
-    where they lie if ``link``. Raises at a bad sample unless ``skip``."""
+    where they lie if there is a ``linker``. Raises at a bad sample unless ``skip``."""
     read, nbytes, checksum = source.read, source.nbytes, xxhash.xxh3_64_intdigest
     remaining = zip(batch, source.read_together(batch), strict=True)
     while True:
@@ -97,13 +100,15 @@ def pack(
         palette: list[int] = []
         oriented: list[int] = []
         links: list[Link] = []
+        states: dict[str, FileState] = {}
         values: list[Mapping[str, Any]] = []
         source_bytes = record_bytes = 0
         for entry, together in remaining:
             source_bytes += nbytes(entry)
             seen.append(entry)
-            number, listed = None, entry
+            number = None
             try:
+                place = None if linker is None else linker.place(entry, states)
                 found = read(entry) if together is None else together
                 if isinstance(found, Sample):
                     number = found.number
@@ -115,8 +120,6 @@ def pack(
                 else:
                     key, image = entry.key, found
                 record, shape, reason, turned = encoder(key, image)
-                if link:
-                    place = _link(source, listed, record)
                 if at_rest.masks and isinstance(found, Sample):
                     at_rest.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except (SampleError, CorruptRecordError) as error:
@@ -130,9 +133,10 @@ def pack(
                     raise
                 raise SampleError(error.key, reason) from error
             entries.append(entry)
-            records.append(record)
-            if link:
-                links.append(place)
+            if linker is not None and place is not None:
+                links.append(linker.link(entry.key, place, record, states))
+            # What is not needed any more leaves its memory to the next: fetching new memory takes longer than reading.
+            records.append(record if place is None or index else b"")
             checksums.append(checksum(record))
             shapes.append(shape)
             record_bytes += len(record)
@@ -149,26 +153,66 @@ def pack(
                 break
         if not seen:
             return
+        if linker is not None:
+            links = linker.finish(links, states)
         yield Packed(
             *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
-            *(palette, oriented, make_indexes(records) if index else None, links if link else None),
+            *(palette, oriented, make_indexes(records) if index else None, None if linker is None else links),
         )
 
 
-def _link(source: Source, entry: Entry, record: Buffer) -> Link:
-    """Where a record lies. Raises :class:`UsageError` if it is no range of a file, and :class:`SampleError` if its file
-    cannot be reached."""
-    found = source.locate(entry)
-    if found is None:
-        raise UsageError(
-            f"{printable(entry.key)} cannot be linked: in this source ({source.kind}) it is no plain range of bytes of "
-            "a file, as in compressed archives; pack without --link"
+class Linker:
+    """Says where records lie, and proves that their files stayed as they were while they were read."""
+
+    def __init__(self, source: Source, folder: Path | None) -> None:
+        """``folder`` is where relative links begin; None for absolute ones."""
+        self._source = source
+        self._folder = folder
+        self._files = LinkedFiles()
+
+    def place(self, entry: Entry, states: dict[str, FileState]) -> Location:
+        """Where a sample lies that is about to be read; the file's state goes into ``states``.
+
+        Raises :class:`UsageError` if it is no range of a file, and :class:`SampleError` if its file is gone."""
+        found = self._source.locate(entry)
+        if found is None:
+            raise self._refused(entry.key)
+        if found.path not in states:
+            try:
+                states[found.path] = file_state(found.path) if found.state is None else found.state
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+                raise SampleError(entry.key, f"cannot be linked: {reason}") from None
+        return found
+
+    def link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
+        """The link to a record, which was read since. Raises as :meth:`place`."""
+        path, offset, _, within = place
+        if within is not None:
+            try:
+                file = self._files.get(path).data.obj
+            except (OSError, ValueError) as error:
+                raise SampleError(key, f"cannot be linked: {error}") from None
+            offset = file.find(record, offset, offset + within) if isinstance(file, mmap.mmap) else -1
+            if offset < 0:
+                raise self._refused(key)
+        return Link(path, offset, len(record), *states[path])
+
+    def _refused(self, key: str) -> UsageError:
+        return UsageError(
+            f"{printable(key)} cannot be linked: in this source ({self._source.kind}) it is no plain range of bytes of "
+            "a file, as in compressed archives and shards; pack without --link"
         )
-    try:
-        size, modified = file_state(found.path)
-    except OSError as error:
-        raise SampleError(entry.key, f"cannot be linked: {error.strerror or error}") from None
-    return Link(*found, len(record), size, modified)
+
+    def finish(self, links: list[Link], states: dict[str, FileState]) -> list[Link]:
+        """The links as they are stored. Raises :class:`SourceError` if a file has changed since its state was taken."""
+        for path, state in states.items():
+            if not is_url(path) and file_state(path) != state:  # a source at a URL looks at its objects in the end
+                raise SourceError(f"{printable(path)} changed while it was read; link it when nothing writes to it")
+        if self._folder is None:
+            return links
+        relative = {path: relative_link(path, self._folder) for path in states}
+        return [link._replace(file=relative[link.file]) for link in links]
 
 
 def batches(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from packstore.stores.builder.assembly import Parts, head_of, link_parts, no_par
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.work_directory import KEPT
+from packstore.stores.linked import link_values, links_from
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import owned_files, remove_unfinished
 from packstore.stores.remote.publish import check_destination, upload_store
@@ -156,7 +158,8 @@ class Composition:
         """Makes the store on this machine, and puts it to a URL."""
         check_destination(open_objects(url), overwrite=self.overwrite)  # before anything is copied
         with stand_in(url) as (path, _):
-            replace(self, destination=path).write(progress)
+            absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
+            replace(self, destination=path, base=replace(self.base, options=absolute)).write(progress)
             return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
     def _builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
@@ -184,12 +187,13 @@ class Composition:
         builder.describe(
             origin=base.origin, normalization=base.normalization, options=base.options, versions=base.versions
         )
+        links = partial(link_values, folder=links_from(base, self.destination))
         last: Piece | None = None
         for piece in self.pieces:
             if isinstance(piece, Copied):
                 if isinstance(last, Linked):
                     builder.cut()
-                copy_records(piece.reader, piece.records, builder, piece.split, piece.labels, copied)
+                copy_records(piece.reader, piece.records, builder, piece.split, piece.labels, copied, links)
             last = piece
         return builder.commit(skipped=base.skipped)
 

@@ -52,6 +52,7 @@ def convert(
     label_key: str | None = None,
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     fields: Mapping[str, Field | str] | None = None,
     split: str | None = None,
     format: str | None = None,
@@ -73,7 +74,7 @@ def convert(
     max_pixels: int = MAX_PIXELS,
     cluster: str | None = None,
     index: bool | None = None,
-    link: bool = False,
+    link: bool | Literal["relative"] = False,
     progressive: Literal["baseline"] | None = None,
     accept_loss: str | Sequence[str] = (),
     progress: bool | ProgressCallback = False,
@@ -100,6 +101,8 @@ def convert(
             Parquet and Arrow: what their numbers are, one of :data:`packstore.sources.boxes.CONVENTIONS` (``xyxy``,
             ``xywh`` …), or ``json`` to keep them as they are.
         ignore: Patterns of files and folders to leave out, as ``.gitignore`` has them: ``*.txt``, ``masks/``.
+        columns: Of a table: which column means what, where its values do not tell: ``["image=photo", "label=kind",
+            "boxes=x1,y1,x2,y2"]``.
         fields: Of a dataset: declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``;
             values of other names are left out. None infers them from the first samples. A later sample that does not
             fit is a bad sample.
@@ -161,6 +164,7 @@ def convert(
         label_key=label_key,
         layout=layout,
         ignore=ignore,
+        columns=columns,
         split=split,
         format=format,
         encoding=encoding,
@@ -209,9 +213,9 @@ def _plan_of_dataset(
     progress: ProgressCallback,
 ) -> Plan:
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
-    if options.ignore or any(value is not None for value in for_paths):
+    if options.ignore or options.columns or any(value is not None for value in for_paths):
         raise UsageError(
-            "source_kind, labels, image_key, label_key, layout and ignore are for paths, not for a dataset"
+            "source_kind, labels, image_key, label_key, layout, ignore and columns are for paths, not for a dataset"
         )
     by_split = isinstance(data, Mapping)
     if by_split and not all(isinstance(name, str) and name for name in data):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
+from packstore.core.column import LINK_LENGTH, SEEK_INDEX
 from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError
 from packstore.core.manifest import Column
@@ -18,6 +19,7 @@ from packstore.stores.base import Reader
 from packstore.stores.linked import link_values
 
 _RECORDS, _BYTES = 1024, 8 << 20
+Links = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
 
 
 def copy_records(
@@ -27,8 +29,9 @@ def copy_records(
     split: str,
     labels: Mapping[str, NDArray[np.int64]] | None = None,
     copied: Callable[[int, int], None] = lambda records, nbytes: None,
+    links: Links = link_values,
 ) -> None:
-    """Appends records of an open store to another.
+    """Appends records of an open store to another. From a linked store to a linked one, no image is read.
 
     Args:
         reader: The store.
@@ -37,15 +40,22 @@ def copy_records(
         split: Their split; ``""`` for none.
         labels: New class numbers by column: the old one is the index.
         copied: Called after each batch with how many records and bytes of images it had.
+        links: Gives the links of records to a linked store.
 
     Raises:
         CorruptRecordError: The image, label, key or the like of a record does not match its checksum.
     """
     wanted = {column.name for column in row_columns(builder.columns)}
+    linked = any(column.name == LINK_LENGTH for column in builder.columns)
+    new_index = {c.name for c in builder.columns} - {c.name for c in reader.manifest.columns} == {SEEK_INDEX.name}
+    unread = linked and not new_index
     for some in _batches(reader, records):
-        images = [reader.view(i) for i in some.tolist()]
-        checksums = value_hashes(images, len(images))
-        _refuse(reader, some, checksums, reader.values("checksum", some))
+        checksums = reader.values("checksum", some)
+        images: Sequence[Buffer] = [b""] * len(some)
+        if not unread:
+            images = reader.views(some)
+            found = value_hashes(images, len(images))
+            _refuse(reader, some, found, checksums)
         columns = row_columns(reader.manifest.columns)
         values = dict(_values(reader, columns, some))
         if reader.manifest.has_column(ROW_CHECKSUM.name):
@@ -57,13 +67,16 @@ def copy_records(
             if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
                 values[name][~values[f"{name}_valid"]] = 0  # what is missing has no class
         kept = {name: value for name, value in values.items() if name in wanted}
-        kept |= index_values(builder.columns, images)
-        held: Sequence[Buffer] = images
-        if any(column.name == "link_file" for column in builder.columns):
-            kept |= link_values(reader, some)
-            held = [b""] * len(some)
-        builder.append(held, kept, split, checksums=checksums)
-        copied(len(some), sum(map(len, images)))
+        if unread and reader.manifest.has_column(SEEK_INDEX.name):
+            kept |= dict(_values(reader, [c for c in builder.columns if c.name == SEEK_INDEX.name], some))
+        else:
+            kept |= index_values(builder.columns, images)
+        nbytes = sum(map(len, images))
+        if linked:
+            kept |= links(reader, some)
+            images, nbytes = [b""] * len(some), sum(kept[LINK_LENGTH].tolist())
+        builder.append(images, kept, split, checksums=checksums)
+        copied(len(some), nbytes)
 
 
 def renumbered(labels: Any, numbers: NDArray[np.int64]) -> Any:

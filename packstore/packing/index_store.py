@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-
-import numpy as np
 
 from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
-from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, location
-from packstore.packing.copying import copy_records
-from packstore.packing.plan import counted_options
-from packstore.stores import create_store, open_store
-from packstore.stores.base import Reader
+from packstore.packing.rewriting import rewrite
+from packstore.stores import open_store
 from packstore.stores.builder.interrupted import remove_published_run
 
 
@@ -48,25 +43,25 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
     """Gives a store of image files a seek index, by which loaders decode of a crop little more than it needs.
 
     The store is written again beside itself, each record checked, and takes its place when it is complete: it has the
-    bytes that it would have if it had been packed with an index. Programs that have it open keep reading the old one.
+    bytes that it would have if it had been packed with an index. At a URL it is written on this machine first, and
+    becomes a new version. Programs that have the store open keep reading the old one.
 
     Args:
-        store: The store, a path.
+        store: The store, a path or a URL.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         What was done; nothing if the store has an index.
 
     Raises:
-        UsageError: The store lies at a URL, or its encoding is not ``original``.
+        UsageError: Its encoding is not ``original``.
         StoreError: The store does not open; :class:`CorruptRecordError` for a damaged record.
         DestinationError: There is no room for it.
     """
     refuse_empty(store)
     place = location(store)
-    if isinstance(place, UrlPath):
-        raise UsageError(f"{printable(str(place))}: at a URL nothing is written again; convert it with --index")
-    check_paths(store)
+    if not isinstance(place, UrlPath):
+        check_paths(store)
     started = time.monotonic()
     with open_store(place) as reader, progress_callback(progress) as report:
         manifest = reader.manifest
@@ -76,42 +71,7 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
             )
         written = not manifest.has_column(SEEK_INDEX.name)
         if written:
-            manifest = _write(reader, report)
-        else:
+            manifest = rewrite(reader, (*manifest.columns, SEEK_INDEX), "index", report)
+        elif not isinstance(place, UrlPath):
             remove_published_run(place)
     return IndexReport(place, manifest, written, time.monotonic() - started)
-
-
-def _write(reader: Reader, progress: ProgressCallback) -> Manifest:
-    manifest, done, done_bytes = reader.manifest, 0, 0
-
-    def copied(records: int, nbytes: int) -> None:
-        nonlocal done, done_bytes
-        done, done_bytes = done + records, done_bytes + nbytes
-        progress(Progress("index", done, manifest.records, done_bytes))
-
-    starts = [0] if manifest.shards is None else manifest.shards.starts[:-1].tolist()
-    splits = [(split.name, split.start, split.stop) for split in manifest.splits] or [("", 0, manifest.records)]
-    with create_store(
-        reader.path,
-        format=manifest.format,
-        encoding=manifest.encoding,
-        columns=(*manifest.columns, SEEK_INDEX),
-        sharded=manifest.shards is not None,
-        overwrite=True,
-    ) as builder:
-        counted = counted_options(manifest)
-        builder.describe(
-            origin=manifest.origin,
-            normalization=manifest.normalization,
-            options={name: value for name, value in manifest.options.items() if name not in counted},
-            versions=manifest.versions,
-        )
-        for start, stop in pairwise([*starts, manifest.records]):
-            if start:
-                builder.cut()
-            for name, first, last in splits:
-                records = np.arange(max(first, start), min(last, stop))
-                if len(records):
-                    copy_records(reader, records, builder, name, copied=copied)
-        return builder.commit(counted=counted, skipped=manifest.skipped)

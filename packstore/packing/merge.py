@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.arguments import true_or_false
+from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Column, Manifest
@@ -27,7 +28,7 @@ from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import Parts, parts_of
 from packstore.stores.joining import joined_columns, new_numbers
-from packstore.stores.linked import refuse_linked
+from packstore.stores.linked import links_from
 from packstore.stores.sharded import same_columns
 
 
@@ -146,10 +147,6 @@ def plan_merge(
         refuse_inside(destination, path)
     format = resolve_format(destination, options.format)
     readers = [stack.enter_context(open_store(path)) for path in paths]
-    for each in readers:
-        refuse_linked(
-            each.manifest, each.path, "merge", "make a packed copy with packstore convert, or link the sources together"
-        )
     columns = _merged_columns(readers, options.classes)
     left_out = _duplicates(readers, options.on_duplicate)
     first = readers[0].manifest
@@ -195,6 +192,8 @@ def _merged_columns(readers: Sequence[Reader], classes: Sequence[str] | None) ->
             both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
             raise StoreError(f"the images of {both} were resized in different ways; convert one of them first")
     columns = joined_columns(readers)
+    if all(reader.manifest.is_linked for reader in readers):
+        columns = (*columns, *LINK_COLUMNS)
     if classes is None:
         return columns
     if not first.manifest.has_column("label"):
@@ -243,7 +242,8 @@ def _linkable(reader: Reader, format: str, columns: Sequence[Column], left_out: 
     """The shards of a store, where they can be taken as they are: each holds one split."""
     manifest = reader.manifest
     one_object = manifest.shards is None and reader.nbytes is not None  # whose digest nobody knows
-    if manifest.format != format or left_out or one_object or not same_columns(manifest.columns, columns):
+    relative = links_from(manifest, reader.path) is not None
+    if manifest.format != format or left_out or one_object or relative or not same_columns(manifest.columns, columns):
         return None
     parts = parts_of(reader.path, manifest, reader.places())
     return parts if all(len(runs) == 1 for runs in parts.runs) else None

@@ -16,6 +16,7 @@ from packstore.core.sizes import parse_bytes
 from packstore.images.losses import check_losses
 from packstore.images.normalization import MeanAndStd, as_normalization
 from packstore.images.sniff import MAX_PIXELS
+from packstore.sources.given import check_given
 from packstore.sources.ignoring import check_patterns
 
 _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
@@ -31,6 +32,7 @@ class ConvertOptions:
     label_key: str | None = None
     layout: str | None = None
     ignore: str | Sequence[str] = ()
+    columns: str | Sequence[str] = ()
     split: str | None = None
     format: str | None = None
     encoding: str | None = None
@@ -51,7 +53,7 @@ class ConvertOptions:
     max_pixels: int = MAX_PIXELS
     cluster: str | None = None
     index: bool | None = None
-    link: bool = False
+    link: bool | Literal["relative"] = False
     progressive: Literal["baseline"] | None = None
     accept_loss: str | Sequence[str] = ()
 
@@ -70,8 +72,11 @@ class ConvertOptions:
             if name == "max_pixels" or getattr(self, name) is not None:
                 whole(name, getattr(self, name))
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
+        object.__setattr__(self, "columns", check_given(self.columns))
         object.__setattr__(self, "accept_loss", check_losses(self.accept_loss))
-        true_or_false(overwrite=self.overwrite, restart=self.restart, link=self.link)
+        true_or_false(overwrite=self.overwrite, restart=self.restart)
+        if self.link not in (True, False, "relative"):
+            raise UsageError(f"link should be True, False or 'relative', got {self.link!r}")
         if self.index is not None:
             true_or_false(index=self.index)
         if self.fit is not None and self.size is None:

@@ -34,6 +34,7 @@ DEFAULT_QUALITY = 90
 REMOTE_SHARD_BYTES = 256 << 20
 """What a shard of a store at a URL has without ``--shard-size``: far more than a request costs, and little enough for a
 cache to hold some hundreds."""
+_LINKED_SHARD_BYTES = 50 * REMOTE_SHARD_BYTES  # of the source: links and a seek index are some 2% of them
 _SAMPLED = 24
 """Images that are encoded for an estimate, spread over the source."""
 
@@ -55,6 +56,7 @@ class Plan:
         options: The options as given.
         index: Whether the store has a seek index.
         shards: Where shards end; None for a store of one file, which is none at a URL.
+        links_from: The folder in which relative links begin; None if links are absolute, or there are none.
     """
 
     source: Source
@@ -69,6 +71,7 @@ class Plan:
     options: ConvertOptions
     index: bool
     shards: ShardRule | None = None
+    links_from: Path | None = None
 
     def encoder(self) -> Encoder:
         return make_encoder(self.encode, self.survey, self.shape, reencode=self.options.quality is not None)
@@ -97,6 +100,7 @@ def make_plan(
         label_key=options.label_key,
         layout=options.layout,
         ignore=options.ignore,
+        columns=options.columns,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
         progress=progress,
@@ -127,6 +131,7 @@ def plan_of(
             free_bytes=None if remote else shutil.disk_usage(destination.absolute().parent).free,
             options=options,
             index=has_index(options.index, encode.encoding),
+            links_from=destination.absolute().parent if options.link == "relative" else None,
         )
         encoder = plan.encoder()
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
@@ -141,7 +146,8 @@ def plan_of(
             _check_link(plan, encoder)
         sampled = probe.encoded_sizes(encoder, survey.records)
         plan = replace(plan, estimate_bytes=_estimate(plan, encoder, [size for _, size in sampled]))
-        shard_bytes = options.shard_bytes or (REMOTE_SHARD_BYTES if remote else None)
+        usual = _LINKED_SHARD_BYTES if options.link else REMOTE_SHARD_BYTES
+        shard_bytes = options.shard_bytes or (usual if remote else None)
         if shard_bytes is not None:
             image = encoder.columns()[0]
             nbytes = image.record_nbytes if image.kind == "fixed" else None
@@ -153,11 +159,7 @@ def plan_of(
 
 
 def _check_link(plan: Plan, encoder: Encoder) -> None:
-    """Raises :class:`UsageError` unless records are the source's own bytes, and both lie on this machine."""
-    if isinstance(plan.destination, UrlPath) or isinstance(plan.source.path, UrlPath):
-        raise UsageError("link: the source and the store have to lie on this machine, not at a URL")
-    if plan.options.shard_bytes is not None:
-        raise UsageError("link: a linked store is one small file; leave --shard-size out")
+    """Raises :class:`UsageError` unless records are the source's own bytes."""
     if plan.encode.encoding != "original" or not encoder.passes_through:
         raise UsageError(
             f"link keeps files as they are, and images of this source would become {plan.encode.encoding}; leave "
@@ -366,6 +368,8 @@ def _estimate(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
     survey, records = plan.survey, plan.survey.records
     image = encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns)) + survey.value_bytes
+    if plan.options.link:
+        return columns + records * _LINK_BYTES + (survey.size_bytes // _INDEX_SHARE if plan.index else 0)
     container: Format = FORMATS[plan.format]
     if image.kind == "fixed":
         images = records * container.stored_bytes(image.record_nbytes)
@@ -378,6 +382,7 @@ def _estimate(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
     return images + columns + container.overhead_bytes + (images // _INDEX_SHARE if plan.index else 0)
 
 
+_LINK_BYTES = 8 * 4 + 80  # a record: numbers and a path
 _INDEX_SHARE = 120  # of the bytes of photos that their seek index takes
 _GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
 
@@ -395,11 +400,13 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
         "split": plan.options.split,
         **({} if encode.progressive is None else {"progressive": encode.progressive}),
+        **({"link": "absolute" if plan.links_from is None else "relative"} if plan.options.link else {}),
         **({"accept_loss": ",".join(encode.accept_loss)} if encode.accept_loss else {}),
         **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
-    if plan.source.options.ignore:
-        options["ignore"] = json.dumps(plan.source.options.ignore)
+    for name in ("ignore", "columns"):
+        if given := getattr(plan.source.options, name):
+            options[name] = json.dumps(given)
     store = plan.survey.store
     if store is not None and not encode.resizes:
         # What shaped the pixels is what shaped them in the first place.

@@ -18,7 +18,16 @@ from packstore.core.manifest import Column, Manifest, Origin, Skipped
 from packstore.core.parallel import ordered_pieces
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.encode import Encoder
-from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, PASS_BYTES, PASS_RECORDS, Packed, batches, pack
+from packstore.packing.batches import (
+    DECODE_BYTES,
+    DECODE_RECORDS,
+    PASS_BYTES,
+    PASS_RECORDS,
+    Linker,
+    Packed,
+    batches,
+    pack,
+)
 from packstore.packing.plan import Plan, recorded_options
 from packstore.packing.shard_rule import ShardCuts
 from packstore.packing.values import AtRest, as_columns
@@ -99,8 +108,9 @@ def packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], worke
     limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
     at_rest = AtRest(plan.survey)
+    linker = Linker(source, plan.links_from) if plan.options.link else None
     return ordered_pieces(
-        lambda batch: pack(batch, source, encoder, at_rest, skip, plan.index, plan.options.link),
+        lambda batch: pack(batch, source, encoder, at_rest, skip, plan.index, linker),
         batches(source.fetch(entries), *limits, source.nbytes),
         workers,
         size=lambda packed: packed.record_bytes,

@@ -36,6 +36,7 @@ from packstore.packing.where import Where, parse_where
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import Parts, parts_of
+from packstore.stores.linked import links_from
 
 _NEEDED = ("image", "key", "checksum", "row_checksum", "shape")
 _MAX_SEED = 1 << 64
@@ -183,7 +184,8 @@ def plan_select(
         pieces = _whole_shards(reader, where, options, format)
     else:
         chosen = _chosen(reader, where, gone, options, progress)
-        link = manifest.format == format and columns == manifest.columns and options.shard_size is None
+        same = manifest.format == format and columns == manifest.columns and options.shard_size is None
+        link = same and links_from(manifest, path) is None
         pieces = _pieces(
             reader, chosen, parts_of(path, manifest, reader.places()) if link and manifest.shards else None, labels
         )
@@ -464,7 +466,7 @@ def _whole_shards(reader: Reader, where: Where | None, options: SelectOptions, f
     """Whole shards, chosen by their splits and drawn by the digests of their records; none is opened."""
     manifest = reader.manifest
     shown = printable(str(reader.path))
-    if manifest.shards is None or manifest.format != format:
+    if manifest.shards is None or manifest.format != format or links_from(manifest, reader.path) is not None:
         raise UsageError(f"whole shards can only be taken of a directory of shards, in its own format; {shown} is none")
     if where is not None and not where.columns <= {"split"}:
         raise UsageError("with whole shards a condition can only ask for splits: split == train")

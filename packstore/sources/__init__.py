@@ -23,6 +23,7 @@ from packstore.sources.annotations import Finding, annotated, find_left
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import contents_of
+from packstore.sources.given import check_given
 from packstore.sources.ignoring import check_patterns, ignore_rules, ignoring, pattern_of
 from packstore.sources.ledger import Role
 from packstore.sources.nested import find_within, folders_like_splits, only_folder, unlike_classes
@@ -71,6 +72,7 @@ def open_source(
     label_key: str | None = None,
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     progress: ProgressCallback = no_progress,
 ) -> Source:
     """Opens the source at ``path``.
@@ -92,6 +94,8 @@ def open_source(
         layout: See :class:`SourceOptions`.
         ignore: Patterns of files and folders to be treated as not there: ``*.txt``, ``masks``, ``train/extra``. None
             means those that ``packed_as`` was packed with.
+        columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. None means
+            those that ``packed_as`` was packed with.
         progress: Called when an object is fetched.
 
     Raises:
@@ -110,7 +114,8 @@ def open_source(
         image_key=image_key,
         label_key=label_key,
         layout=layout,
-        ignore=check_patterns(ignore) or _recorded_patterns(packed_as),
+        ignore=check_patterns(ignore) or _recorded(packed_as, "ignore"),
+        columns=check_given(columns) or _recorded(packed_as, "columns"),
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
@@ -251,11 +256,12 @@ def _recorded_names(packed_as: Manifest, options: SourceOptions) -> dict[str, An
     return {name: value for name, value in recorded.items() if isinstance(value, str)}
 
 
-def _recorded_patterns(packed_as: Manifest | None) -> tuple[str, ...]:
-    """The patterns of ``ignore`` that a store was packed with."""
-    recorded = None if packed_as is None else packed_as.options.get("ignore")
+def _recorded(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
+    """The texts of an option (``ignore``, ``columns``) that a store was packed with."""
+    recorded = None if packed_as is None else packed_as.options.get(name)
     try:
-        return check_patterns(json.loads(recorded)) if isinstance(recorded, str) else ()
+        found = json.loads(recorded) if isinstance(recorded, str) else ()
+        return check_patterns(found) if name == "ignore" else check_given(found)
     except ValueError:
         return ()
 
@@ -265,6 +271,8 @@ def _takes_not(kind: Kind, options: SourceOptions) -> UsageError:
         return UsageError(
             f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"
         )
+    if options.columns:
+        return UsageError(f"a source of kind {kind.name} has no table: leave --column out, or use --source table")
     if options.says_boxes:
         having = ", ".join(each.name for each in SOURCES.values() if each.takes_boxes)
         return UsageError(f"a source of kind {kind.name} has no boxes of layout {options.layout}; such are {having}")
@@ -342,6 +350,8 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         if path.is_file() and (tree := open_tree(path)) is not None:
             raise only_unpacked(path, tree)
         return possible[0]
+    if options.columns:
+        raise SourceError(f"{printable(str(path))} has no table that names its images, of which --column could tell")
     if options.labels is None and any(options.array_names.values()):
         raise SourceError(
             f"{printable(str(path))} is of no kind that has arrays to choose from ({_kinds_of_arrays()}); leave "

@@ -29,7 +29,7 @@ from packstore.sources.ignoring import check_patterns, ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import FolderTree
-from packstore.stores.linked import Location
+from packstore.stores.link_files import Location
 
 _REMOTE_WORKERS = 32
 
@@ -65,6 +65,7 @@ class SourceOptions:
             boxes, their convention, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps them as JSON.
         ignore: Patterns of files and folders that are treated as not there, see
             :class:`packstore.sources.ignoring.IgnoreRules`.
+        columns: Meanings of the columns of a table, ``image=COL``; see :mod:`packstore.sources.table.columns`.
     """
 
     labels: Path | None = None
@@ -75,6 +76,7 @@ class SourceOptions:
     label_key: str | None = None
     layout: str | None = None
     ignore: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         text_or_none(**self.array_names)
@@ -115,6 +117,7 @@ class Kind:
         takes_labels: It uses :attr:`SourceOptions.labels`; other kinds are never given any.
         takes_arrays: Likewise :attr:`SourceOptions.array_names`, those of boxes aside.
         takes_boxes: Likewise a ``layout`` of boxes.
+        takes_columns: Likewise :attr:`SourceOptions.columns`.
         in_objects: It also reads folders in object stores: all that it reads, it reads through its tree.
     """
 
@@ -125,6 +128,7 @@ class Kind:
     takes_labels: bool = False
     takes_arrays: bool = False
     takes_boxes: bool = False
+    takes_columns: bool = False
     in_objects: bool = False
 
     def reads(self, path: Path) -> bool:
@@ -134,6 +138,8 @@ class Kind:
     def takes(self, options: SourceOptions) -> bool:
         """Whether it uses all that is given of what only some kinds use."""
         given = any(value is not None for value in options.array_names.values())
+        if options.columns and not self.takes_columns:
+            return False
         if options.says_boxes:
             return self.takes_boxes and options.labels is None and options.image_key is options.label_key is None
         return (options.labels is None or self.takes_labels) and (not given or self.takes_arrays)
@@ -286,8 +292,8 @@ class Source(ABC):
         return found.image if isinstance(found, Sample) else found
 
     def locate(self, entry: Entry) -> Location | None:
-        """Where the bytes lie that :meth:`read` returns as the image, in a file on this machine; None if they are no
-        plain range of a file. Called after :meth:`read`, from several threads."""
+        """Where the bytes lie that :meth:`read` returns as the image: in a file on this machine or in an object; None
+        if they are no plain range of one. Called before :meth:`read`, from several threads."""
         return None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -311,6 +317,7 @@ class Source(ABC):
         """What tells this source from others, for going on with an interrupted conversion."""
         names = [f" {name}={value}" for name, value in self.options.array_names.items() if value is not None]
         names += [f" ignore={pattern}" for pattern in self.options.ignore]
+        names += [f" column={each}" for each in self.options.columns]
         return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace") + "".join(names)
 
     def stamp(self) -> str:

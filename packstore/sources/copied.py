@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,12 +20,13 @@ from packstore.core.files import allow_open_files, release_open_files
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.scratch import scratch_folder
-from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
+from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.remote import RemotePath
+from packstore.stores.link_files import Location, object_state
+from packstore.stores.remote.copies import copy_address, open_copy_of
 
 _AT_ONCE = 4
-_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 Objects = tuple[ObjectInfo, ...]
 
@@ -60,6 +60,8 @@ class CopiedSource(Source):
         self.kind, self.normalization = self._source.kind, self._source.normalization
         self.evidence = self._source.evidence
         self._found = _stamp(path, found)
+        top = str(path).partition("://")[2].partition("/")[2]
+        self._states = {_inside(path, o.name, top): object_state(o) for o in found}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         with self._named(self.path):
@@ -79,6 +81,13 @@ class CopiedSource(Source):
     def image(self, entry: Entry) -> ImageData:
         with self._named(self.path):
             return self._source.image(entry)
+
+    def locate(self, entry: Entry) -> Location | None:
+        found = self._source.locate(entry)
+        if found is None or not f"{found.path}/".startswith(f"{self._copy}/"):
+            return None
+        inside = found.path[len(self._copy) + 1 :]
+        return Location(f"{self.path}/{inside}".rstrip("/"), found.offset, self._states[inside])
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         return self._source.fetch(entries)
@@ -180,9 +189,8 @@ def _link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held:
         if not info.nbytes:
             place.touch()
             return
-        address = f"{store.url}/{info.name} {info.etag or info.modified} {info.nbytes}"
-        held.callback(os.close, cache.open_learnt(address, info.nbytes, lambda: _proven(store, info)))
-        place.symlink_to(cache.learnt_file(address))
+        held.callback(os.close, open_copy_of(store, info, cache))
+        place.symlink_to(cache.learnt_file(copy_address(store, info)))
     except OSError as error:
         raise SourceError(f"{_shown(store, info)} cannot be copied: {error.strerror or error}") from error
 
@@ -193,31 +201,6 @@ def _inside(path: Path, name: str, top: str) -> str:
     if inside and (any(part in ("", ".", "..") for part in inside.split("/")) or "\0" in inside):
         raise SourceError(f"{printable(str(path))} holds {printable(name)!r}, which can be the path of no file")
     return inside
-
-
-def _proven(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
-    """An object's bytes. Raises :class:`RemoteError` before the last one where they are not those of its ETag;
-    where that is no MD5, where a second reading gives others; and where it has been replaced."""
-    digest = _MD5.fullmatch(info.etag or "")
-    whole = hashlib.md5(usedforsecurity=False) if digest else hashlib.sha256()
-    last = b""
-    for piece in store.stream(info.name):
-        whole.update(piece)
-        yield last
-        yield piece[:-1]
-        last = bytes(piece[-1:])
-    if digest is None:
-        again = hashlib.sha256()
-        for piece in store.stream(info.name):
-            again.update(piece)
-        expected = again.hexdigest()
-    else:
-        expected = digest[1]
-    if store.head(info.name)[:3] != info[:3]:
-        raise RemoteError(f"{_shown(store, info)} was replaced while it was read")
-    if whole.hexdigest() != expected:
-        raise RemoteError(f"{_shown(store, info)} reads differently each time: the network or the server alters bytes")
-    yield last
 
 
 def _shown(store: ObjectStore, info: ObjectInfo) -> str:

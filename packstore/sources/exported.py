@@ -25,6 +25,7 @@ from packstore.sources.refusals import first_bytes
 from packstore.sources.remote import OnlyCopiedError
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.tree import FolderTree, Tree
+from packstore.stores.link_files import Location
 
 _MAX_LINES = 1 << 28
 """Bytes of lines that an archive may have, however small it is."""
@@ -103,6 +104,10 @@ class ExportedFiles(RowSource):
         if size < 0:
             raise ValueError(problem)
         return {"image": self.tree.read(file, size, modified, self._max_bytes)}
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """See :meth:`RowSource.locate_row`."""
+        return self.tree.locate(ref[0])
 
     def close(self) -> None:
         """See :meth:`Source.close`."""

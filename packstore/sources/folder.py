@@ -12,7 +12,7 @@ from packstore.sources.archives import tree_of
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.ledger import list_files, replaced_members
 from packstore.sources.listing import CYCLE, IMAGE_SUFFIXES, IS_CYCLE
-from packstore.stores.linked import Location
+from packstore.stores.link_files import Location
 
 
 class FolderSource(Source):

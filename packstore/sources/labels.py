@@ -22,8 +22,11 @@ from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.tree import kind_of
 
-_FILES = ("file", "filename", "file_name", "image", "image_name", "img", "path", "filepath", "file_path", "image_path")
-_LABELS = ("label", "class", "category", "target", "class_name", "label_name", "classname", "labels", "y")
+FILE_COLUMNS = (
+    *("file", "filename", "file_name", "image", "image_name", "img"),
+    *("path", "filepath", "file_path", "image_path"),
+)
+LABEL_COLUMNS = ("label", "class", "category", "target", "class_name", "label_name", "classname", "labels", "y")
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 _MAX_LABEL = (1 << 63) - 1
 _SHOWN = 80
@@ -110,7 +113,7 @@ class LabelsFile:
 
     def _rows(self, reader: Iterator[list[str]]) -> Iterator[Row]:
         header = [name.strip().lower() for name in next(reader, [])]
-        columns = [next((name for name in names if name in header), None) for names in (_FILES, _LABELS)]
+        columns = [next((name for name in names if name in header), None) for names in (FILE_COLUMNS, LABEL_COLUMNS)]
         if None in columns or len(set(header)) < len(header):
             found = _shown(",".join(header)) or "an empty line"
             missing = "file" if columns[0] is None else "label" if columns[1] is None else None

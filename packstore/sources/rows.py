@@ -30,7 +30,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.restored import Restored
 from packstore.sources.schema import Schema, make_schema
 from packstore.sources.tree import Found
-from packstore.stores.linked import Location
+from packstore.stores.link_files import Location
 
 PROBED = 16
 """Rows of each split that are read to tell files from pixels."""
@@ -212,7 +212,7 @@ class RowSource(Source):
 
     def locate(self, entry: Entry) -> Location | None:
         """See :meth:`Source.locate`."""
-        return None if self._restored is not None else self.locate_row(entry.ref)
+        return self.locate_row(entry.ref if self._restored is None else entry.ref[1])
 
     def locate_row(self, ref: Any) -> Location | None:
         """Where the main image of a row lies, see :meth:`Source.locate`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ from packstore.core.columns import Buffer, ImageData
 from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.registry import FORMATS
+from packstore.core.urls import UrlPath
 from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions, Survey
 from packstore.sources.refusals import first_bytes
 from packstore.stores import is_store, open_store
 from packstore.stores.base import Reader, shaped
+from packstore.stores.format import Format
+from packstore.stores.link_files import Location, offset_in_file
+from packstore.stores.linked import link_values
 from packstore.stores.opening import START_BYTES, looks_like_store, recognise
 from packstore.stores.records import ProvenRecords
 
@@ -120,6 +126,24 @@ class StoreSource(Source):
         if self._encoded:
             return data if isinstance(data, bytes) else bytes(data)
         return self._array(record, data)
+
+    def locate(self, entry: Entry) -> Location | None:
+        """See :meth:`Source.locate`."""
+        record: int = entry.ref
+        if self.manifest.is_linked:
+            link = link_values(self.reader, np.array([record]))
+            return Location(link["link_file"][0], int(link["link_offset"][0]))
+        view = self.reader.view(record)
+        offset = offset_in_file(view) if isinstance(view, memoryview) else None
+        if offset is None or isinstance(self.path, UrlPath):
+            return None
+        number = int(np.searchsorted(self.reader.part_starts, record, "right")) - 1
+        format: Format = FORMATS[self.manifest.format]
+        return Location(str(format.data_file(Path(self._places[number])).absolute()), offset)
+
+    @cached_property
+    def _places(self) -> list[str]:
+        return self.reader.places()
 
     def _values(self, entry: Entry) -> dict[str, Any]:
         """What a record has at rest in the columns whose values come with samples, once its whole row is checked."""

@@ -30,7 +30,7 @@ from packstore.sources.listing import (
     list_directory,
     visible_part,
 )
-from packstore.stores.linked import Location
+from packstore.stores.link_files import Location
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux

@@ -44,7 +44,7 @@ from packstore.sources.names import identifier
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.values import infer
-from packstore.stores.linked import Location
+from packstore.stores.link_files import Location
 
 _log = logging.getLogger(__name__)
 

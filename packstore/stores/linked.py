@@ -1,124 +1,76 @@
 """Linked stores: all columns but the images, which stay in the files that they were packed from.
 
-Each record says where its image lies, see :data:`packstore.core.column.LINK_COLUMNS`. Images are read by ``pread`` and
-not through maps: a file that others truncate meanwhile is then an error and no crash, and the bytes that were checked
-are those that are decoded.
+Each record says where its image lies, see :data:`packstore.core.column.LINK_COLUMNS`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import mmap
 import os
-import stat
-from collections.abc import Iterator
-from functools import lru_cache
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import image_checksum
-from packstore.core.columns import ColumnData
-from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import open_regular
+from packstore.core.columns import Buffer, ColumnData
+from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.urls import UrlPath
 from packstore.stores.base import Problem, Reader
-
-_OPEN_FILES = 128
-_READ_STEP = 1 << 30  # one read returns at most 0x7ffff000 bytes on Linux
-
-
-class Location(NamedTuple):
-    """Where the bytes of an image lie, uncompressed.
-
-    Attributes:
-        path: Absolute path of the file.
-        offset: Where they begin in it, in bytes.
-    """
-
-    path: str
-    offset: int
-
-
-class OpenedFile:
-    """A file that is read by its places, from any thread; closed with its last reference."""
-
-    def __init__(self, path: str) -> None:
-        """Raises :class:`OSError`, and :class:`ValueError` for a path that no file can have."""
-        self.descriptor = -1
-        self.descriptor = open_regular(Path(path))
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-
-    def state(self) -> tuple[int, int]:
-        """Size in bytes and time of modification in nanoseconds."""
-        found = os.fstat(self.descriptor)
-        return found.st_size, found.st_mtime_ns
-
-    def read(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset`` on, or as many as there are."""
-        data = os.pread(self.descriptor, min(length, _READ_STEP), offset)
-        if len(data) == length or not data:
-            return data
-        parts, done = [data], len(data)
-        while done < length and (data := os.pread(self.descriptor, min(length - done, _READ_STEP), offset + done)):
-            parts.append(data)
-            done += len(data)
-        return b"".join(parts)
+from packstore.stores.link_files import FileState, LinkedFile, LinkedFiles, file_state, is_url, read_file
 
 
 class LinkedReader(Reader):
-    """Wraps the reader of a linked store's file, and reads the images where they lie.
+    """Wraps the reader of a file of a linked store, and reads the images where they lie.
 
     An image whose file has another size or time of modification than when it was packed is compared with its checksum:
-    what differs raises :class:`StoreError`. The manifest's image column has the bytes of the images.
+    what differs raises :class:`StoreError`.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        """Raises :class:`StoreError` for links that no store can have; closes ``reader`` then."""
+    def __init__(self, reader: Reader, folder: Path, files: LinkedFiles | None = None) -> None:
+        """
+        Args:
+            reader: Of the store, or of one of its shards.
+            folder: In which the store lies: relative links begin there.
+            files: Which other shards of the store have open.
+
+        Raises:
+            StoreError: Links that no store can have; ``reader`` is closed then.
+        """
+        super().__init__(reader.path, reader.manifest)
+        self.nbytes = reader.nbytes
+        self._reader = reader
+        self._folder = folder
+        self._files = LinkedFiles() if files is None else files
         try:
-            super().__init__(reader.path, _with_image_bytes(reader))
+            self._names = reader.ragged("link_file")
             self._offsets, self._lengths, self._sizes, self._times = (
                 reader.fixed(f"link_{name}") for name in ("offset", "length", "file_bytes", "file_modified")
             )
         except BaseException:
             reader.close()
             raise
-        self.nbytes = reader.nbytes
-        self._reader = reader
-        self._open = lru_cache(_OPEN_FILES)(OpenedFile)
 
-    def read(self, index: int) -> bytes:
-        if not 0 <= index < len(self):
-            raise IndexError(f"record {index} of {len(self)}")
-        path = bytes(self._reader.value("link_file", index)).decode("utf-8", "surrogateescape")
-        offset, length, size = int(self._offsets[index]), int(self._lengths[index]), int(self._sizes[index])
-        if offset < 0 or length < 0 or offset + length > size:
-            raise StoreError(
-                f"record {index} of {printable(str(self.path))} is linked to bytes {offset} to {offset + length} of "
-                f"{size} of {printable(path)}: its link is damaged"
-            )
-        try:
-            # A file of many images stays open.
-            file = self._open(path) if length < size else OpenedFile(path)
-            state = file.state()
-            data = file.read(offset, length) if offset + length <= state[0] else b""
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise self._error(index, path, f"cannot be read ({reason}); bring it back, or link again") from None
-        expected = size, int(self._times[index])
-        if len(data) != length:
-            raise self._error(
-                index, path, f"has {state[0]} bytes, {size} when it was linked, and ends before the image does"
-            )
-        if state != expected and image_checksum(data) != int(self._reader.value("checksum", index)):
-            self._open.cache_clear()
-            raise self._error(index, path, "has changed since it was linked: the image's checksum is another")
-        return data
+    def read(self, index: int) -> Buffer:
+        return self.view(index)
+
+    def view(self, index: int) -> Buffer:
+        return self._images([index])[0]
+
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        return self._images(records.tolist())
+
+    def will_need(self, index: int, view: Buffer) -> None:
+        if isinstance(view, memoryview) and isinstance(view.obj, mmap.mmap):
+            start = int(self._offsets[index])
+            aligned = start - start % mmap.PAGESIZE
+            view.obj.madvise(mmap.MADV_WILLNEED, aligned, start - aligned + len(view))
 
     def column(self, name: str) -> ColumnData:
         if name == "image":
@@ -135,47 +87,133 @@ class LinkedReader(Reader):
         self._reader.check_files()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        return self._reader.check_structure(quick=quick, progress=progress)
+        yield from self._reader.check_structure(quick=quick, progress=progress)
+        if not quick:
+            return  # each image is read
+        for place, (count, nbytes) in linked_places(self, self._folder).items():
+            if is_url(place):
+                continue  # it takes a request
+            try:
+                found = file_state(place).nbytes
+            except (OSError, ValueError) as error:
+                yield Problem(f"{printable(place)}, where {count:,} images lie, cannot be read ({_reason(error)})")
+            else:
+                if found < nbytes:
+                    yield Problem(f"{printable(place)}, where {count:,} images lie, has {found} bytes, not {nbytes}")
 
     def close(self) -> None:
-        self._open.cache_clear()
+        self._files.clear()
         self._reader.close()
 
-    def _error(self, index: int, path: str, reason: str) -> StoreError:
-        return StoreError(f"record {index} ({printable(self.key(index))}): its file {printable(path)} {reason}")
+    def _images(self, records: list[int]) -> list[Buffer]:
+        count, found, opened = len(self), [], dict[str, LinkedFile]()
+        for record in records:
+            if not 0 <= record < count:
+                raise IndexError(f"record {record} of {count}")
+            found.append(self._image(record, opened))
+        return found
+
+    def _image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
+        """The image of a record. ``opened`` has the files that this call has looked at."""
+        place = resolved(bytes(self._names[record]), self._folder)
+        offset, length, size = int(self._offsets[record]), int(self._lengths[record]), int(self._sizes[record])
+        if offset < 0 or length < 0 or offset + length > size:
+            raise StoreError(
+                f"record {record} of {printable(str(self.path))} is linked to bytes {offset} to {offset + length} of "
+                f"{size} of {printable(place)}: its link is damaged"
+            )
+        file = opened.get(place)
+        if file is None:
+            try:
+                # A file of many images stays open.
+                whole = length == size and not is_url(place)
+                file = opened[place] = read_file(place) if whole else self._files.get(place)
+            except (OSError, ValueError) as error:
+                why = f"cannot be read ({_reason(error)}); bring it back, say where it is (packstore link --rebase), "
+                raise self._error(record, place, f"{why}or link again (packstore repair)") from None
+            except StoreError as error:
+                raise self._error(record, place, f"cannot be fetched: {error}") from error
+        data = file.data[offset : offset + length]
+        if len(data) != length:
+            raise self._error(
+                record,
+                place,
+                f"has {file.state.nbytes} bytes, {size} when it was linked, and ends before the image does",
+            )
+        if file.state != FileState(size, int(self._times[record])):
+            expected = int(self._reader.value("checksum", record))
+            if image_checksum(data) != expected:
+                why = "has changed since it was linked: the image's checksum is another; bring the old one back, or "
+                raise self._error(record, place, f"{why}link again (packstore repair)")
+        return bytes(data) if is_url(place) else data
+
+    def _error(self, record: int, place: str, reason: str) -> StoreError:
+        return StoreError(f"record {record} ({printable(self.key(record))}): its file {printable(place)} {reason}")
 
 
-def refuse_linked(manifest: Manifest, path: Path, command: str, instead: str) -> None:
-    """Raises :class:`UsageError` for a linked store."""
-    if manifest.is_linked:
-        raise UsageError(
-            f"{printable(str(path))} is linked to its images, and {command} needs a store that holds them; {instead}"
-        )
+def linked_places(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
+    """The files of a linked store, in order: how many images each has, and the bytes that they reach to."""
+    counts, ends = Counter[bytes](), dict[bytes, int]()
+    for part in reader.parts():
+        found = part.fixed("link_offset") + part.fixed("link_length")
+        for name, end in zip(map(bytes, part.ragged("link_file")), found.tolist(), strict=True):
+            counts[name] += 1
+            if end > ends.get(name, 0):
+                ends[name] = end
+    return {resolved(name, folder): (count, ends.get(name, 0)) for name, count in counts.items()}
 
 
-def file_state(path: str) -> tuple[int, int]:
-    """Size in bytes and time of modification in nanoseconds of a regular file. Raises :class:`OSError`."""
-    found = os.stat(path)  # noqa: PTH116 - one call for each of many files
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{printable(path)} is no file")
-    return found.st_size, found.st_mtime_ns
+def resolved(link: bytes, folder: Path) -> str:
+    """The absolute path or the URL that a link says, of a store in ``folder``."""
+    place = os.fsdecode(link)
+    if place.startswith("/") or is_url(place):
+        return place
+    if isinstance(folder, UrlPath):
+        return str(folder / posixpath.normpath(place)) if not place.startswith("..") else _above(folder, place)
+    return os.path.normpath(folder / place)
 
 
-def link_values(reader: Reader, records: NDArray[np.int64]) -> dict[str, Any]:
-    """The values of :data:`LINK_COLUMNS` of some records, as a builder takes them."""
-    values: dict[str, Any] = {"link_file": [bytes(reader.value("link_file", i)) for i in records.tolist()]}
+def relative_link(place: str, folder: Path) -> str:
+    """The link to a file from a store in ``folder``; ``place`` itself if one of them is at a URL and the other is not,
+    or in another bucket."""
+    if isinstance(folder, UrlPath) != is_url(place):
+        return place
+    if not is_url(place):
+        return os.path.relpath(place, folder.absolute())
+    root, path = _bucket(place)
+    own, start = _bucket(str(folder))
+    return posixpath.relpath(path, start) if root == own else place
+
+
+def links_from(manifest: Manifest, store: Path) -> Path | None:
+    """The folder in which relative links of a store begin; None if its links are absolute, or it has none."""
+    return store.absolute().parent if manifest.options.get("link") == "relative" else None
+
+
+def link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None = None) -> dict[str, Any]:
+    """The values of :data:`LINK_COLUMNS` of some records, as a builder takes them: links relative to ``folder``, or
+    absolute without."""
+    own, links = reader.path.absolute().parent, []
+    for record in records.tolist():
+        place = resolved(bytes(reader.value("link_file", record)), own)
+        links.append(place if folder is None else relative_link(place, folder))
+    values: dict[str, Any] = {"link_file": links}
     for name in ("link_offset", "link_length", "link_file_bytes", "link_file_modified"):
         values[name] = reader.values(name, records)
     return values
 
 
-def _with_image_bytes(reader: Reader) -> Manifest:
-    """The manifest with the bytes of the linked images, and with the digest that it has at rest."""
-    manifest = reader.manifest
-    lengths = reader.fixed("link_length")
-    if len(lengths) and (int(lengths.min()) < 0 or int(lengths.max()) >= 1 << 40):
-        raise StoreError(f"{printable(str(reader.path))} is damaged: it has links of impossible lengths")
-    image = dataclasses.replace(manifest.image, nbytes=int(lengths.sum()))
-    found = dataclasses.replace(manifest, columns=(image, *manifest.columns[1:]))
-    found.__dict__["digest"] = manifest.digest
-    return found
+def _bucket(url: str) -> tuple[str, str]:
+    """The bucket of a URL, and the path in it, which begins with a slash."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, path = rest.partition("/")
+    return f"{scheme}://{bucket}", f"/{path}"
+
+
+def _above(folder: UrlPath, place: str) -> str:
+    root, path = _bucket(str(folder))
+    return f"{root}{posixpath.normpath(posixpath.join(path, place))}"
+
+
+def _reason(error: OSError | ValueError) -> object:
+    return error.strerror if isinstance(error, OSError) and error.strerror else error

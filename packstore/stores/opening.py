@@ -100,9 +100,17 @@ def open_reader(path: Path) -> Reader:
         from packstore.stores.remote.opening import open_remote
 
         return open_remote(path)
+    reader = open_container(path)
+    if not reader.manifest.is_linked or reader.manifest.shards is not None:
+        return reader
+    return LinkedReader(reader, path.absolute().parent)
+
+
+def open_container(path: Path) -> Reader:
+    """Opens what lies at a local path alone: without the images of a linked store of one file. Raises
+    :class:`StoreError`."""
     format = recognise(path)
-    reader = open_sharded(path) if format is None else format.open(path)
-    return LinkedReader(reader) if reader.manifest.is_linked else reader
+    return open_sharded(path) if format is None else format.open(path)
 
 
 def read_manifest(path: Path) -> Manifest:

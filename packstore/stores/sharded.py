@@ -35,6 +35,8 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.stores.base import Problem, Reader, parse_manifest
 from packstore.stores.format import Format
+from packstore.stores.link_files import LinkedFiles
+from packstore.stores.linked import LinkedReader
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
@@ -78,6 +80,7 @@ class ShardedReader(Reader):
         self._used: dict[int, int] = {}  # when each of the open shards was last used, where their number is bounded
         self._clock = itertools.count()
         self._columns: dict[str, ColumnData] = {}
+        self._linked = LinkedFiles()
         self._lock = threading.RLock()  # a remote reader lets shards go while it opens one
         self._closed = False
 
@@ -90,6 +93,15 @@ class ShardedReader(Reader):
         view = reader.view(local)
         # A view keeps its shard's map, and so a file open: those of a batch would be as many as its records.
         return bytes(view) if self._bounded else view
+
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        if not self.manifest.is_linked or not len(records):
+            return super().views(records)
+        found: list[Buffer] = [b""] * len(records)
+        for reader, some, local in self._by_shard(records):
+            for place, view in zip(some.tolist(), reader.views(local), strict=True):
+                found[place] = view
+        return found
 
     def will_need(self, index: int, view: Buffer) -> None:
         if not self._bounded:
@@ -116,14 +128,9 @@ class ShardedReader(Reader):
         chosen: NDArray[np.int64] = np.asarray(records, np.int64)
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(self):
             raise IndexError(f"records {chosen.min()} to {chosen.max()} of {len(self)}")
-        numbers = np.searchsorted(self._table.starts, chosen, "right") - 1
-        local = chosen - self._table.starts[numbers]
-        order = np.argsort(numbers, kind="stable")
-        edges = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
         out: NDArray[Any] | None = None
-        for first, last in itertools.pairwise(edges):
-            some = order[first:last]
-            values = self.shard(int(numbers[some[0]])).values(name, local[some])
+        for reader, some, local in self._by_shard(chosen):
+            values = reader.values(name, local)
             if out is None:  # not before: a manifest may promise any shape
                 out = np.empty((len(chosen), *column.shape), NUMPY_DTYPE[column.dtype])
             out[some] = values
@@ -158,6 +165,7 @@ class ShardedReader(Reader):
             readers = [*self._open.values()]
             self._open.clear()
             self._columns = {}
+            self._linked.clear()
             self._finalizer()
         for reader in readers:
             reader.close()
@@ -260,6 +268,16 @@ class ShardedReader(Reader):
             record = None if problem.record is None else start + problem.record
             yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
 
+    def _by_shard(self, records: NDArray[np.int64]) -> Iterator[tuple[Reader, NDArray[np.int64], NDArray[np.int64]]]:
+        """The shards of some records: the reader of each, places in ``records``, and the shard's own numbers."""
+        numbers = np.searchsorted(self._table.starts, records, "right") - 1
+        local = records - self._table.starts[numbers]
+        order = np.argsort(numbers, kind="stable")
+        edges = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
+        for first, last in itertools.pairwise(edges):
+            some = order[first:last]
+            yield self.shard(int(numbers[some[0]])), some, local[some]
+
     def _locate(self, index: int) -> tuple[Reader, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
@@ -319,7 +337,7 @@ class ShardedReader(Reader):
         if (found.image.nbytes, found.records_digest) != (shard.image_nbytes, shard.records_digest):
             reader.close()
             raise StoreError(f"{where} has other images or records than the table of shards says")
-        return reader
+        return LinkedReader(reader, self.path.absolute().parent, self._linked) if whole.is_linked else reader
 
 
 def open_sharded(path: Path) -> ShardedReader:

@@ -275,6 +275,18 @@ class SourceSuite:
         for entry, image in zip(entries, together, strict=True):
             assert image is None or same(image, source.image(entry))
 
+    def test_what_is_located_is_what_is_read(self, path: Path, source: Source) -> None:
+        for entry in source.fetch(islice(source.entries(), _FEW)):
+            found, image = source.locate(entry), source.image(entry)
+            if found is None or not isinstance(image, bytes):
+                continue
+            assert found.state is not None or Path(found.path).is_absolute()
+            with Path(found.path).open("rb") as file:
+                file.seek(found.offset)
+                data = file.read(len(image) if found.within is None else found.within)
+            # What is not there is refused when it is linked.
+            assert data == image if found.within is None else len(data) == found.within
+
     def test_several_threads_read_at_once(self, source: Source) -> None:
         entries = list(source.entries())
         expected = [copied(source.image(entry)) for entry in entries]

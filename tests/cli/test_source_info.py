@@ -174,3 +174,21 @@ def test_samples_that_can_be_had_once_are_not_used_up() -> None:
     assert sample_keys(source, survey) == []
     assert rows(describe_source(source, survey, ""))["samples"] == "not known before all are read"
     assert source_to_json(source, survey)["records"] is None
+
+
+def test_columns_of_a_table(tmp_path: Path) -> None:
+    """Which column means what is said, and the command that is shown gives the same answers again."""
+    photos = make_folder(tmp_path / "photos", splits=(), per_class=4)
+    names = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.*"))
+    lines = "".join(f"{name},{n},{'xy'[n % 2]}\n" for n, name in enumerate(names))
+    (photos / "list.csv").write_text(f"photo,weight,seen\n{lines}")
+    done = run("info", photos, "--column", "image=photo", "--column", "label=seen", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = rows(done.stdout)
+    assert said["known by"] == "list.csv with the columns image=photo, label=seen"
+    assert said["column label"] == "label: classes 2 (x, y)"
+    assert said["pack it"].endswith("--column image=photo --column label=seen")
+    packed = run(*shlex.split(said["pack it"])[1:], cwd=tmp_path)
+    assert packed.returncode == 0, packed.stderr
+    checked = run("verify", "photos.lmdb", "--against", "photos", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr

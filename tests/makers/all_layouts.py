@@ -238,6 +238,12 @@ def captions(suffix: str) -> Make:
     )
 
 
+def table(root: Path) -> Path:
+    """Kaggle's: a table of the images of one split, by their stems."""
+    lines = "".join(f"a{n}c,{'xy'[n % 2]}\n" for n in range(6))
+    return fill(root / "set", {"train.csv": f"id,breed\n{lines}", **{f"train/a{n}c.jpg": jpeg(n) for n in range(6)}})
+
+
 DATUM = b"\x08\3\x10\2\x18\2\x22\x0c" + bytes(12) + b"\x28\1"
 """3 x 2 x 2 pixels and the label 1, as Caffe writes them."""
 METADATA = "file_name,label\n" + "".join(f"{n}.png,{n % 2}\n" for n in range(4))
@@ -287,6 +293,8 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "Caffe": ("caffe", database("mnist_train_lmdb", {b"%08d" % n: DATUM for n in range(2)})),
     "LSUN": ("lsun", database("tower_train_lmdb", {b"%040d" % n: tiny(n) for n in range(2)})),
     "captions": ("captions", captions("csv")),
+    "table": ("table", table),
+    "table, zip": ("table", archived(table, ".zip")),
     "COCO": ("coco", coco),
     "YOLO": ("yolo", yolo),
     "Pascal VOC": ("voc", voc),

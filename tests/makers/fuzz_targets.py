@@ -75,8 +75,8 @@ from tests.makers.fuzzing import Target
 from tests.makers.seek_indexes import repaired
 
 CORPUS = Path(__file__).parents[1] / "corpus"
-WRITTEN = frozenset({"annotated", "n5", "arrow", "coco_masks", "ffcv", "former", "parquet", "riegeli"})
-"""Folders beside those of seeds: what libraries wrote, and an older packstore (``former``)."""
+WRITTEN = frozenset({"annotated", "n5", "arrow", "coco_masks", "ffcv", "former", "parquet", "released", "riegeli"})
+"""Folders beside those of seeds: what libraries wrote, and older versions of packstore (``former``, ``released``)."""
 _MAX_RECORDS = 2000
 _HF_FILES = ("metadata.csv", "metadata.jsonl", "README.md")
 _ODD = (0, -1, 1, 2, 2**31, 2**62, 2**64, 10**10, 10**11, -(2**63), 1.5, 1e308, float("inf"), float("nan"), None, True,

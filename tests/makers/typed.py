@@ -156,6 +156,26 @@ def make_typed(
     return made
 
 
+def spoilt(path: Path, changes: dict[int, dict[str, Any]], names: Sequence[str], image: Sequence[int] = ()) -> Typed:
+    """A store of four records with these values at rest; the images ``image`` are no images."""
+    columns = [column for column in COLUMNS if column.name in names]
+    made = Typed(path=path)
+    all_columns = [IMAGE, *columns, KEY, CHECKSUM, *(c for x in columns for c in x.companions)]
+    with create_store(path, format="hdf5", encoding="original", columns=all_columns) as builder:
+        for number in range(4):
+            pixels, values = record(number, (44, 52))
+            at_rest: dict[str, Any] = {"key": [f"{number:04}.png"]}
+            for column in columns:
+                found = changes.get(number, {}).get(column.name)
+                at_rest[column.name] = [to_rest(column, values[column.name]) if found is None else found]
+                if column.kind == "fixed":
+                    at_rest[column.name] = np.stack(at_rest[column.name])
+            builder.append([b"none" if number in image else png(pixels)], at_rest, "")
+            made.values.append(values)
+        builder.commit(origin=ORIGIN)
+    return made
+
+
 def append(
     builder: Any, image: Column, columns: Sequence[Column], number: int, pixels: NDArray[Any], values: dict[str, Any]
 ) -> None:

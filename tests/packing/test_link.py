@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import shutil
-import tarfile
-import zipfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,44 +16,13 @@ import torch
 
 import packstore
 from packstore.augment import RandomResizedCrop
-from packstore.core.errors import PackstoreError, StoreError, UsageError
+from packstore.core.errors import PackstoreError, SourceError, StoreError, UsageError
+from packstore.sources.folder import FolderSource
 from packstore.stores import open_store
-from tests.makers.jpegs import jpeg
+from tests.makers.linked import make_files, make_more, make_source, spoil
 
 FORMATS = ("lmdb", "h5", "pth")
 CONTAINERS = ("folder", "tar", "zip", "webdataset")
-
-
-def make_files(folder: Path, count: int = 6) -> Path:
-    """A folder of two classes whose images differ in size and content."""
-    for number in range(count):
-        file = folder / f"class{number % 2}" / f"{number}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(jpeg(240 + 8 * number, 320, "420", seed=number))
-    return folder
-
-
-def make_source(tmp_path: Path, container: str) -> Path:
-    folder = make_files(tmp_path / "files")
-    if container == "folder":
-        return folder
-    files = sorted(folder.rglob("*.jpg"))
-    source = tmp_path / f"source.{'zip' if container == 'zip' else 'tar'}"
-    if container == "zip":
-        with zipfile.ZipFile(source, "w", zipfile.ZIP_STORED) as archive:
-            for file in files:
-                archive.write(file, file.relative_to(folder))
-        return source
-    with tarfile.open(source, "w") as tar:
-        for number, file in enumerate(files):
-            if container == "tar":
-                tar.add(file, str(file.relative_to(folder)))
-                continue
-            label = tmp_path / "label.cls"
-            label.write_text(str(number % 2))
-            tar.add(file, f"{number:05}.jpg")
-            tar.add(label, f"{number:05}.cls")
-    return source
 
 
 def link(source: Path, store: Path, **options: object) -> Path:
@@ -111,27 +81,6 @@ def test_loader_gives_the_same_batches(tmp_path: Path) -> None:
     assert all(map(torch.equal, linked, packed))
 
 
-def spoil(file: Path, how: str) -> None:
-    """Damages the last third of a file, where an image lies."""
-    data = bytearray(file.read_bytes())
-    if how == "deleted":
-        file.unlink()
-    elif how == "moved":
-        file.rename(file.with_suffix(".elsewhere"))
-    elif how == "truncated":
-        file.write_bytes(data[: len(data) // 3])
-    elif how == "directory":
-        file.unlink()
-        file.mkdir()
-    else:
-        found = file.stat()
-        for place in range(len(data) // 3, len(data)):
-            data[place] ^= 0x55
-        file.write_bytes(data)
-        if how == "same time":
-            os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
-
-
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("container", ["folder", "tar"])
 @pytest.mark.parametrize("how", ["deleted", "moved", "truncated", "directory", "flipped", "same time"])
@@ -143,13 +92,10 @@ def test_source_that_changes_is_an_error_with_a_name(tmp_path: Path, container: 
     with open_store(store, "auto") as reader:
         key = reader.key(record)
         if opened:
-            right = bytes(reader.read(record))
+            reader.read(record)
         spoil(file, how)
-        if opened and container == "tar" and how in ("deleted", "moved", "directory"):
-            assert bytes(reader.read(record)) == right  # the file is open, and still has its bytes
-        else:
-            with pytest.raises(StoreError, match=key):
-                reader.read(record)
+        with pytest.raises(StoreError, match=key):
+            reader.read(record)
     with open_store(store, "auto") as reader, pytest.raises(StoreError, match=key):
         reader.read(record)
     report = packstore.verify(store)
@@ -180,7 +126,7 @@ def test_compressed_archive_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"encoding": "uint8", "size": 8}, {"encoding": "jpeg"}, {"shard_size": 1000}, {"progressive": "baseline"}],
+    [{"encoding": "uint8", "size": 8}, {"encoding": "jpeg"}, {"progressive": "baseline"}],
 )
 def test_options_that_make_other_bytes_are_refused(tmp_path: Path, options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="link"):
@@ -201,29 +147,170 @@ def test_select_and_index_keep_links(tmp_path: Path) -> None:
         assert reader.manifest.has_column("seek_index")
 
 
-def test_append_merge_repair_and_salvage_refuse(tmp_path: Path) -> None:
-    source = make_source(tmp_path, "folder")
+def test_salvage_refuses(tmp_path: Path) -> None:
+    store = link(make_source(tmp_path, "folder"), tmp_path / "a.lmdb")
+    with pytest.raises(UsageError, match="linked"):
+        packstore.salvage(store, tmp_path / "out.lmdb")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("how", [True, "relative"])
+def test_append_merge_and_select_are_those_of_packed_stores(tmp_path: Path, format: str, how: object) -> None:
+    first, second = make_source(tmp_path, "tar"), make_more(tmp_path / "more", 20)
+    stores = {}
+    for name, options in (("linked", {"link": how}), ("packed", {})):
+        folder = tmp_path / name
+        folder.mkdir()
+        for number, source in enumerate((first, second)):
+            packstore.convert(source, folder / f"{number}.{format}", encoding="original", **options)
+        packstore.append(folder / f"0.{format}", second)  # a source
+        packstore.merge([folder / f"{i}.{format}" for i in (0, 1)], folder / f"few.{format}", on_duplicate="skip")
+        (folder / "elsewhere").mkdir()
+        packstore.select(folder / f"few.{format}", folder / "elsewhere" / f"few.{format}", where="label == class1")
+        packstore.convert(first, folder / f"again.{format}", encoding="original", **options)
+        packstore.append(folder / f"again.{format}", folder / f"1.{format}")  # a store
+        stores[name] = [folder / f"{n}.{format}" for n in ("0", "few", "elsewhere/few", "again")]
+    for linked, packed in zip(stores["linked"], stores["packed"], strict=True):
+        with open_store(linked) as a, open_store(packed) as b:
+            assert a.manifest.is_linked
+            assert a.manifest.dataset_digest == b.manifest.dataset_digest
+            assert a.manifest.image.nbytes == b.manifest.image.nbytes
+            found = [bytes(v) for v in a.views(np.arange(len(a))[::-1])][::-1]
+            assert found == [bytes(b.read(i)) for i in range(len(b))]
+            links = [os.fsdecode(bytes(a.value("link_file", i))) for i in range(len(a))]
+            assert all(name.startswith("/") is (how is True) for name in links)
+        assert packstore.verify(linked, decode=True).ok
+    mixed = tmp_path / f"mixed.{format}"
+    packstore.merge([stores["linked"][0], tmp_path / "packed" / f"1.{format}"], mixed, on_duplicate="skip")
+    with open_store(mixed) as reader:
+        assert not reader.manifest.is_linked
+        assert len(reader) == 10
+    assert packstore.verify(mixed).ok
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_shards_are_linked_too(tmp_path: Path, format: str) -> None:
+    source = make_source(tmp_path, "tar")
+    store = link(source, tmp_path / f"a.{format}", shard_size=20_000)
+    with open_store(store) as reader:
+        assert reader.manifest.shards is not None
+        assert len(reader.manifest.shards) > 2
+        assert reader.manifest.image.nbytes == sum(len(reader.read(i)) for i in range(len(reader)))
+    assert packstore.verify(store, decode=True, against=source).ok
+    assert len(loaded(store)) == 2
+    spoil(source, "truncated")
+    assert not packstore.verify(store, quick=True).ok
+
+
+def test_relative_links_move_with_their_files(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    source = make_source(tmp_path / "here", "tar")
+    packstore.convert(source, tmp_path / "here" / "a.lmdb", link="relative")
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert packstore.verify(tmp_path / "there" / "a.lmdb").ok
+    shutil.move(tmp_path / "there" / "a.lmdb", tmp_path / "a.lmdb")
+    with open_store(tmp_path / "a.lmdb") as reader, pytest.raises(StoreError, match=r"source\.tar.*rebase"):
+        reader.read(0)
+    report = packstore.relink(tmp_path / "a.lmdb", rebase=(tmp_path, tmp_path / "there"), links="absolute")
+    assert (report.files, report.moved, report.proven) == (1, 1, 0)
+    assert packstore.verify(tmp_path / "a.lmdb").ok
+
+
+@pytest.mark.parametrize("container", ["tar", "folder"])
+def test_relinked_store_reads_the_moved_files(tmp_path: Path, container: str) -> None:
+    source = make_source(tmp_path, container)
     store = link(source, tmp_path / "a.lmdb")
+    with open_store(store) as reader:
+        digest = reader.manifest.dataset_digest
+    moved = tmp_path / "elsewhere" / source.name
+    moved.parent.mkdir()
+    source.rename(moved)
+    assert not packstore.verify(store, quick=True).ok
+    if container == "tar":
+        os.utime(moved, (5, 5))
+    report = packstore.relink(store, rebase=(source, moved))
+    assert report.proven == (6 if container == "tar" else 0)
+    with open_store(store) as reader:
+        assert reader.manifest.dataset_digest == digest
+    assert packstore.verify(store, decode=True).ok
+    spoil(moved if container == "tar" else moved / "class0" / "0.jpg", "flipped")
     before = (store / "data.mdb").read_bytes()
-    for command in (
-        lambda: packstore.append(store, source),
-        lambda: packstore.merge([store, store], tmp_path / "out.lmdb"),
-        lambda: packstore.repair(store, source, tmp_path / "out.lmdb"),
-        lambda: packstore.salvage(store, tmp_path / "out.lmdb"),
-    ):
-        with pytest.raises(UsageError, match="linked"):
-            command()
+    with pytest.raises(StoreError, match="another file"):
+        packstore.relink(store, links="relative")
     assert (store / "data.mdb").read_bytes() == before
-    assert not (tmp_path / "out.lmdb").exists()
 
 
-def test_flipped_bytes_of_the_store_are_found(tmp_path: Path) -> None:
-    store = link(make_source(tmp_path, "tar"), tmp_path / "a.lmdb")
+def test_relinking_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    source = make_source(tmp_path, "tar")
+    store = link(source, tmp_path / "a.lmdb")
+    with pytest.raises(UsageError, match="points to"):
+        packstore.relink(store, rebase=("/nowhere", tmp_path))
+    with pytest.raises(StoreError, match="nothing was changed"):
+        packstore.relink(store, rebase=(tmp_path, tmp_path / "missing"))
+    packstore.convert(source, tmp_path / "packed.lmdb")
+    with pytest.raises(UsageError, match="no links"):
+        packstore.relink(tmp_path / "packed.lmdb", links="relative")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("damage", ["link_offset", "link_file", "link_file_modified", "label", "the source"])
+def test_repair_links_again(tmp_path: Path, format: str, damage: str) -> None:
+    source = make_source(tmp_path, "tar")
+    store = link(source, tmp_path / f"a.{format}")
+    with open_store(store) as reader:
+        digest = reader.manifest.dataset_digest
+        if damage == "the source":
+            value = b""
+        elif damage == "link_file":
+            value = bytes(reader.value(damage, 2))
+        else:
+            value = reader.column(damage)[:].tobytes()
+    again = tmp_path / "again" / "source.tar"
+    again.parent.mkdir()
+    shutil.copy(source, again)
+    if damage == "the source":
+        spoil(source, "flipped")
+    else:
+        file = store / "data.mdb" if format == "lmdb" else store
+        data = bytearray(file.read_bytes())
+        for place in [found.start() for found in re.finditer(re.escape(value), data)]:  # LMDB leaves old copies
+            data[place + 1] ^= 1
+        file.write_bytes(data)
+    assert not packstore.verify(store).ok
+    report = packstore.repair(store, again, tmp_path / f"whole.{format}")
+    assert not report.lost
+    assert packstore.verify(tmp_path / f"whole.{format}", decode=True, against=again).ok
+    with open_store(tmp_path / f"whole.{format}") as reader:
+        assert reader.manifest.is_linked
+        assert reader.manifest.dataset_digest == digest
+
+
+def test_a_file_that_changes_while_it_is_linked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_files(tmp_path / "files")
+    read = FolderSource.read
+
+    def read_and_touch(self: Any, entry: Any) -> Any:
+        found = read(self, entry)
+        if entry.key == "class1/5.jpg":
+            os.utime(folder / "class0" / "0.jpg", (1, 1))
+        return found
+
+    monkeypatch.setattr(FolderSource, "read", read_and_touch)
+    monkeypatch.setattr(FolderSource, "read_together", lambda self, entries: [None] * len(entries))
+    with pytest.raises(SourceError, match="changed while"):
+        link(folder, tmp_path / "a.lmdb")
+    assert not (tmp_path / "a.lmdb").exists()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_flipped_bytes_of_the_store_are_found(tmp_path: Path, format: str, rng: random.Random) -> None:
+    """Whatever is flipped: what is read is the image, or an error."""
+    store = link(make_source(tmp_path, "tar"), tmp_path / f"a.{format}")
     with open_store(store) as reader:
         images = [bytes(reader.read(i)) for i in range(len(reader))]
-    file = store / "data.mdb"
+    file = store / "data.mdb" if format == "lmdb" else store
     data = file.read_bytes()
-    for place in np.random.default_rng(0).integers(0, len(data), 60).tolist():
+    for place in [rng.randrange(len(data)) for _ in range(60)]:
         flipped = bytearray(data)
         flipped[place] ^= 1 << place % 8
         file.write_bytes(flipped)
@@ -234,3 +321,28 @@ def test_flipped_bytes_of_the_store_are_found(tmp_path: Path) -> None:
                         assert bytes(reader.read(i)) == image
         except StoreError:
             pass
+
+
+@pytest.mark.parametrize("target", ["webdataset", "imagefolder", "parquet"])
+def test_exports_and_audits_are_those_of_the_packed_store(tmp_path: Path, target: str) -> None:
+    source = make_source(tmp_path, "tar")
+    link(source, tmp_path / "linked.lmdb")
+    packstore.convert(source, tmp_path / "packed.lmdb")
+    for name in ("linked", "packed"):
+        packstore.export(tmp_path / f"{name}.lmdb", tmp_path / name, to=target)
+    exported = [
+        {
+            file.relative_to(tmp_path / name): file.read_bytes()
+            for file in (tmp_path / name).rglob("*")
+            if file.is_file()
+        }
+        for name in ("linked", "packed")
+    ]
+    notes = {path for path in exported[0] if path.name == "packstore.json"}  # with the origin's columns
+    assert exported[0].keys() == exported[1].keys()
+    assert all(exported[0][path] == exported[1][path] for path in exported[0].keys() - notes)
+    packstore.convert(tmp_path / "linked", tmp_path / "back.lmdb")
+    with open_store(tmp_path / "back.lmdb") as back, open_store(tmp_path / "packed.lmdb") as packed:
+        assert back.manifest.dataset_digest == packed.manifest.dataset_digest
+    found = [packstore.audit(tmp_path / f"{name}.lmdb") for name in ("linked", "packed")]
+    assert [str(f) for f in found[0].findings] == [str(f) for f in found[1].findings]

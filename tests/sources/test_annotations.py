@@ -95,14 +95,6 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         },
         "val/val_annotations.txt (it names the images)",
     ),
-    "a few images of Kaggle's": (
-        {
-            **{f"train/{number}.jpg": "" for number in range(2)},
-            **{f"test/{number}.jpg": "" for number in range(2, 5)},
-            "train.csv": "id,label\n0,dog\n1,cat\n",
-        },
-        "train.csv (it names the images)",
-    ),
     "two cameras": (
         {
             f"{split}/{side}/{number}.png": ""
@@ -134,7 +126,6 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         "masks beside their images in the folder itself (0_mask, 0)",
     ),
     "captions beside": ({"a.jpg": "", "a.txt": "a cat", "b.jpg": "", "b.txt": "a dog"}, "a .txt file for each image"),
-    "a list of labels": ({"x/a.jpg": "", "x/b.jpg": "", "anything.csv": "id,y\nb,0\na,1\n"}, "anything.csv"),
 }
 
 READ = {

@@ -170,11 +170,10 @@ def test_files_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     "files",
     [
-        {"captions.csv": "file,caption,width\n0.jpg,a,3\n1.jpg,b,3\n"},
         {"captions.csv": "file,caption\n0.jpg,a\n1.jpg,b\n", "boxes.csv": "file,x\n0.jpg,1\n1.jpg,2\n"},
         {"captions.csv": "file,caption\n0.jpg,a\n", "captions.jsonl": '{"file": "0.jpg", "caption": "a"}\n'},
     ],
-    ids=["further columns", "further files", "two files"],
+    ids=["further files", "two files"],
 )
 def test_what_would_be_lost_is_a_question(files: dict[str, str | bytes], tmp_path: Path) -> None:
     with pytest.raises(AmbiguousSourceError):

@@ -17,7 +17,8 @@ import packstore
 from packstore.cache import default_cache
 from packstore.core.errors import SourceError
 from packstore.objects import ObjectInfo, ObjectStore, open_objects
-from packstore.sources import copied, open_source
+from packstore.sources import open_source
+from packstore.stores.remote import copies
 from tests.makers.clusters import assert_same
 from tests.makers.images import tiny
 from tests.makers.s3 import Double, Fault, upload
@@ -68,13 +69,13 @@ def raw(s3_double: Double, shards: Path, cache: Path) -> str:
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of what is fetched whole."""
     names: list[str] = []
-    proven = copied._proven
+    proven = copies._proven
 
     def counting(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
         names.append(info.name)
         return proven(store, info)
 
-    monkeypatch.setattr(copied, "_proven", counting)
+    monkeypatch.setattr(copies, "_proven", counting)
     return names
 
 

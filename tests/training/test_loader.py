@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import multiprocessing
 import pickle
@@ -37,6 +38,7 @@ from packstore.training.augment import (
     Resize,
 )
 from packstore.training.augment.base import Crops
+from packstore.training.augment.resample import resize_by_products
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.rows import Rows, _planes
 from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
@@ -972,6 +974,30 @@ def test_mirrored_before_resizing_or_after_is_the_same(
     assert np.array_equal(rows[1], rows[0][:, ::-1])
     assert np.array_equal(alone, rows)
     assert np.array_equal(pixels, before)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("flip", [True, False])
+def test_boxes_and_targets_of_one_pixel_are_resized_like_others(writable: bool, flip: bool) -> None:
+    """torch's kernel for bytes asserts or mixes planes up for one pixel's width in other memory layouts."""
+    image = np.random.default_rng(1).integers(0, 256, (30, 30, 3), np.uint8)
+    image.flags.writeable = writable
+    sides = (1, 2, 9)
+    for box, target in itertools.product(itertools.product(sides, sides), repeat=2):
+        if box == target:
+            continue
+        window = np.array([[0, 0, *target]] * 2)
+        crops = Crops(np.array([[7, 5, *box]] * 2), np.array([target] * 2), window, np.array([flip] * 2))
+        found = np.zeros((2, 2, *target, 3), np.uint8)
+        rows = Rows(torch.from_numpy(found[0]), crops)
+        alone = Rows(torch.from_numpy(found[1]), crops)
+        rows.place(1, image)
+        in_thread(lambda r=alone: r.place(1, image))  # type: ignore[misc]
+        wide = torch.tensor(image[7 : 7 + box[0], 5 : 5 + box[1]]).permute(2, 0, 1)[None]
+        expected = resize_by_products(wide, torch.tensor([[0, 0, *box]]), target)[0].permute(1, 2, 0).int().numpy()
+        for each in found[:, 1]:
+            assert np.abs(each.astype(int) - (expected[:, ::-1] if flip else expected)).max() <= 1, (box, target)
+        assert not found[:, 0].any()
 
 
 def test_pixels_that_may_not_be_written_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,10 @@ from packstore.augment import (
     RandomResizedCrop,
     Resize,
 )
+from packstore.training.augment.thread_generator import ThreadGenerator
+from packstore.training.random_draws import Draws
 from tests.conftest import Stores
+from tests.makers.torchvision import import_torchvision
 
 
 def _noisy(image: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -83,6 +86,71 @@ def test_functions_run_in_the_threads_that_decode_if_they_take_a_generator(store
     after = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=True)[1].tolist()
     assert torch.equal(after[0], states[0])
     assert after[1:] == states[1:]
+
+
+TRANSFORMS: dict[str, Any] = {
+    "crop": lambda v1, v2: v2.RandomResizedCrop(16),
+    "chain": lambda v1, v2: v2.Compose(
+        [v2.RandomRotation(20), v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.RandomErasing(1.0)]
+    ),
+    "choice": lambda v1, v2: v2.RandomChoice(
+        [v2.RandomInvert(), v2.GaussianBlur(3), v2.RandomApply([v2.Grayscale(3)])]
+    ),
+    "order": lambda v1, v2: v2.RandomOrder([v2.RandomInvert(), v2.RandomSolarize(100), v2.RandomHorizontalFlip()]),
+    "policies": lambda v1, v2: v2.Compose([v2.RandAugment(), v2.AutoAugment(), v2.TrivialAugmentWide(), v2.AugMix()]),
+    "elastic": lambda v1, v2: v2.ElasticTransform(),
+    "perspective": lambda v1, v2: v2.Compose([v2.RandomPerspective(p=1.0), v2.RandomChannelPermutation()]),
+    "first version": lambda v1, v2: v1.Compose([v1.RandomResizedCrop(16), v1.ColorJitter(0.4), v1.RandAugment()]),
+    "in place": lambda v1, v2: InPlace(v2.RandomPhotometricDistort()),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_torchvision_runs_in_the_threads_that_decode(stores: Stores, name: str) -> None:
+    transforms = import_torchvision().transforms
+    each = PerImage(TRANSFORMS[name](transforms, transforms.v2))
+    assert each.runs_in_threads
+    dataset = PackedDataset(stores("files.lmdb"), "train")
+    images = _loaded(dataset, augment=[RandomResizedCrop(24)])
+    after = each(images, Draws(3, 0, torch.arange(len(dataset)), stream=1))  # with the generators of the process
+    assert len(torch.unique(after.flatten(1), dim=0)) > len(after) // 2
+    for workers in (1, 3):
+        torch.manual_seed(0)
+        drawn, found = [], []
+        loader = PackedLoader(dataset, 4, seed=3, augment=[RandomResizedCrop(24), each], workers=workers)
+        for batch, _ in loader:
+            drawn.append(float(torch.rand(())))
+            found.append(batch)
+        assert torch.equal(torch.cat(found), after)
+        torch.manual_seed(0)
+        assert drawn == [float(torch.rand(())) for _ in drawn]
+        assert loader.stats()["per_image_seconds"] > 0
+
+
+def test_functions_that_may_draw_from_other_generators_do_not(stores: Stores) -> None:
+    transforms = import_torchvision().transforms
+    dataset, v2, names = PackedDataset(stores("files.lmdb"), "train"), transforms.v2, set()
+
+    def noted(image: torch.Tensor) -> torch.Tensor:
+        names.add(threading.current_thread().name)
+        return image
+
+    class Own(v2.RandomInvert):  # type: ignore[name-defined,misc]
+        pass
+
+    holders = [v2.Lambda(noted), v2.Compose([noted]), v2.RandomApply([noted], 1.0), transforms.RandomChoice([noted])]
+    for fn in (noted, *holders, transforms.Lambda(noted), InPlace(noted), Own()):
+        each = PerImage(fn)
+        assert not each.runs_in_threads, fn
+        list(PackedLoader(dataset, 8, augment=[RandomResizedCrop(8), each], workers=2))
+    assert names == {threading.main_thread().name}
+
+
+def test_an_operation_without_a_generator_is_refused() -> None:
+    with ThreadGenerator(torch.Generator()):
+        assert torch.ones(3).tolist() == [1, 1, 1]
+        with pytest.raises(UsageError, match="takes no generator"):
+            torch.native_dropout(torch.ones(9), 0.5, True)
 
 
 def test_a_function_with_a_generator_may_resize_and_fail(stores: Stores) -> None:

@@ -46,6 +46,10 @@ def test_bytes_are_those_of_torchvision(tv: Any, sampling: str, source: Any, tar
     if target[1] == 1 and not sampling.startswith("plain"):
         return  # torch fails there, or gives wrong values
     expected = tv.transforms.v2.functional.resize(images, target, mode, antialias=not sampling.startswith("plain"))
+    if sampling == "plain bilinear" and not tv.transforms.v2.functional._geometry._do_native_uint8_resize_on_cpu(mode):
+        # torchvision 0.19 with AVX-512 does it in float, and rounds otherwise
+        assert (found.int() - expected.int()).abs().max() <= 1
+        return
     assert torch.equal(found, expected)
 
 

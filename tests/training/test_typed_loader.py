@@ -24,15 +24,13 @@ from packstore.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.core.columns import to_rest
-from packstore.stores import create_store
 from packstore.training.augment.targets import place_boxes, place_mask, place_points, plan_targets
 from packstore.training.loader import Padded
 from packstore.training.random_draws import Draws
 from tests.makers import typed
 from tests.makers.stores import change
 from tests.makers.torchvision import import_torchvision
-from tests.makers.typed import COLUMNS, Typed, make_typed
+from tests.makers.typed import COLUMNS, Typed, make_typed, spoilt
 
 NAMES = [column.name for column in COLUMNS]
 SIZE = (44, 52)
@@ -338,26 +336,6 @@ def _same(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool:
         return all(equal(v, w) for v, w in zip(x, y, strict=True)) if isinstance(x, list) else bool(x == y)
 
     return all(equal(p[name], q[name]) for p, q in zip(a, b, strict=True) for name in p)
-
-
-def spoilt(path: Path, changes: dict[int, dict[str, Any]], names: Sequence[str], image: Sequence[int] = ()) -> Typed:
-    """A store of four records with these values at rest; the images ``image`` are no images."""
-    columns = [column for column in COLUMNS if column.name in names]
-    made = Typed(path=path)
-    all_columns = [typed.IMAGE, *columns, typed.KEY, typed.CHECKSUM, *(c for x in columns for c in x.companions)]
-    with create_store(path, format="hdf5", encoding="original", columns=all_columns) as builder:
-        for number in range(4):
-            pixels, values = typed.record(number, SIZE)
-            at_rest: dict[str, Any] = {"key": [f"{number:04}.png"]}
-            for column in columns:
-                found = changes.get(number, {}).get(column.name)
-                at_rest[column.name] = [to_rest(column, values[column.name]) if found is None else found]
-                if column.kind == "fixed":
-                    at_rest[column.name] = np.stack(at_rest[column.name])
-            builder.append([b"none" if number in image else typed.png(pixels)], at_rest, "")
-            made.values.append(values)
-        builder.commit(origin=typed.ORIGIN)
-    return made
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
 from packstore.core.errors import UsageError
@@ -15,6 +21,11 @@ from packstore.images.decoders import Decoder
 from packstore.training.augment.operations import apply_operations
 from packstore.training.augment.views import as_views
 from packstore.training.random_draws import Draws
+from tests.conftest import Simulate
+from tests.makers.images import picture, whole_images
+from tests.makers.simulated_cuda import Simulation
+from tests.makers.stores import damage
+from tests.makers.torchvision import import_torchvision
 
 VIEWS: Any = {
     "global": (2, [A.RandomResizedCrop(24, interpolation="random"), A.RandomHorizontalFlip(), A.ColorJitter(0.4)]),
@@ -27,15 +38,17 @@ def load(dataset: PackedDataset, views: Any = VIEWS, **options: Any) -> list[Any
     return list(PackedLoader(dataset, 4, seed=3, views=views, **options))
 
 
-def expected(dataset: PackedDataset, name: str, epoch: int = 0) -> torch.Tensor:
+def expected(dataset: PackedDataset, name: str, epoch: int = 0, views: Any = VIEWS) -> torch.Tensor:
     """Each crop of each record, decoded whole and augmented by itself."""
-    views = as_views(VIEWS)
-    assert views is not None
-    view = next(view for view in views.parts if view.name == name)
+    wanted = as_views(views)
+    assert wanted is not None
+    view = next(view for view in wanted.parts if view.name == name)
     start = dataset.reader.split("train").start
     found = []
     for number in range(len(dataset)):
         image = dataset[number][0][None]
+        if image.is_floating_point():  # items are float32 of the stored values
+            image = image.to(getattr(torch, dataset.manifest.image.dtype))
         ids = torch.from_numpy(view.ids(np.array([start + number])))
         crops = [
             apply_operations(view.operations, image, Draws(view.seed(3), epoch, ids[n : n + 1]))
@@ -86,8 +99,95 @@ def test_a_record_is_decoded_once(stores: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Decoder, "decode_each", counted)
     for name in ("decode", "decode_crop"):
         monkeypatch.setattr(Decoder, name, None)
-    load(dataset)
-    assert len(decoded) == len(dataset)
+    loader = PackedLoader(dataset, 4, views=VIEWS)
+    list(loader)
+    assert len(decoded) == len(dataset) == loader.stats()["decoded"]
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of image files of every kind, some of them turned by EXIF."""
+    root = tmp_path_factory.mktemp("kinds")
+    (root / "train" / "a").mkdir(parents=True)
+    for name, data in whole_images().items():
+        (root / "train" / "a" / f"{name}.{name.partition('-')[0]}").write_bytes(data)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for number, progressive in enumerate((False, True)):
+        image = picture(width=50 + number, height=31)
+        image.save(root / "train" / "a" / f"turned{number}.jpeg", exif=turned, progressive=progressive)
+    return root
+
+
+@pytest.mark.parametrize("index", [None, False])
+@pytest.mark.parametrize("exif_transpose", [False, True])
+def test_files_of_every_kind(kinds: Path, tmp_path: Path, index: bool | None, exif_transpose: bool) -> None:
+    packstore.convert(kinds, tmp_path / "kinds.lmdb", encoding="original", index=index)
+    dataset = PackedDataset(tmp_path / "kinds.lmdb", "train", exif_transpose=exif_transpose)
+    for workers in (1, 3):
+        loader = PackedLoader(dataset, 5, seed=3, views=VIEWS, workers=workers)
+        batches = list(loader)
+        assert loader.stats()["decoded"] == len(dataset) > 20
+        for name in VIEWS:
+            assert torch.equal(torch.cat([images[name] for images, _ in batches]), expected(dataset, name)), name
+
+
+@pytest.mark.parametrize("store", ["square.pth", "square.lmdb", "cifar.h5"])
+def test_resident_as_streamed(stores: Any, store: str) -> None:
+    dataset = PackedDataset(stores(store), "train")
+    for options in ({}, {"normalize": "imagenet", "channels_last": True}):
+        streamed, held = (
+            PackedLoader(dataset, 8, True, seed=3, views=VIEWS, resident=resident, **options)
+            for resident in (False, True)
+        )
+        assert (streamed.mode, held.mode) == ("streaming", "resident")
+        for (ours, labels), (theirs, same) in zip(streamed, held, strict=True):
+            assert torch.equal(labels, same)
+            for name in VIEWS:
+                assert theirs[name].stride() == ours[name].stride()
+                assert torch.allclose(theirs[name], ours[name], atol=0 if not options else 1e-5)
+
+
+@pytest.mark.parametrize("store", ["floats.lmdb", "bfloats.pth"])
+def test_views_of_floating_point(stores: Any, store: str) -> None:
+    dataset = PackedDataset(stores(store), "train")
+    crop = [A.RandomResizedCrop(12), A.RandomHorizontalFlip(), A.RandomErasing()]
+    views: Any = {"one": (3, crop), "two": (1, [A.Resize(20), A.CenterCrop(16)])}
+    found = [list(PackedLoader(dataset, 7, seed=3, views=views, resident=held)) for held in (False, True)]
+    for name in views:
+        wanted = expected(dataset, name, views=views)
+        for batches in found:
+            ours = torch.cat([images[name] for images, _ in batches])
+            assert ours.dtype == wanted.dtype
+            assert torch.equal(ours, wanted)
+    with pytest.raises(UsageError):
+        load(dataset, {"a": (1, [A.RandomResizedCrop(8), A.ColorJitter(0.4)])})
+
+
+@pytest.mark.parametrize("name", ["files.lmdb", "cifar.h5", "floats.lmdb"])
+def test_ranks_and_resuming(stores: Any, name: str) -> None:
+    dataset = PackedDataset(stores(name), "train")
+    views: Any = {"one": (2, [A.RandomResizedCrop(12)]), "two": (1, [A.RandomResizedCrop(16)])}
+
+    def loader(batch_size: int, **options: Any) -> PackedLoader:
+        return PackedLoader(dataset, batch_size, True, seed=3, drop_last=True, views=views, **options)
+
+    alone = list(loader(8))
+    shared = [list(loader(2, rank=rank, world_size=4, workers=1 + rank % 3)) for rank in range(4)]
+    for number, (images, labels) in enumerate(alone):
+        parts = [rank[number] for rank in shared]
+        assert torch.equal(torch.cat([part for _, part in parts]), labels)
+        for view in views:
+            assert torch.equal(torch.cat([part[view] for part, _ in parts]), images[view])
+    begun = loader(8)
+    batches = iter(begun)
+    next(batches)
+    resumed = loader(8, workers=3)
+    resumed.load_state_dict(begun.state_dict())
+    rest = list(resumed)
+    assert len(rest) == len(alone) - 1
+    for (ours, _), (theirs, _) in zip(rest, alone[1:], strict=True):
+        assert all(torch.equal(ours[view], theirs[view]) for view in views)
 
 
 def test_lists_of_lists(stores: Any) -> None:
@@ -103,11 +203,6 @@ def test_lists_of_lists(stores: Any) -> None:
 
 
 def test_damaged_records_are_left_out(stores: Any, tmp_path: Any) -> None:
-    import shutil
-
-    import packstore
-    from tests.makers.stores import damage
-
     store = tmp_path / "damaged.lmdb"
     shutil.copytree(stores("files.lmdb"), store)
     reader = packstore.open(store)
@@ -150,8 +245,80 @@ def test_what_cannot_be_is_refused(stores: Any) -> None:
     for views in ({}, {"a": 3}, {"a": (0, crop)}, {"a": (2, [A.RandomHorizontalFlip()])}, [3], "dino", {1: crop}):
         with pytest.raises(UsageError):
             load(dataset, views)
-    for options in ({"augment": crop}, {"mix": A.MixUp()}, {"resident": True}):
+    for options in ({"augment": crop}, {"mix": A.MixUp()}):
         with pytest.raises(UsageError, match="leave out"):
             load(dataset, {"a": (2, crop)}, **options)
-    with pytest.raises(UsageError, match="views= crops images of bytes"):
-        load(PackedDataset(stores("floats.lmdb"), "train"))
+    with pytest.raises(UsageError, match="resident=True needs images of one shape"):
+        load(dataset, {"a": (2, crop)}, resident=True)
+
+
+@pytest.fixture(params=["late", "ahead", 3])
+def device(request: pytest.FixtureRequest, simulate: Simulate) -> Iterator[Simulation]:
+    with simulate(request.param) as simulation:
+        yield simulation
+
+
+@pytest.mark.parametrize(
+    ("name", "resident"),
+    [
+        ("files.lmdb", "auto"),
+        ("pixels.h5", False),
+        ("square.pth", False),
+        ("square.pth", "auto"),
+        ("floats.lmdb", True),
+    ],
+)
+def test_views_on_a_device(stores: Any, device: Simulation, name: str, resident: Any) -> None:
+    crop = [A.RandomResizedCrop(12), A.RandomHorizontalFlip()]
+    views: Any = {"one": (2, crop), "two": (1, [A.Resize(20), A.CenterCrop(16), A.RandomErasing()])}
+    where = torch.device("cuda", 0)
+    there, here = (
+        PackedLoader(PackedDataset(stores(name), "train", device=place), 4, True, seed=3, views=views, resident=held)
+        for place, held in ((where, resident), (torch.device("cpu"), False))
+    )
+    assert there.mode == ("resident" if resident is True or (name, resident) == ("square.pth", "auto") else "streaming")
+    for (ours, labels), (theirs, same) in zip(there, here, strict=True):
+        assert labels.tolist() == same.tolist()
+        for view in views:
+            assert ours[view].device == where
+            far = (ours[view].cpu().float() - theirs[view].float()).abs()
+            assert (far > (1 if name != "floats.lmdb" else 0.02)).float().mean() < 0.01
+    # Operations that are programs on a device read the numbers of the records; others never wait.
+    moving = PackedLoader(
+        there.dataset, 4, views={"one": (2, crop), "two": crop}, resident=resident, dtype=torch.float16
+    )
+    for _ in moving:  # once for what is made once
+        pass
+    device.waits.clear()
+    device.staged.clear()
+    for _ in moving:
+        pass
+    assert device.waits == []
+    assert device.staged == []
+
+
+def test_functions_image_by_image(stores: Any) -> None:
+    v2, names = import_torchvision().transforms.v2, set()
+
+    def noisy(image: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        names.add(threading.current_thread().name)
+        return image.float() + torch.rand(image.shape, generator=generator)
+
+    crop = A.RandomResizedCrop(12)
+    views: Any = {
+        "threads": (3, [crop, A.RandomInvert(), A.PerImage(v2.RandomCrop(8)), A.PerImage(noisy, generator=True)]),
+        "after": (
+            2,
+            [A.RandomResizedCrop(32), A.PerImage(v2.ElasticTransform()), A.Grayscale(), A.PerImage(v2.RandomInvert())],
+        ),
+        "none": (1, [A.RandomResizedCrop(16), A.RandomInvert()]),
+    }
+    for name in ("files.lmdb", "square.pth"):
+        dataset = PackedDataset(stores(name), "train")
+        for options in ({"workers": 1}, {"workers": 3}):
+            batches = load(dataset, views, resident=False, **options)
+            assert all(each.startswith("packstore-loader") for each in names)
+            for view in views:
+                found = torch.cat([images[view] for images, _ in batches])
+                assert torch.equal(found, expected(dataset, view, views=views)), view
+            names.clear()

@@ -36,6 +36,7 @@ def convert(mean: list[float], std: list[float]) -> int:
         label_key="y",
         layout="NHWC",
         ignore=["*.txt"],
+        columns=["image=photo"],
         fields=None,
         split="train",
         format="lmdb",
@@ -159,6 +160,7 @@ def grow() -> int:
         no_new_classes=True,
         layout="NHWC",
         ignore=["*.txt"],
+        columns=["image=photo"],
         on_duplicate="skip",
         on_error="skip",
         check="decode",
@@ -199,7 +201,11 @@ def grow() -> int:
         progress=lambda report: None,
     )
     indexed = packstore.add_index(store="photos.lmdb", progress=True)
+    moved = packstore.relink(
+        store="photos.lmdb", rebase=("/old", Path("/new")), links="relative", progress=lambda report: None
+    )
     added = indexed.manifest.records + sum(report.added.values()) + report.duplicates + report.linked + report.rewritten
+    added += moved.files + moved.moved + moved.proven
     return added + merged.linked + merged.copied + merged.duplicates + chosen.manifest.records
 
 
@@ -219,6 +225,7 @@ def check() -> bool:
         max_pixels=100_000_000,
         progress=lambda report: None,
         ignore=["*.txt"],
+        columns=["image=photo"],
     )
     repaired = packstore.repair(
         damaged="photos.lmdb",
@@ -235,6 +242,7 @@ def check() -> bool:
         max_pixels=100_000_000,
         progress=True,
         ignore=["*.txt"],
+        columns=["image=photo"],
     )
     saved = packstore.salvage(damaged="photos.lmdb", destination="rest.lmdb", unproven=True, progress=True)
     with packstore.open(path="photos.lmdb", checksums="always") as store:
@@ -279,7 +287,12 @@ def load() -> float:
             RandomResizedCrop(size=224, scale=(0.2, 1.0), ratio=(0.8, 1.25), interpolation="random", antialias=False),
             RandomHorizontalFlip(p=0.5, alternating=True),
             Resize(size=(64, 64), interpolation="bicubic", antialias=True),
-            RandomCrop(size=32, padding=4, padding_mode="reflect", fill=0.5),
+            augment.RandomResize(min_size=32, max_size=64, interpolation="bicubic", antialias=True),
+            augment.RandomShortestSize(min_size=[32, 48], max_size=64, interpolation="nearest", antialias=True),
+            augment.ScaleJitter(target_size=64, scale_range=(0.5, 1.5), interpolation="bilinear", antialias=False),
+            augment.Pad(padding=(1, 2), fill=0.5, padding_mode="edge"),
+            augment.ThreeAugment(),
+            RandomCrop(size=32, padding=4, padding_mode="reflect", fill=0.5, pad_if_needed=False),
             CenterCrop(size=28),
             Cutout(size=8, fill=0.5),
             PerImage(fn=torch.abs, generator=False),

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What a seek index gives and takes: stores without and with one.
+"""What a seek index and links give and take: stores without and with them.
 
-    .venv/bin/python tools/bench/indexes.py IMAGES [--split train] [--repeats 7] [--workers N]
+    .venv/bin/python tools/bench/indexes.py SOURCE [--split train] [--repeats 7] [--workers N]
 
-IMAGES is an image folder. In one run, in turn, with a warm page cache: packing into an LMDB, the bytes of the stores,
-and a loader's epochs with random resized crop to 224 and flip in batches of 256. Minimum and median of the rounds.
+SOURCE is an image folder, or better a tar of one: links to small files read these one by one. In one run, in turn,
+with a warm page cache: packing into an LMDB, the bytes of the stores, and a loader's epochs with random resized crop to
+224 and flip in batches of 256. Minimum and median of the rounds.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 STORES: dict[str, dict[str, Any]] = {
     "without index": {"encoding": "original", "index": False},
     "with index": {"encoding": "original", "index": True},
+    "linked, without": {"encoding": "original", "index": False, "link": True},
+    "linked, with": {"encoding": "original", "index": True, "link": True},
 }
 
 
@@ -42,15 +45,15 @@ def in_turn(jobs: dict[str, Callable[[], float]], repeats: int) -> dict[str, lis
     return seconds
 
 
-def image_bytes(store: Path) -> int:
-    """Bytes of the images and their indexes."""
-    columns = packstore.open(store).manifest.columns
-    return sum(column.nbytes or 0 for column in columns if column.name in ("image", "seek_index"))
+def held_bytes(store: Path) -> int:
+    """Bytes of the images, indexes and links that a store holds."""
+    columns = packstore.open(store).manifest.held_columns
+    return sum(c.nbytes for c in columns if c.name in ("image", "seek_index") or c.name.startswith("link_"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("images", type=Path)
+    parser.add_argument("source", type=Path)
     parser.add_argument("--split", help="the split to load; needed where there are several")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--workers", type=int)
@@ -60,7 +63,7 @@ def main() -> None:
 
         def packing(name: str) -> float:
             convert = packstore.convert
-            return timed(lambda: convert(arguments.images, stores[name], overwrite=True, **STORES[name]))
+            return timed(lambda: convert(arguments.source, stores[name], overwrite=True, **STORES[name]))
 
         packed = in_turn({name: lambda name=name: packing(name) for name in stores}, arguments.repeats)  # type: ignore[misc]
         sets = {name: PackedDataset(store, arguments.split) for name, store in stores.items()}
@@ -78,17 +81,19 @@ def main() -> None:
 
         loaded = in_turn({name: lambda of=loader: epoch(of) for name, loader in loaders.items()}, arguments.repeats)  # type: ignore[misc]
         unindexed = loaders["with index"].stats()["unindexed"]
-        records, plain = packstore.open(stores["without index"]).manifest.records, image_bytes(stores["without index"])
+        records, plain = packstore.open(stores["without index"]).manifest.records, held_bytes(stores["without index"])
         rows = [
             [
                 name,
                 *(f"{len(sets[name]) / pick(loaded[name]):,.0f}" for pick in (min, median)),
                 *(f"{records / pick(packed[name]):,.0f}" for pick in (min, median)),
-                f"{image_bytes(stores[name]) / plain - 1:+.2%}",
+                f"{held_bytes(stores[name]) / plain:.2%}",
             ]
             for name in stores
         ]
-    print(table(["store", "loaded images/s, best", "median", "packed images/s, best", "median", "bytes"], rows))
+    print(
+        table(["store", "loaded images/s, best", "median", "packed images/s, best", "median", "bytes / images"], rows)
+    )
     print(f"\n{records} images, {unindexed:.0f} with an index that did not fit. {machine()}")
 
 

@@ -243,12 +243,12 @@ def gil(source: Path, scratch: Path) -> None:
         packstore.convert(source, path, index=index)
         names = [split.name for split in packstore.open(path).manifest.splits]
         dataset = PackedDataset(path, names[0] if names else None, checksums="never")
-        print(f"\nPython an image in JPEG streaming ({name}), under the GIL: {_gil(dataset) * 1e6:.1f} µs")
+        print(f"\nPython an image in JPEG streaming ({name}), under the GIL: {python_seconds(dataset) * 1e6:.1f} µs")
 
 
-def _gil(dataset: PackedDataset) -> float:
-    """Seconds an image."""
-    assembler = PackedLoader(dataset, 256, augment=CROP, workers=1).pipeline.assembler
+def python_seconds(dataset: PackedDataset, **options: Any) -> float:
+    """Seconds an image under the GIL, with crop and flip or other options of a PackedLoader."""
+    assembler = PackedLoader(dataset, 256, **(options or {"augment": CROP}), workers=1).pipeline.assembler
     records = np.arange(min(256, len(dataset)))
     out = torch.empty((len(records), *assembler.shape), dtype=assembler.dtype)
 

@@ -127,6 +127,13 @@ class Requests:
     def __len__(self) -> int:
         return len(self._fields)
 
+    def repeated(self, count: int) -> Requests:
+        """Requests for the same sources, each ``count`` times in turn, of which nothing is wanted yet."""
+        requests = Requests(())
+        requests._kind, requests._kept = self._kind, self._kept[:1]
+        requests._fields = np.repeat(self._fields, count, 0)
+        return requests
+
     def sizes(self) -> NDArray[np.int64]:
         """Height and width of each JPEG file, ``(N, 2)``; zeros for those that the engine does not take."""
         library = _library()[0]

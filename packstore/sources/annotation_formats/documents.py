@@ -127,7 +127,7 @@ class DocumentSource(AnnotatedSource):
                 if image in seen:
                     raise self._twice(name, seen[image], file)
                 seen[image] = file
-                split = (_split_of_file(file) if entry.split is None else entry.split).lower()
+                split = (split_of_file(file) if entry.split is None else entry.split).lower()
                 if split not in self._splits:
                     self._splits.append(split)
                 if len(self._splits) > 255:
@@ -151,7 +151,7 @@ class DocumentSource(AnnotatedSource):
         that an entry says may lie in a folder of its name."""
         beside = file.rpartition("/")[0]
         above = beside.rpartition("/")[0]
-        split = _split_of_file(file)
+        split = split_of_file(file)
         bases = [join(base, place) if place else base for base in (beside, above) for place in _IMAGES]
         folders = [*(join(base, split) for base in bases if split), *bases]
         deeper = [join(entry.split or "", name) for entry, name in zip(entries, names, strict=True)]
@@ -248,7 +248,7 @@ def _plain_name(name: Any) -> str:
     return plain_path(bare)
 
 
-def _split_of_file(file: str) -> str:
+def split_of_file(file: str) -> str:
     """The split that the name of a file says, or else one of its folders; ``""`` for none."""
     *folders, name = file.lower().split("/")
     words = [*re.split(r"[_.\-\s]+", name)[:-1], *reversed(folders)]

@@ -22,7 +22,7 @@ from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
 from packstore.sources.tree import Found, Tree
-from packstore.stores.linked import Location
+from packstore.stores.link_files import Location
 
 _START = 16
 _SPLITS = frozenset(map(str.encode, SPLIT_ORDER))
@@ -134,7 +134,7 @@ class ArchiveTree(Tree):
         return data
 
     def locate(self, key: str) -> Location | None:
-        number = self._index.find(self._inside(key))
+        number = self._find(self._inside(key))
         if number is None or self._index.file is not None:  # a copy that was decompressed
             return None
         member = self._index.member(number)
@@ -183,8 +183,10 @@ class ArchiveTree(Tree):
             return b""
 
     def _find(self, raw: bytes) -> int | None:
-        """The number of a file; most are read in the order of their names."""
+        """The number of a file; most are read in the order of their names, and located before."""
         number: int | None = self._next
+        if number and self._index.name(number - 1) == raw:
+            return number - 1
         if number == len(self._index) or self._index.name(number or 0) != raw:
             number = self._index.find(raw)
         if number is not None:

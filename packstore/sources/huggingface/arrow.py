@@ -17,6 +17,7 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.huggingface.features import features_of, is_label, load_pyarrow
 from packstore.sources.huggingface.tables import Group, Overview, Table, TableSource
 from packstore.sources.refusals import first_bytes
+from packstore.stores.link_files import Location
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
 _MAGIC = b"ARROW1"
@@ -44,6 +45,10 @@ class _ArrowTable(Table):
             self._file.close()
             raise
         self._places = array("q")
+        place = self._file.tell()
+        self._file.seek(0)
+        self._base = self._file.read_buffer(1).address
+        self._file.seek(place)
 
     def check(self) -> None:
         size = self._path.stat().st_size
@@ -89,6 +94,10 @@ class _ArrowTable(Table):
 
     def column(self, name: str) -> Iterator[Any]:
         return (batch.column(name) for batch in self._all())
+
+    def locate(self, address: int) -> Location | None:
+        inside = 0 <= address - self._base < self._size
+        return Location(str(self._path.absolute()), address - self._base) if inside else None
 
     def close(self) -> None:
         self._reader = None

@@ -46,10 +46,12 @@ class File(NamedTuple):
     Attributes:
         data: Its bytes; None where it is named alone.
         path: Its name; None where it has none.
+        address: Of its bytes in memory, in the table's buffers; 0 where it is named alone.
     """
 
     data: bytes | None
     path: str | None
+    address: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,6 +510,14 @@ class _FileCells(ArrayCells):
         super().__init__(array, _as_py)
         parts = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
         self._data, self._paths = parts["bytes"], parts.get("path")
+        width = {"binary": np.int32, "large_binary": np.int64}.get(str(self._data.type))
+        _, offsets, data = self._data.buffers() if width is not None else (None, None, None)
+        self._offsets = None if offsets is None or data is None else np.frombuffer(offsets, width)
+        self._start = 0 if data is None else data.address
 
     def __call__(self, row: int) -> File:
-        return File(self._data[row].as_py(), None if self._paths is None else self._paths[row].as_py())
+        path = None if self._paths is None else self._paths[row].as_py()
+        data = self._data[row].as_py()
+        if data is None or self._offsets is None:
+            return File(data, path)
+        return File(data, path, self._start + int(self._offsets[self._data.offset + row]))

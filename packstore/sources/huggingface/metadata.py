@@ -83,7 +83,7 @@ class Metadata:
             folder, _, name = file.rpartition("/")
             shown = self.tree.name(file)
             data = read_whole(self.tree, file, _MAX_BYTES)
-            reader = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}[name.rpartition(".")[2]]
+            reader = {"csv": _csv, "jsonl": read_json_lines, "parquet": read_parquet_rows}[name.rpartition(".")[2]]
             for number, values in reader(data, shown):
                 yield Line(f"{shown}, {number}", folder, values)
 
@@ -111,7 +111,7 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
             "where they differ: keep those of one kind"
         )
     found = Metadata(tree, files)
-    seen: dict[str, _Seen] = {}
+    seen: dict[str, ColumnValues] = {}
     rows = 0
     for line in found.lines():
         rows += 1
@@ -119,7 +119,7 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
             if name not in seen:
                 if len(seen) >= _MAX_COLUMNS:
                     raise SourceError(f"{line.place}: more than {_MAX_COLUMNS} columns")
-                seen[name] = _Seen()
+                seen[name] = ColumnValues()
             seen[name].add(value, text=kinds == ["csv"])
     if not rows:
         raise SourceError(f"{tree.name()}: its metadata files have no rows, so there is nothing to pack")
@@ -160,7 +160,7 @@ def has_file_names(tree: Tree, file: str) -> bool:
 
 
 @dataclass
-class _Seen:
+class ColumnValues:
     """What values a column has."""
 
     count: int = 0
@@ -283,7 +283,8 @@ def _is_utf8(line: bytes) -> bool:
     return True
 
 
-def _jsonl(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields line and values of each object. Raises :class:`SourceError`."""
     for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
             continue
@@ -296,7 +297,8 @@ def _jsonl(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"line {number}", found
 
 
-def _parquet(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_parquet_rows(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields number and values of each row. Raises :class:`SourceError`."""
     number = 0
     try:
         with closing(_open_parquet(data)) as file:

@@ -51,6 +51,7 @@ from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
 from packstore.sources.text_labels import LabelTexts
 from packstore.sources.values import nbytes_of
 from packstore.sources.workers import Failed
+from packstore.stores.link_files import Location
 
 STEP_BYTES = 16 << 20
 """About how much of a group is decoded at a time."""
@@ -111,6 +112,10 @@ class Table(ABC):
         :meth:`close`."""
         return
 
+    def locate(self, address: int) -> Location | None:
+        """Where in its file lies what is at an address in memory; None where that is no map of the file."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Closes its file. Arrays that were read stay valid."""
@@ -133,6 +138,16 @@ class _File:
     rest: array[int] = field(default_factory=lambda: array("q"))
 
 
+class _Values(dict[str, Any]):
+    """The values of a row.
+
+    Attributes:
+        location: Where the main image lies; None where it is no plain range of a file.
+    """
+
+    location: Location | None = None
+
+
 class _Block(NamedTuple):
     """Rows that are decoded: ``first`` up to ``stop`` of a group of a file."""
 
@@ -141,6 +156,7 @@ class _Block(NamedTuple):
     stop: int
     cells: tuple[Cells, ...]
     check: Callable[[], None]
+    locate: Callable[[int], Location | None]
 
     def holds(self, file: int, group: int, row: int) -> bool:
         return self.place == (file, group) and self.first <= row < self.stop
@@ -234,6 +250,10 @@ class TableSource(RowSource):
                 self._near.append(block)
         return self._row(block, row)
 
+    def locate_row(self, ref: Any) -> Location | None:
+        """See :meth:`RowSource.locate_row`; of what :meth:`fetch` gave."""
+        return ref.location if isinstance(ref, _Values) else None
+
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """Reads the rows, in a thread of its own, some 32 MB ahead. Their values lie in ``Entry.ref`` then."""
         pieces = ordered_pieces(lambda _: self._pieces(entries), [None], 1, lambda piece: piece[1], _AHEAD_BYTES)
@@ -307,14 +327,14 @@ class TableSource(RowSource):
         try:
             for batch in table.batches(group, rows):
                 cells = tuple(column.cells(batch.column(column.column)) for column in columns)
-                yield _Block((number, group), first, first + len(batch), cells, table.check)
+                yield _Block((number, group), first, first + len(batch), cells, table.check, table.locate)
                 first += len(batch)
         except faults() as error:
             raise ValueError(f"its rows cannot be read: {_line(error)}") from error
 
     def _row(self, block: _Block, row: int) -> dict[str, Any]:
         """The values of a row. Raises :class:`ValueError`."""
-        found: dict[str, Any] = {}
+        found = _Values()
         block.check()
         for column, cells in zip(self._columns, block.cells, strict=True):
             try:
@@ -324,6 +344,8 @@ class TableSource(RowSource):
             if isinstance(value, File):
                 if column.path is not None:
                     found[column.path] = value.path
+                if column.name == "image" and value.address:
+                    found.location = block.locate(value.address)
                 value = value.data if value.data is not None else self._beside(block.place[0], value.path)
             if isinstance(column.field, (Image, Mask, Bytes)) and type(value) is bytes and len(value) > self._max_bytes:
                 raise ValueError(
@@ -519,7 +541,7 @@ class TableSource(RowSource):
                 raise ValueError(f"the classes of {printable(name)!r} are not those of {self._found[0][1].name}")
 
 
-_NO_BLOCK = _Block((-1, -1), 0, 0, (), lambda: None)
+_NO_BLOCK = _Block((-1, -1), 0, 0, (), lambda: None, lambda _: None)
 
 
 def _reach(blocks: Iterator[_Block], row: int) -> _Block:

@@ -115,6 +115,9 @@ class ArrayRecordFiles:
         except (ValueError, IndexError):
             return None
 
+    def stretch(self, number: int, place: int, length: int) -> None:
+        """None: headers of blocks lie in the data of a chunk at each 64 KiB, and images are longer than that."""
+
     def close(self) -> None:
         """Closes the files and forgets what was read."""
         self._files.close()

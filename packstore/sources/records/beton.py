@@ -29,6 +29,7 @@ from packstore.sources.names import column_names
 from packstore.sources.records.files import OpenFiles, find_shards, first_shards, holds_images
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.values import LABEL_NAMES, names_an_image
+from packstore.stores.link_files import Location
 
 SUFFIXES = (".beton", ".ffcv")
 _VERSION = 2
@@ -122,6 +123,14 @@ class BetonSource(RowSource):
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{self._shards[number][1].name}: {printable(name)}: {error}") from error
         return found
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """See :meth:`RowSource.locate_row`."""
+        number, index = ref
+        beton = self._betons[number]
+        image = self._read_rows(number, index, 1)[0][f"f{beton.names.index(self._main)}"]
+        found = self._files.stretch(number, int(image["ptr"]), 0)
+        return None if found is None else found._replace(within=None)
 
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""

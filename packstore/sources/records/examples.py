@@ -30,6 +30,7 @@ from packstore.sources.records.facts import ExampleFacts
 from packstore.sources.records.files import OpenFiles, faults_of
 from packstore.sources.records.protobuf import Feature, Message, read_example
 from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.stores.link_files import Location
 
 KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")
 """Features that are the samples' keys where they are all different."""
@@ -116,6 +117,9 @@ class RecordFiles(Protocol):
     def checked(self, number: int, place: int, length: int) -> bytes | None:
         """The data of a record; None where they are damaged."""
 
+    def stretch(self, number: int, place: int, length: int) -> Location | None:
+        """Where a record's data lie; None if they are no plain bytes of the file."""
+
     def close(self) -> None:
         """Closes what nobody reads; reading opens it again."""
 
@@ -161,6 +165,10 @@ class TfrecordFiles:
         data = self._files[number].read(length + 4, place)
         good = len(data) == length + 4 and masked_crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
         return data[:-4] if good else None
+
+    def stretch(self, number: int, place: int, length: int) -> Location | None:
+        """See :meth:`RecordFiles.stretch`."""
+        return self._files.stretch(number, place, length)
 
     def close(self) -> None:
         """See :meth:`RecordFiles.close`."""
@@ -223,6 +231,10 @@ class ExampleSource(RowSource):
             raise ValueError(self._files.fault.format(self.shards[number][1].name, place))
         message = Message.of(data)
         return self.decoded(read_example(message), message)
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """See :meth:`RowSource.locate_row`."""
+        return self._files.stretch(*ref[:3])
 
     def files(self) -> Iterable[Path]:
         """See :meth:`RowSource.files`."""

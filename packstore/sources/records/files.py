@@ -20,6 +20,7 @@ from packstore.sources.archives.tar import TAR_FAULTS, decompressed
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over, reason_for
+from packstore.stores.link_files import Location
 
 _OPEN = 8
 _NAMED_MISSING = 1000
@@ -37,6 +38,7 @@ class OpenFiles:
     def __init__(self, paths: Sequence[Path], compression: Callable[[Path], str | None]) -> None:
         self._paths, self._compression = paths, compression
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._plain: dict[int, bool] = {}
         self._lock = threading.Lock()
 
     def __getitem__(self, number: int) -> OpenFile:
@@ -58,6 +60,14 @@ class OpenFiles:
                 return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         except OSError as error:
             raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
+
+    def stretch(self, number: int, start: int, size: int) -> Location | None:
+        """Where so many bytes of a file lie; None if it was decompressed."""
+        path = self._paths[number]
+        if number not in self._plain:
+            opened, lying = os.fstat(self[number].descriptor), path.stat()
+            self._plain[number] = (opened.st_dev, opened.st_ino) == (lying.st_dev, lying.st_ino)
+        return Location(str(path.absolute()), start, within=size) if self._plain[number] else None
 
     def close(self) -> None:
         """Closes those that nobody reads; reading opens them again."""

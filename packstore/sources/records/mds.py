@@ -33,6 +33,7 @@ from packstore.sources.records.files import OpenFiles
 from packstore.sources.records.mds_layout import FILES, INDEX, LISTS, SCALARS, array_of, decoded, read_shards
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.values import LABEL_NAMES, infer, names_an_image
+from packstore.stores.link_files import Location
 
 _MAX_VALUE = 1 << 31
 _PROBED = 16
@@ -113,6 +114,10 @@ class MdsSource(RowSource):
                 except (ValueError, OverflowError, RecursionError) as error:
                     raise ValueError(f"{printable(name)}: {error}") from error
         return found
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """See :meth:`RowSource.locate_row`."""
+        return self._files.stretch(ref[0], ref[1], ref[2] - ref[1])
 
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""

@@ -28,6 +28,7 @@ from packstore.sources.dataset import key_of
 from packstore.sources.records.files import OpenFiles, find_shards, first_shards, holds_images
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.stores.link_files import Location
 
 _SUFFIXES = (".rec",)
 _MAX_LABELS = 1 << 16
@@ -191,6 +192,13 @@ class RecordioSource(RowSource):
                 found[name] = labels[0] if self._is_single and name == "label" else labels
         further_values = {"id": np.uint64(identity), "id2": np.uint64(further)}
         return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """See :meth:`RowSource.locate_row`. Of a record in several parts the image is not found there."""
+        number, place = ref[:2]
+        return self._files.stretch(
+            number, place, sum(size + HEADER.size for _, _, size in _parts(self._files[number], place))
+        )
 
     @cached_property
     def schema_fields(self) -> Mapping[str, Field]:

@@ -20,6 +20,7 @@ from packstore.core.checksums import (
     row_checksums,
     value_hashes,
 )
+from packstore.core.column import LINK_LENGTH
 from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import device_and_inode, writing
@@ -193,6 +194,8 @@ class StoreBuilder:
         self._check_split(split)
         if buffers and self._cut_splits and self._runs and self._runs[-1].name != split:
             self.cut()
+        if LINK_LENGTH in values:  # the images lie elsewhere
+            sizes = values[LINK_LENGTH].tolist()
         try:
             with writing(self._staging.destination):
                 for name, column in values.items():

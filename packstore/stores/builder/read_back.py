@@ -17,7 +17,7 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.registry import FORMATS
 from packstore.stores.base import Reader, manifest_text
 from packstore.stores.builder.spools import finished_column
-from packstore.stores.opening import open_reader
+from packstore.stores.opening import open_container
 
 _BATCH_BYTES = 4 << 20
 
@@ -32,7 +32,7 @@ def read_again(path: Path, manifest: Manifest) -> None:
         StoreError: Something differs, or the file does not even open.
     """
     shown = printable(str(path))
-    with open_reader(path) as reader:
+    with open_container(path) as reader:
         if reader.manifest.digest != manifest.digest:
             raise _differs(shown, "its manifest")
         for column in manifest.columns[1:]:
@@ -41,6 +41,8 @@ def read_again(path: Path, manifest: Manifest) -> None:
         problem = next(iter(reader.check_structure(quick=FORMATS[manifest.format].quick_read_back)), None)
         if problem is not None:
             raise _differs(shown, f"the structure ({problem.what})")
+        if manifest.is_linked:  # it holds no images
+            return
         checksums, done = reader.fixed("checksum"), 0
 
         def check(some: _Images) -> tuple[int, int | None]:

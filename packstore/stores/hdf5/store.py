@@ -97,20 +97,16 @@ class Hdf5Writer(Writer):
 
     def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> int:
         """Writes everything but the images; returns the offset at which they belong."""
-        import h5py  # for writing only: reading does without
-
-        with h5py.File(
-            file, "w", libver=("v108", "v108"), alignment_threshold=_ALIGNMENT, alignment_interval=_ALIGNMENT
-        ) as h5:
+        with _create_file(file) as h5:
             if self._ends is None:
                 image = _dataset(h5, "image", self.image.dtype, (manifest.records, *self.image.shape))
             else:
-                group = h5.create_group("image", track_order=False)
+                group = _group(h5, "image")
                 image = _dataset(group, "bytes", "uint8", (self._nbytes,))
                 _fill(group, "offsets", "int64", self._ends.offsets())
             for name, data in columns.items():
                 if isinstance(data, Ragged):
-                    group = h5.create_group(name, track_order=False)
+                    group = _group(h5, name)
                     _fill(group, "bytes", "uint8", data.data)
                     _fill(group, "offsets", "int64", data.offsets)
                 else:
@@ -131,7 +127,7 @@ class Hdf5Reader(MappedReader):
             root = hdf5.messages(hdf5.root)
             manifest = _manifest_of(hdf5, root, path)
             members = hdf5.members(root)
-            for column in manifest.columns:
+            for column in manifest.held_columns:
                 data[column.name] = _column(hdf5, members, column, manifest.records, mapped, shown)
                 check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
@@ -237,22 +233,43 @@ def dataset_places(file: Any, manifest: Manifest) -> dict[str, int]:
     """Where the datasets of a store with this manifest begin, in bytes: laid out in ``file``, which is left with holes.
 
     By dataset: ``label``, ``key/bytes``, ``key/offsets``. Those without a byte lie at 0."""
-    import h5py
-
     places: dict[str, int] = {}
-    with h5py.File(
-        file, "w", libver=("v108", "v108"), alignment_threshold=_ALIGNMENT, alignment_interval=_ALIGNMENT
-    ) as h5:
-        for column in manifest.columns:
+    with _create_file(file) as h5:
+        for column in manifest.held_columns:
             if column.kind == "fixed":
                 datasets = [_dataset(h5, column.name, column.dtype, (manifest.records, *column.shape))]
             else:
-                group = h5.create_group(column.name, track_order=False)
+                group = _group(h5, column.name)
                 datasets = [_dataset(group, "bytes", "uint8", (column.nbytes,))]
                 datasets.append(_dataset(group, "offsets", "int64", (manifest.records + 1,)))
             for dataset in datasets:
                 places[dataset.name.lstrip("/")] = int(dataset.id.get_offset() or 0)
     return places
+
+
+def _create_file(file: Any) -> Any:
+    """An ``h5py.File`` that writes to ``file``, a Python file, and stores no times.
+
+    So the same input gives the same bytes. ``h5py.File`` of h5py 3.8 has no option for that.
+    """
+    import h5py  # for writing only: reading does without
+
+    access, creation = h5py.h5p.create(h5py.h5p.FILE_ACCESS), h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V18)
+    access.set_alignment(_ALIGNMENT, _ALIGNMENT)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, file)
+    creation.set_obj_track_times(False)
+    return h5py.File(h5py.h5f.create(b"packstore", h5py.h5f.ACC_TRUNC, fapl=access, fcpl=creation))
+
+
+def _group(parent: Any, name: str) -> Any:
+    """A new group that stores no times."""
+    import h5py
+
+    properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    properties.set_obj_track_times(False)
+    return h5py.Group(h5py.h5g.create(parent.id, name.encode("ascii"), gcpl=properties))
 
 
 def _dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -263,7 +280,7 @@ def _dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    properties.set_obj_track_times(False)  # the same input gives the same bytes
+    properties.set_obj_track_times(False)
     kind = h5py.h5t.py_create(NUMPY_DTYPE[dtype])
     dataset = h5py.Dataset(
         h5py.h5d.create(group.id, name.encode("ascii"), kind, h5py.h5s.create_simple(shape), properties)

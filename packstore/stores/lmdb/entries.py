@@ -36,7 +36,7 @@ def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: Pr
     if _in_order(pages, manifest, overflow=not quick):
         return
     found = yield from _faults(pages, manifest, quick, progress)
-    for column in manifest.columns:
+    for column in manifest.held_columns:
         nbytes = found.get(column.name, column.nbytes)
         if nbytes != column.nbytes:
             what = "images" if column.name == "image" else f"values of {column.name!r}"
@@ -47,7 +47,7 @@ def _in_order(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
     """Whether every page and entry is in order; if not, :func:`_faults` says what is wrong."""
     widths = _widths(manifest)
     sizes = {f"{c.name}/".encode("ascii"): c.nbytes for c in manifest.columns[1:] if c.one_by_one}
-    sizes[b""] = manifest.image.nbytes
+    sizes[b""] = manifest.held_columns[0].nbytes
     counts = dict.fromkeys(sizes, 0)
     names: list[bytes] = []
     try:

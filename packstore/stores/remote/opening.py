@@ -16,6 +16,7 @@ from packstore.core.urls import UrlPath
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
 from packstore.stores.base import Reader
 from packstore.stores.format import Format
+from packstore.stores.linked import LinkedReader
 from packstore.stores.remote.head import RemoteHead, read_head
 from packstore.stores.remote.reader import RemoteReader
 
@@ -89,7 +90,7 @@ def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: 
     finally:
         os.close(descriptor)
     reader.nbytes = info.nbytes
-    return reader
+    return LinkedReader(reader, path.parent) if reader.manifest.is_linked else reader
 
 
 def _recognised(path: UrlPath, start: bytes) -> Format:

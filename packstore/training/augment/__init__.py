@@ -29,9 +29,10 @@ from packstore.training.augment.logic import Compose, RandomApply, RandomChoice,
 from packstore.training.augment.masking import Masking, RandomMasking
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixedLabels, MixUp
 from packstore.training.augment.per_image import PerImage
-from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
+from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, ThreeAugment, TrivialAugmentWide
 from packstore.training.augment.recipes import RECIPES, Recipe, recipe
 from packstore.training.augment.repeated import RASampler
+from packstore.training.augment.sizes import Pad, RandomResize, RandomShortestSize, ScaleJitter
 from packstore.training.augment.timm_policies import TimmAugment
 from packstore.training.augment.warps import RandomAffine, RandomPerspective, RandomRotation, RandomVerticalFlip
 from packstore.training.random_draws import Draws
@@ -55,6 +56,7 @@ __all__ = [
     "MixUp",
     "MixedLabels",
     "Operation",
+    "Pad",
     "PerImage",
     "RASampler",
     "RandAugment",
@@ -75,12 +77,16 @@ __all__ = [
     "RandomPerspective",
     "RandomPhotometricDistort",
     "RandomPosterize",
+    "RandomResize",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomShortestSize",
     "RandomSolarize",
     "RandomVerticalFlip",
     "Recipe",
     "Resize",
+    "ScaleJitter",
+    "ThreeAugment",
     "TimmAugment",
     "TrivialAugmentWide",
     "recipe",

@@ -171,6 +171,7 @@ class RandomCrop(GeometricOperation):
     Args:
         size: ``S`` for a square, or ``(height, width)``.
         padding: Pixels that are added on each side before.
+        pad_if_needed: Whether smaller images get what they lack on both sides, of ``fill``.
         padding_mode: What with: ``"constant"`` (``fill``), ``"edge"`` (the outermost pixel), ``"reflect"`` (mirrored
             without the outermost pixel) or ``"symmetric"`` (mirrored with it).
         fill: Value of added pixels, in the images' own units.
@@ -184,9 +185,12 @@ class RandomCrop(GeometricOperation):
     padding: int = 0
     padding_mode: PaddingMode = "constant"
     fill: float = 0
+    pad_if_needed: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", as_size(self.size, "RandomCrop"))
+        if self.pad_if_needed and (self.padding or self.padding_mode != "constant"):
+            raise UsageError("RandomCrop: pad_if_needed stands without padding, and fills with one value")
         if not isinstance(self.padding, int) or self.padding < 0:
             raise UsageError(f"RandomCrop: padding should be an integer of at least 0, got {self.padding!r}")
         if self.padding_mode not in get_args(PaddingMode):
@@ -196,6 +200,10 @@ class RandomCrop(GeometricOperation):
     def __call__(self, images: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
         """As :meth:`Operation.__call__`; with ``flip``, bool ``(B,)``, those images are mirrored after it."""
         height, width = images.shape[-2:]
+        if self.pad_if_needed:
+            tall, wide = (max(0, n - m) for n, m in zip(self._pair, (height, width), strict=True))
+            images = torch.nn.functional.pad(images, (wide, wide, tall, tall), value=self.fill)
+            height, width = images.shape[-2:]
         top, left = self._places((height, width), draws)
         return crop(images, top, left, self._pair, self.padding, self.padding_mode, self.fill, flip)
 
@@ -242,11 +250,18 @@ class RandomCrop(GeometricOperation):
         return self._pair
 
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
+        if self.pad_if_needed and (self.fill != 0 or any(isinstance(op, CenterCrop | RandomCrop) for op in before)):
+            return False
         return self.padding == 0 and crop_composes(self._pair, before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         window, padding = crops.window, self.padding
         rows, columns = self._pair
+        if self.pad_if_needed:
+            tall, wide = (rows - window[:, 2]).clip(0), (columns - window[:, 3]).clip(0)
+            top = draws.integers(window[:, 2] + 2 * tall - rows + 1, 0) - tall
+            left = draws.integers(window[:, 3] + 2 * wide - columns + 1, 1) - wide
+            return with_window(crops.replace(fill=self.fill), top, left, self._pair)
         small = (window[:, 2] + 2 * padding < rows) | (window[:, 3] + 2 * padding < columns)
         if isinstance(small, np.ndarray) and small.any():
             at = int(small.argmax())

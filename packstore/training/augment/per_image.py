@@ -6,6 +6,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, named
 from packstore.training.augment.logic import Compose
 from packstore.training.augment.recipes import RECIPES, recipe
+from packstore.training.augment.thread_generator import ThreadGenerator
 from packstore.training.augment.timm_policies import TimmAugment
 from packstore.training.random_draws import Draws
 from packstore.training.single_threaded import single_threaded
@@ -45,13 +47,16 @@ _OURS = {
 class PerImage(Operation):
     """Calls a function image by image, so that a random one draws for each image.
 
-    torch's, numpy's and Python's own generators are seeded before each call, from seed, epoch, record and place in the
-    list, and restored after the last. So the results do not depend on threads, ranks, mode or resuming. As these
-    generators are the process's, the calls are made one after another in the thread that asks for batches; torch starts
-    no threads meanwhile, since sharing out one image costs more than it saves.
+    What it draws is a function of seed, epoch, record and place in the list, so that the results do not depend on
+    threads, ranks, mode or resuming. On the CPU the threads that decode make the calls, if all operations before this
+    one run while decoding, for
 
-    With ``generator=True`` nothing but ``fn`` sees the seed. On the CPU the threads that decode then make the calls,
-    if all operations before this one run while decoding; ``fn`` should keep nothing between them.
+    - transforms of torchvision's that draw from torch alone: torch gets a generator of the thread's own meanwhile;
+    - any ``fn`` with ``generator=True``, which nothing but ``fn`` sees. It should keep nothing between calls.
+
+    For other functions torch's, numpy's and Python's own generators are seeded before each call and restored after the
+    last. As these are the process's, the calls are made one after another in the thread that asks for batches; torch
+    starts no threads meanwhile, since sharing out one image costs more than it saves.
 
     Args:
         fn: Called with a tensor ``(C, H, W)``; returns one, of the same shape for all images of a batch.
@@ -86,12 +91,22 @@ class PerImage(Operation):
             results = self.call_each(images, seeds) if self.generator else self._call_seeded(images, seeds)
         return self.stack(results) if results else images
 
+    @cached_property
+    def runs_in_threads(self) -> bool:
+        """Whether :meth:`call_each` may be used."""
+        return self.generator or all(map(_draws_from_torch, parts_of(self.fn)))
+
     def call_each(self, images: Iterable[Tensor], seeds: Iterable[int]) -> list[Tensor]:
         """Calls the function with each image and a generator of its seed; from any thread."""
-        return [
-            self.fn(image.clone(), generator=torch.Generator(image.device).manual_seed(seed))
-            for image, seed in zip(images, seeds, strict=True)
-        ]
+        results = []
+        for image, seed in zip(images, seeds, strict=True):
+            generator = torch.Generator(image.device).manual_seed(seed)
+            if self.generator:
+                results.append(self.fn(image.clone(), generator=generator))
+            else:
+                with ThreadGenerator(generator):
+                    results.append(self.fn(image.clone()))
+        return results
 
     def _call_seeded(self, images: Tensor, seeds: Iterable[int]) -> list[Tensor]:
         """Calls the function with each image, and the generators of the process seeded."""
@@ -120,6 +135,21 @@ class PerImage(Operation):
                 found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise UsageError(f"{self!r} should give tensors of one shape, and gave {found}")
         return torch.stack(list(results))
+
+
+_FIRST_VERSION = ("torchvision.transforms.transforms", "torchvision.transforms.autoaugment")
+_OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
+"""Of those modules' transforms the ones that call functions of the user's, or draw from Python's own generator."""
+
+
+def _draws_from_torch(part: Any) -> bool:
+    """Whether a part of a function draws no numbers but torch's: one of torchvision's own transforms, or a wrapper."""
+    name, module = type(part).__name__, type(part).__module__
+    if isinstance(part, InPlace):
+        return True
+    if module.startswith("torchvision.transforms.v2."):
+        return name != "Lambda"
+    return module in _FIRST_VERSION and name not in _OTHERS
 
 
 def _takes_generator(fn: Callable[..., Any]) -> bool:

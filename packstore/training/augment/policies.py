@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,9 @@ from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, join_programs, new_program, step, warp_flags
 from packstore.training.augment.auto_augment_tables import POLICIES
 from packstore.training.augment.base import Operation, Size
+from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
 from packstore.training.augment.distributions import chance, dirichlet
+from packstore.training.augment.logic import RandomChoice
 from packstore.training.augment.matrices import inverse_affine, rotation
 from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
 from packstore.training.random_draws import Draws
@@ -129,28 +131,39 @@ class _Policy(Operation):
     def _flags(self) -> int:
         return int(warp_flags(INTERPOLATIONS.index(self.interpolation), as_fill(self, self.fill)))
 
-    def _write(
+    def _steps(
         self,
-        program: Program,
-        column: int,
-        size: Size,
         names: Sequence[str],
+        policy: tuple[str, int],
+        size: Size,
         chosen: NDArray[np.int64],
-        table: Callable[[str], Magnitudes | None],
-        level: Any,
+        level: NDArray[np.int64] | int,
         negative: NDArray[np.bool_],
-        where: NDArray[np.bool_] | None = None,
-    ) -> None:
-        """Writes the operation ``names[chosen[b]]`` with magnitude ``table(name)[level[b]]`` into ``column``."""
-        for number in np.unique(chosen).tolist():
-            name = names[number]
-            mine = chosen == number if where is None else (chosen == number) & where
-            rows = np.flatnonzero(mine)
-            magnitudes = table(name)
-            magnitude = np.zeros(len(rows)) if magnitudes is None else magnitudes[level[rows]]
-            if name in _SIGNED:
-                magnitude = np.where(negative[rows], -magnitude, magnitude)
-            write_steps(program, rows, column, name, magnitude, size, self._flags)
+    ) -> Program:
+        """The steps ``(B,)`` of operations ``names[chosen]`` at magnitudes ``level`` of the policy."""
+        table = step_table(tuple(names), policy, size, self._flags)
+        steps: Program = table[chosen, level, negative.astype(np.int64)]
+        return steps
+
+
+@lru_cache(32)
+def step_table(names: tuple[str, ...], policy: tuple[str, int], size: Size, flags: int) -> Program:
+    """The steps of operations by magnitude and sign, ``(names, bins, 2)``: as they are, and negative.
+
+    Args:
+        names: As torchvision names them.
+        policy: As for :func:`magnitudes_of`, and the number of bins.
+        size: Height and width of the images.
+        flags: Of warps.
+    """
+    kind, bins = policy
+    table = np.empty((len(names), bins, 2), new_program(0).dtype)
+    for name, steps in zip(names, table, strict=True):
+        magnitudes = magnitudes_of(name, bins, size, kind)
+        magnitude = np.zeros(bins) if magnitudes is None else magnitudes
+        for column, sign in enumerate((1, -1 if name in _SIGNED else 1)):
+            write_steps(steps, np.arange(bins), column, name, sign * magnitude, size, flags)
+    return table
 
 
 RAND_AUGMENT = (
@@ -199,15 +212,10 @@ class RandAugment(_Policy, ProgramOperation):
             )
 
     def program(self, draws: Draws, size: Size) -> Program:
-        program = new_program(len(draws), self.num_ops)
-        level = np.full(len(draws), self.magnitude)
+        program, policy = new_program(len(draws), self.num_ops), ("auto", self.num_magnitude_bins)
         for n in range(self.num_ops):
             chosen, negative = draws.integers(len(RAND_AUGMENT), 2 * n), chance(draws, 0.5, 2 * n + 1)
-            self._write(
-                *(program, n, size, RAND_AUGMENT, chosen),
-                lambda name: magnitudes_of(name, self.num_magnitude_bins, size, "auto"),
-                *(level, negative),
-            )
+            program[:, n] = self._steps(RAND_AUGMENT, policy, size, chosen, self.magnitude, negative)
         return program
 
 
@@ -233,13 +241,9 @@ class TrivialAugmentWide(_Policy, ProgramOperation):
         check_bins(self, self.num_magnitude_bins)
 
     def program(self, draws: Draws, size: Size) -> Program:
-        program = new_program(len(draws), 1)
-        self._write(
-            *(program, 0, size, RAND_AUGMENT, draws.integers(len(RAND_AUGMENT), 0)),
-            lambda name: magnitudes_of(name, self.num_magnitude_bins, size, "wide"),
-            *(draws.integers(self.num_magnitude_bins, 1), chance(draws, 0.5, 2)),
-        )
-        return program
+        policy, chosen = ("wide", self.num_magnitude_bins), draws.integers(len(RAND_AUGMENT), 0)
+        level = draws.integers(self.num_magnitude_bins, 1)
+        return self._steps(RAND_AUGMENT, policy, size, chosen, level, chance(draws, 0.5, 2))[:, None]
 
 
 @dataclass(frozen=True)
@@ -271,11 +275,9 @@ class AutoAugment(_Policy, ProgramOperation):
         for place in range(2):
             names, shares, levels = (list(each) for each in zip(*(pair[place] for pair in pairs), strict=True))
             happens = draws.uniform(1 + place) <= np.array(shares)[chosen]
-            self._write(
-                *(program, place, size, names, chosen),
-                lambda name: magnitudes_of(name, 10, size, "auto"),
-                *(np.array(levels)[chosen], chance(draws, 0.5, 3 + place), happens),
-            )
+            level = np.array([level or 0 for level in levels])[chosen]  # None for those without magnitudes
+            steps = self._steps(names, ("auto", 10), size, chosen, level, chance(draws, 0.5, 3 + place))
+            program[happens, place] = steps[happens]
         return program
 
 
@@ -328,11 +330,9 @@ class AugMix(_Policy, ProgramOperation):
         depth = np.full(len(draws), most) if self.chain_depth > 0 else 1 + draws.integers(3, 0)
         program = new_program(len(draws), most)
         for n in range(most):
-            self._write(
-                *(program, n, size, names, draws.integers(len(names), 1 + 3 * n)),
-                lambda name: magnitudes_of(name, 10, size, "mix"),
-                *(draws.integers(self.severity, 2 + 3 * n), chance(draws, 0.5, 3 + 3 * n), n < depth),
-            )
+            chosen, level = draws.integers(len(names), 1 + 3 * n), draws.integers(self.severity, 2 + 3 * n)
+            steps = self._steps(names, ("mix", 10), size, chosen, level, chance(draws, 0.5, 3 + 3 * n))
+            program[n < depth, n] = steps[n < depth]
         return program
 
     def program(self, draws: Draws, size: Size) -> Program:
@@ -348,3 +348,18 @@ def check_bins(operation: Operation, bins: Any) -> None:
     """Raises :class:`UsageError` unless ``bins`` is a number of magnitudes."""
     if not isinstance(bins, int) or not 2 <= bins <= 1000:
         raise UsageError(f"{type(operation).__name__}: num_magnitude_bins should be 2 … 1000, got {bins!r}")
+
+
+@dataclass(frozen=True)
+class ThreeAugment(ProgramOperation):
+    """Makes each image gray, solarised or blurred, each with the same probability, as 3-Augment of DeiT III.
+
+    Source: facebookresearch/deit, augment.py. Pillow's blur, of a radius from 0.1 to 2, is a Gaussian one of that
+    deviation.
+    """
+
+    def program(self, draws: Draws, size: Size) -> Program:
+        return _THREE.program(draws, size)
+
+
+_THREE = RandomChoice([Grayscale(), RandomSolarize(128, p=1.0), GaussianBlur(15, (0.1, 2.0))])

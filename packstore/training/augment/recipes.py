@@ -9,13 +9,14 @@ from typing import Any
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Step
-from packstore.training.augment.colour import ColorJitter, GaussianBlur, Grayscale, RandomGrayscale, RandomSolarize
+from packstore.training.augment.colour import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
 from packstore.training.augment.erasing import RandomErasing
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop, RandomResizedCrop
-from packstore.training.augment.logic import RandomApply, RandomChoice
+from packstore.training.augment.logic import RandomApply
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
-from packstore.training.augment.policies import RandAugment, TrivialAugmentWide
+from packstore.training.augment.policies import RandAugment, ThreeAugment, TrivialAugmentWide
+from packstore.training.augment.sizes import RandomResize
 from packstore.training.augment.timm_policies import TimmAugment
 
 IMAGENET_MEAN = (124, 116, 104)
@@ -81,12 +82,10 @@ def _timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> _Source
 
 
 def _deit3() -> list[Step]:
-    # Pillow's blur of radius 0.1 … 2.
-    three = [Grayscale(), RandomSolarize(128, p=1.0), GaussianBlur(15, (0.1, 2.0))]
     return [
         RandomResizedCrop(224, scale=(0.08, 1.0), interpolation="bicubic"),
         RandomHorizontalFlip(),
-        RandomChoice(three),
+        ThreeAugment(),
         ColorJitter(0.3, 0.3, 0.3),
     ]
 
@@ -188,6 +187,11 @@ _RECIPES = {
         lambda: [RandomResizedCrop(224, scale=(0.9, 1.0), interpolation="bicubic")],
         "mlfoundations/open_clip, transform.py, image_transform",
         normalize="0.48145466,0.4578275,0.40821073/0.26862954,0.26130258,0.27577711",
+    ),
+    "segmentation-reference": _Source(
+        lambda: [RandomResize(260, 1040), RandomHorizontalFlip(), RandomCrop(480, pad_if_needed=True)],
+        "pytorch/vision, references/segmentation/presets.py, SegmentationPresetTrain, base_size 520, crop_size 480; "
+        "masks with mask_fill=255",
     ),
     "yolo-cls": _Source(
         lambda: [

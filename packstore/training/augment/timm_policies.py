@@ -98,11 +98,11 @@ class TimmAugment(ProgramOperation):
             own = draws.child(step)
             happens = own.uniform(0) <= shares[:, step]
             level = _spread(own, levels[:, step], plan)
-            flags = self._flags(own)
+            flags, signs = self._flags(own), np.where(own.uniform(5) > 0.5, -1.0, 1.0)
             for number in np.unique(chosen[:, step]).tolist():
                 rows = np.flatnonzero((chosen[:, step] == number) & happens)
                 if len(rows):
-                    program[rows, step] = _steps(names[number], level[rows], own, rows, size, flags[rows])
+                    program[rows, step] = _steps(names[number], level[rows], own, rows, size, flags[rows], signs[rows])
         return program
 
     def _flags(self, draws: Draws) -> NDArray[np.int32]:
@@ -202,12 +202,17 @@ def _spread(draws: Draws, level: Floats, plan: _Plan) -> Floats:
 
 
 def _steps(
-    name: str, level: Floats, draws: Draws, rows: NDArray[np.int64], size: Size, flags: NDArray[np.int32]
+    name: str,
+    level: Floats,
+    draws: Draws,
+    rows: NDArray[np.int64],
+    size: Size,
+    flags: NDArray[np.int32],
+    sign: Floats,
 ) -> Program:
-    """The steps of an operation at ``level``, of those ``rows`` of the batch."""
+    """The steps of an operation at ``level``, of those ``rows`` of the batch; ``sign`` is -1 or 1, as the level."""
     steps = new_program(len(rows))[:, 0]
     part = level / _LEVELS
-    sign = np.where(draws.uniform(5)[rows] > 0.5, -1.0, 1.0)
     base = name.removesuffix("Increasing").removesuffix("Original")
     if base in _FACTORS:
         factor = part * 1.8 + 0.1 if base == name else np.maximum(0.1, 1 + sign * part * 0.9)

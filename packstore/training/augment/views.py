@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Step
+from packstore.training.augment.base import Step, join
 from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.per_image import as_operations
-from packstore.training.random_draws import key
+from packstore.training.random_draws import Array, key
 
 _MOST = 1 << 12
 _COPY = 48
@@ -39,9 +36,13 @@ class View:
         """Seed of the random numbers of these crops."""
         return key(seed, int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big"))
 
-    def ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids(self, ids: Array) -> Array:
         """Ids of all crops of records ``ids`` ``(B,)``, those of a record together: ``(B * count,)``, all different."""
-        return (ids[:, None] + (np.arange(self.count, dtype=np.int64) << _COPY)).reshape(-1)
+        return join([self.crop_ids(ids, number) for number in range(self.count)]).reshape(-1)
+
+    def crop_ids(self, ids: Array, number: int) -> Array:
+        """Ids of crop ``number`` of each of records ``ids``."""
+        return ids + (number << _COPY)
 
 
 @dataclass(frozen=True)

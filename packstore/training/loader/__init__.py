@@ -130,6 +130,8 @@ class PackedLoader:
         views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
             The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are
             then a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
+            Masks, boxes and keypoints, with what belongs to boxes, become dicts or lists as the images are: ``(B, n,
+            H, W)``, or for each record a list of ``n`` values.
         masking: A :class:`packstore.augment.RandomMasking`: hidden patches of each image, a further value of batches.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
             Gives floating point images, ``(x / 255 - mean) / std``.
@@ -253,8 +255,9 @@ class PackedLoader:
         self._epochs = Epochs(dataset, batch_size, options)
         wanted = True if options.pre_transform is not None else options.resident
         streamed = why_not_resident(dataset, options.collate or {})
-        if options.views is not None:
-            streamed = "views= crops records while they are read"
+        on_batches = self.device.type != "cpu" or dataset.manifest.holds_floats
+        if options.views is not None and wanted == "auto" and not on_batches:
+            streamed = "on the CPU, views= are cropped by the threads that read"
         if streamed is not None and wanted is True:
             raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
         residence = (
@@ -354,9 +357,10 @@ class PackedLoader:
         """Where the time went since the loader was made or ``reset_stats()``.
 
         ``images``, ``batches``, ``skipped``, ``unindexed`` (images whose seek index was not valid, and that were
-        decoded without), ``seconds``, ``images_per_second``, and seconds of each stage: ``wait`` (the consumer stood
+        decoded without), ``decoded`` (image files that were decoded; several views of a record take one decoding),
+        ``seconds``, ``images_per_second``, and seconds of each stage: ``wait`` (the consumer stood
         idle), ``read`` and ``decode`` (summed over threads), ``augment``, ``per_image`` (functions in ``PerImage``;
-        summed over threads with ``generator=True``) and ``copy``.
+        summed over threads if they run there) and ``copy``.
 
         Of a store at a URL also ``cache_hits`` and ``cache_misses`` (shards that were there, or not, when a thread came
         to read them), ``fetched_bytes``, and ``fetch_wait_seconds`` of threads that waited for shards (summed).

@@ -140,7 +140,7 @@ class Assembler:
             names = ", ".join(type(operation).__name__ for operation in self._operations)
             raise UsageError(
                 f"the images differ in size after {names}, and other operations work on whole batches: begin with "
-                "RandomResizedCrop, or with Resize and then CenterCrop or RandomCrop (without padding)"
+                "RandomResizedCrop, or with Resize and then CenterCrop or RandomCrop (no padding, or pad_if_needed)"
             )
         if height_width is None:
             # Nothing brings them to one size; they may have one all the same, which every image is held to.
@@ -308,6 +308,9 @@ class Assembler:
                 raise
             except PackstoreError as error:
                 failed.append(self._note(errors, row, prepared.numbers[row], error))
+        if self._encoded:
+            left_out = {*failed, *prepared.failed, *skip}
+            self._stats.add_decoded(sum(row not in left_out for row in range(first, stop)))
         if _major_faults() - faults > stop - first:
             self._cold = _COLD_BATCHES
         self._stats.add("decode", perf_counter() - start)
@@ -380,8 +383,7 @@ class Assembler:
         elif pixels.shape[:2] == tuple(prepared.sizes[row].tolist()):
             rows.place(row, pixels)
         elif not self._alone:
-            said = prepared.sizes[row].tolist()
-            raise DecodeError(f"its header says {said[0]}x{said[1]}, and it is {pixels.shape[0]}x{pixels.shape[1]}")
+            raise header_error(prepared.sizes[row].tolist(), pixels.shape)
         else:
             # Its header says another size than it has: planned again, by what it has.
             found = np.array([pixels.shape[:2]], np.int64)
@@ -502,6 +504,11 @@ class _Images:
     def __getitem__(self, number: int) -> NDArray[Any]:
         image: NDArray[Any] = self._images[self._places[number]]
         return image
+
+
+def header_error(said: Sequence[int], found: Sequence[int]) -> DecodeError:
+    """The error for an image of another size than its header says."""
+    return DecodeError(f"its header says {said[0]}x{said[1]}, and it is {found[0]}x{found[1]}")
 
 
 def _stored(prepared: Prepared, row: int) -> Box:

@@ -79,6 +79,7 @@ class Fields:
         options: LoaderOptions,
         new_assembler: Callable[[Column], Assembler],
         finish: Callable[..., torch.Tensor],
+        names: Sequence[str] | None = None,
     ) -> None:
         """
         Args:
@@ -86,13 +87,14 @@ class Fields:
             options: The loader's.
             new_assembler: Makes the assembler of a further column of images.
             finish: See :class:`ImageField`.
+            names: Which columns; None for all of the dataset's.
 
         Raises:
             UsageError: Columns that cannot go through the operations, or not be given as ``collate`` says."""
         self._dataset = dataset
         self._options = options
         column = dataset.manifest.column
-        self._asked = [name for name in dataset.columns if name != "image"]
+        self._asked = [name for name in (dataset.columns if names is None else names) if name != "image"]
         columns = [column(name) for name in self._asked]
         moving = any(isinstance(op, Operation) and op.moves_pixels for op in options.augment)
         # A row of labels stays if its box does, which is read for that.
@@ -102,7 +104,7 @@ class Fields:
         called = options.augment if options.transform is None else (*options.augment, options.transform)
         check_targets(called, [c.type for c in columns])
         if moving:
-            _refuse_hidden_boxes(dataset, [c.name for c in columns if c.type == "json"])
+            refuse_hidden_boxes(dataset, [c.name for c in columns if c.type == "json"])
         self._places = moving and bool(self.carried)
         collate = options.collate or {}
         check_collate(columns[: len(self._asked)], collate)
@@ -123,6 +125,10 @@ class Fields:
 
         # Boxes first: they say which rows of others stay.
         self._fields = [field(c) for c in sorted(columns, key=lambda c: c.type != "boxes")]
+
+    def __len__(self) -> int:
+        """Columns that are read, with those that say what stays of others."""
+        return len(self._fields)
 
     def gather(
         self, prepared: Prepared, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
@@ -180,7 +186,7 @@ def why_not_resident(dataset: PackedDataset, collate: Mapping[str, Any]) -> str 
 _BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
 
 
-def _refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
+def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
     """Raises :class:`UsageError` if the first record has boxes in a JSON column: no operation would move them."""
     for name in columns:
         record = dataset._record(0)

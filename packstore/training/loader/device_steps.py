@@ -79,7 +79,7 @@ class DeviceSteps:
         self._seed = options.draws_seed if seed is None else seed
         self._stats = stats
         left = tuple(options.augment)[first:]
-        self.in_decoding = tuple(takewhile(_has_generator, left)) if decoding else ()
+        self.in_decoding = tuple(takewhile(_runs_in_threads, left)) if decoding else ()
         self._first = first + len(self.in_decoding)
         self._operations = tuple(self._timed(op) for op in left[len(self.in_decoding) :])
         self._floats = manifest.holds_floats
@@ -231,6 +231,28 @@ class DeviceSteps:
         return labels if self._options.target_transform is None else self._options.target_transform(labels)
 
 
+class ImageSet(NamedTuple):
+    """Images of a batch that the threads that decode may give to functions of the user's.
+
+    Attributes:
+        steps: What happens to them.
+        images: ``(B * per_record, 3, H, W)``.
+        ids: Of the records, or of their crops, ``(B * per_record,)``.
+        per_record: How many a record has; they lie together.
+    """
+
+    steps: DeviceSteps
+    images: torch.Tensor
+    ids: NDArray[np.int64]
+    per_record: int = 1
+
+    def call_each(self, first: int, stop: int, epoch: int, skip: Collection[int]) -> list[torch.Tensor | None]:
+        """:meth:`DeviceSteps.call_each` of records ``first`` … ``stop - 1``; ``skip`` are records, too."""
+        rows = slice(first * self.per_record, stop * self.per_record)
+        left_out = {(row - first) * self.per_record + number for row in skip for number in range(self.per_record)}
+        return self.steps.call_each(self.images[rows], self.ids[rows], epoch, left_out)
+
+
 @dataclass(frozen=True, repr=False)
 class _Timed(Operation):
     """:class:`PerImage` with its seconds counted."""
@@ -246,8 +268,8 @@ class _Timed(Operation):
         return self.operation.size_after(size)
 
 
-def _has_generator(operation: Step) -> TypeGuard[PerImage]:
-    return isinstance(operation, PerImage) and operation.generator
+def _runs_in_threads(operation: Step) -> TypeGuard[PerImage]:
+    return isinstance(operation, PerImage) and operation.runs_in_threads
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.training.loader.columns import Columns
-from packstore.training.loader.device_steps import DrawnForBatch
+from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.view_assembler import ViewAssembler
+from packstore.training.loader.view_columns import ViewColumns
 from packstore.training.random_draws import MASK
 from packstore.training.ring import Ring, Slot
 
@@ -45,10 +46,10 @@ class Job:
         self._epoch = epoch
         self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
-        self._prepared: Future[Columns] | None = None
+        self._prepared: Future[Columns | ViewColumns] | None = None
         self._slices: list[Future[list[int]]] = []
         self._failed: list[int] = []
-        self._images: list[torch.Tensor | None] = [None] * len(ids)  # of functions that threads call image by image
+        self._called: list[list[torch.Tensor | None]] = []  # results of functions that threads call, by set of images
         self._cancelled = False
         self._error: Exception | None = None
         self._modes: tuple[bool, ...] = ()
@@ -65,12 +66,13 @@ class Job:
         self._prepared = pool.submit(self._prepare, ring, pool, threads)
         return self
 
-    def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Columns:
+    def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Columns | ViewColumns:
         if self._errors is not None:
             self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
         seed = pipeline.options.draws_seed
         assembler = pipeline.assembler
+        self._called = [[None] * len(each.ids) for each in self._image_sets()]
         prepared = assembler.prepare(self._buffer, self.ids, seed, self._epoch, self._errors)
 
         def new_buffer(place: int) -> NewBuffer:
@@ -101,15 +103,25 @@ class Job:
             self.ids = self.ids[~lost]
             self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
 
-    def _fill(self, prepared: Prepared, columns: Columns, first: int, stop: int) -> list[int]:
+    def _fill(self, prepared: Prepared, columns: Columns | ViewColumns, first: int, stop: int) -> list[int]:
         failed = self._pipeline.assembler.fill(prepared, first, stop, self._errors)
         failed += columns.fill(first, stop, failed)
-        steps = self._pipeline.device_steps
-        if steps.in_decoding:
-            images = self._pipeline.assembler.as_images(self._buffer[first:stop])
-            skip = {row - first for row in (*failed, *columns.failed)}
-            self._images[first:stop] = steps.call_each(images, self.ids[first:stop], self._epoch, skip)
+        if self._called:
+            skip = {row for row in (*failed, *columns.failed) if first <= row < stop}
+            for results, images in zip(self._called, self._image_sets(), strict=True):
+                if images.steps.in_decoding:
+                    rows = slice(first * images.per_record, stop * images.per_record)
+                    results[rows] = images.call_each(first, stop, self._epoch, skip)
         return failed
+
+    def _image_sets(self) -> list[ImageSet]:
+        """The batch's images, or those of each view; none if threads call no functions with any."""
+        assembler, views = self._pipeline.assembler, self._pipeline.views
+        if isinstance(assembler, ViewAssembler) and views is not None:
+            found = list(views.image_sets(assembler.sections(self._buffer), self.ids))
+        else:
+            found = [ImageSet(self._pipeline.device_steps, assembler.as_images(self._buffer), self.ids)]
+        return found if any(each.steps.in_decoding for each in found) else []
 
     def wait_prepared(self) -> None:
         """Waits until the records have been read, or could not be."""
@@ -166,8 +178,8 @@ class Job:
         self._slot.shipment, self._modes = None, _modes()
         columns = self._prepared.result()
         failed = [*columns.failed, *self._failed, *(row for future in self._slices for row in future.result())]
-        steps, batch, ids, kept = self._pipeline.device_steps, self._buffer, self.ids, None
-        assembler = self._pipeline.assembler
+        batch, ids, kept = self._buffer, self.ids, None
+        sets, assembler = self._image_sets(), self._pipeline.assembler
         if failed:
             kept = np.setdiff1d(np.arange(len(ids)), failed)
             if not isinstance(assembler, ViewAssembler):
@@ -177,11 +189,11 @@ class Job:
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
         self._sent = len(ids)
-        if steps.in_decoding and len(ids):
-            batch = steps.in_decoding[-1].stack([image for image in self._images if image is not None])
-        elif steps.in_decoding:
-            batch = assembler.as_images(batch)
-        images = assembler.images(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
+        images = assembler.kept_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
+        for number, each in enumerate(sets):
+            if each.steps.in_decoding:
+                results = [result for result in self._called[number] if result is not None]
+                images[number] = each.steps.in_decoding[-1].stack(results) if results else each.images[:0]
         others = [torch.from_numpy(ids), *columns.tensors(kept)]
         if ring.transport.asynchronous:
             others = [
@@ -196,36 +208,25 @@ class Job:
 
     def _on_device(
         self,
-        columns: Columns,
+        columns: Columns | ViewColumns,
         kept: NDArray[np.int64] | None,
         host_ids: NDArray[np.int64],
         tensors: tuple[torch.Tensor, ...],
     ) -> tuple[Any, dict[str, Any], list[Any]]:
         """The batch's images, its other columns, and those of them that may lie in memory of the ring."""
-        count = len(self._pipeline.view_steps)
-        if count:
-            views = self._views_on_device(tensors[:count], host_ids)
-            return views, *columns.values(iter(tensors[count + 1 :]), kept, tensors[count])
+        if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
+            ids = tensors[count]
+            views = self._pipeline.views.of_crops(tensors[:count], ids, self._epoch)
+            others = columns.values(iter(tensors[count + 1 :]), kept, ids)
+            return self._pipeline.device_steps.transform(views), *others
         images, ids = tensors[:2]
+        if self._pipeline.views is not None:
+            views = self._pipeline.views.of_images(self._pipeline.assembler.as_images(images), ids, self._epoch)
+            return self._pipeline.device_steps.transform(views), *columns.values(iter(tensors[2:]), kept, ids)
         if not self._pipeline.device_steps.in_decoding:
             images = self._pipeline.assembler.as_images(images)
         images, self._drawn = self._pipeline.device_steps(images, ids, self._epoch, host_ids)
         return images, *columns.values(iter(tensors[2:]), kept, ids)
-
-    def _views_on_device(self, views: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Any:
-        """The images of a batch of several views."""
-        found: dict[str, torch.Tensor] = {}
-        for (view, steps), images in zip(self._pipeline.view_steps, views, strict=True):
-            own = torch.from_numpy(view.ids(ids))
-            if images.device.type != "cpu":
-                own = own.to(images.device, non_blocking=True)
-            with self._pipeline.stats.timed("augment"):
-                made = steps.convert(steps.augment(images, own, self._epoch))
-            found[view.name] = made.view(len(ids), view.count, *made.shape[1:])
-        options = self._pipeline.options
-        assert options.views is not None
-        as_list = options.views.as_list
-        return self._pipeline.device_steps.transform([each[:, 0] for each in found.values()] if as_list else found)
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -237,7 +238,7 @@ class Job:
     def _release(self) -> None:
         """Breaks the circle of the job and its futures, so that buffers need not wait for the garbage collector."""
         self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
-        self._images, self._error = [], None
+        self._called, self._error = [], None
 
 
 def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -112,8 +112,6 @@ class LoaderOptions:
             for name in ("augment", "mix", "masking", "pre_transform"):
                 if getattr(self, name):
                     raise UsageError(f"views= has operations of its own for each view: leave out {name}=")
-            if self.resident is True:
-                raise UsageError("views= crops records while they are read: leave out resident=True")
         check_target_options(self.mask_fill, self.min_area, self.min_visible)
         forms = get_args(Collate)
         if self.collate is not None and not (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from packstore.stores.remote.reader import FetchCounts, RemoteReader
 from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.operations import split_operations
-from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
@@ -30,11 +28,10 @@ from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.residence import SMALL_IMAGE_BYTES
 from packstore.training.loader.stats import Stats
-from packstore.training.loader.view_assembler import ViewAssembler, ViewPlan
+from packstore.training.loader.view_assembler import ViewAssembler
+from packstore.training.loader.view_columns import ViewFields
+from packstore.training.loader.view_steps import ViewSteps
 from packstore.training.values import as_tensor
-
-_MOVED = ("image", "mask", "boxes", "keypoints")
-"""Types of columns that would have to be cropped as their images."""
 
 
 class Batch(NamedTuple):
@@ -56,6 +53,7 @@ class Pipeline:
         programs: The next operations, where they run there as well.
         device_steps: All other steps.
         kernel: What crops and finishes images that are resident on the CPU; None where torch does.
+        views: Several views of each record; None for one image.
         fields: The other columns.
     """
 
@@ -66,7 +64,8 @@ class Pipeline:
         self._resident = resident
         image, on_cpu = dataset.manifest.image, dataset.device.type == "cpu"
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
-        kernel = resident and on_cpu and _has_kernel(image) and options.pre_transform is None
+        whole = options.views is not None and (resident or dataset.manifest.holds_floats)
+        kernel = resident and on_cpu and _has_kernel(image) and options.pre_transform is None and not whole
         self.operations_at_decoding = () if resident else at_decoding
         self.programs = Programs.after(options.augment, len(at_decoding)) if _runs_programs(image) else NO_PROGRAMS
         if not on_cpu or options.pre_transform is not None or (resident and not kernel):
@@ -76,39 +75,15 @@ class Pipeline:
             options,
             self.stats,
             len(at_decoding) + len(self.programs) if kernel or not resident else 0,
-            in_threads=on_cpu and (kernel or not resident),
+            in_threads=on_cpu and (kernel or not resident) and options.views is None,
             decoding=on_cpu and not resident,
         )
         self.kernel = self._kernel(image, at_decoding) if kernel else None
-        self.view_steps: list[tuple[View, DeviceSteps]] = []
-        self._view_plans: list[ViewPlan] = []
-        for view in () if options.views is None else options.views.parts:
-            self._add_view(view, on_cpu)
-        if any(plan.finish is None for plan in self._view_plans):  # all views share a buffer of one type
-            self._view_plans = [replace(plan, finish=None) for plan in self._view_plans]
-        self.fields = Fields(dataset, options, self._further_assembler, self._further_images)
+        self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
+        fields = Fields if options.views is None else ViewFields
+        self.fields = fields(dataset, options, self._further_assembler, self._further_images)
         self._classified = _mixed_columns(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None
-
-    def _add_view(self, view: View, on_cpu: bool) -> None:
-        """Plans where the operations of a view run."""
-        image = self.dataset.manifest.image
-        if self.dataset.manifest.holds_floats:
-            raise UsageError(f"views= crops images of bytes, and the store holds {image.dtype}")
-        moved = [n for n in self.dataset.columns if self.dataset.manifest.column(n).type in _MOVED and n != "image"]
-        if moved:
-            raise UsageError(f"views= shows other parts of an image in each view, and {', '.join(moved)} cannot follow")
-        operations, _ = split_operations(view.operations, flip=True)
-        first = len(operations)
-        programs = Programs.after(view.operations, first) if on_cpu else NO_PROGRAMS
-        options = replace(self.options, views=None, augment=view.operations)
-        steps = DeviceSteps(
-            *(self.dataset.manifest, options, self.stats, first + len(programs)),
-            in_threads=on_cpu,
-            seed=view.seed(options.draws_seed),
-        )
-        self._view_plans.append(ViewPlan(view, operations, programs, steps.finish))
-        self.view_steps.append((view, steps))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process."""
@@ -117,7 +92,7 @@ class Pipeline:
     @property
     def calls_user_code(self) -> bool:
         """Whether batches go through functions of the user's."""
-        return any(steps.calls_user_code for steps in (self.device_steps, *(steps for _, steps in self.view_steps)))
+        return self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
 
     @property
     def fetches(self) -> FetchCounts | None:
@@ -128,12 +103,13 @@ class Pipeline:
     @property
     def assembler(self) -> Assembler:
         """Writes records into rows of buffers."""
-        if self._assembler is None and self._view_plans:
+        if self._assembler is None and self.views is not None and self.views.plans:
             dataset = self.dataset
             self._assembler = ViewAssembler(
-                self._view_plans,
+                self.views.plans,
                 *(dataset.reader, dataset.manifest.image, dataset.decoder, (), self.stats),
                 exif_transpose=dataset.exif_transpose,
+                alone=not self.fields.carried,
                 checks=self.checks,
             )
         elif self._assembler is None:

@@ -154,7 +154,7 @@ def _why_stream(manifest: Manifest, augment: Sequence[Any], layout: PaddedLayout
 
 def _layouts(augment: Sequence[Any], device: torch.device) -> Iterator[PaddedLayout]:
     """Layouts that suit the operations, the fastest first. None for a GPU, which gathers pixel by pixel in any case."""
-    if device.type == "cpu" and augment and isinstance(augment[0], RandomCrop):
+    if device.type == "cpu" and augment and isinstance(augment[0], RandomCrop) and not augment[0].pad_if_needed:
         if len(augment) > 1 and isinstance(augment[1], RandomHorizontalFlip):
             yield PaddedLayout(augment[0], mirrored=True)
         yield PaddedLayout(augment[0], mirrored=False)

@@ -77,7 +77,9 @@ class Resident:
         # On a GPU all steps are for many batches at once, of which each is then a copy. On the CPU a batch stays in the
         # caches from step to step, and without operations each is gathered by itself.
         together = device.type != "cpu"
-        whole = not together and not isinstance(images, PaddedImages) and not steps.batched and by_engine is None
+        views = pipeline.views
+        gathers = not together and not isinstance(images, PaddedImages) and not steps.batched and by_engine is None
+        whole = gathers or views is not None
         pixels = _PIXELS_AT_ONCE.get(device.type, _PIXELS_AT_ONCE["cpu"])
         at_once = (
             _GATHERED_AT_ONCE if whole else pixels // (steps.largest(images) if by_engine is None else by_engine.pixels)
@@ -120,13 +122,18 @@ class Resident:
                     producer.wait(places, chunk)  # type: ignore[arg-type]
                 # Nor, on a GPU, parts of the chunk: each would keep all of it, and in-place operations count for all.
                 batch = images.index_select(0, own) if whole else chunk[rows]  # type: ignore[union-attr,index]
-                batch = batch.clone() if together else steps.convert(batch)
+                if views is None:
+                    batch = batch.clone() if together else steps.convert(batch)
                 columns: dict[str, Any] = {name: c.index_select(0, own) for name, c in self._numbers.items()}
                 if with_keys:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
                 pipeline.stats.add("augment", perf_counter() - start - pipeline.stats.take_timed())
                 # No variable here: it would hold the batch while the next is made.
-                yield Batch(self._item(steps.mix(batch, record_ids[rows], epoch), columns), len(own), skip)
+                if views is None:
+                    yield Batch(self._item(steps.mix(batch, record_ids[rows], epoch), columns), len(own), skip)
+                else:
+                    made = views.of_images(batch, ids[rows] + first_record, epoch)
+                    yield Batch(pipeline.item(steps.transform(made), columns), len(own), skip)
                 start = perf_counter()
 
     def _item(self, made: tuple[Any, DrawnForBatch], columns: dict[str, Any]) -> Any:

@@ -35,7 +35,7 @@ class Stats:
         with self._lock:
             self._before = fetches, None if fetches is None else replace(fetches)
             self._seconds = dict.fromkeys(STAGES, 0.0)
-            self._images = self._batches = self._skipped = self._unindexed = 0
+            self._images = self._batches = self._skipped = self._unindexed = self._decoded = 0
             self._started: float | None = None
             self._ended: float | None = None
 
@@ -65,6 +65,11 @@ class Stats:
         with self._lock:
             self._unindexed += images
 
+    def add_decoded(self, images: int) -> None:
+        """Counts image files that were decoded, whole or in part."""
+        with self._lock:
+            self._decoded += images
+
     def start(self) -> None:
         if self._started is None:
             self._started = perf_counter()
@@ -84,6 +89,7 @@ class Stats:
                 "batches": self._batches,
                 "skipped": self._skipped,
                 "unindexed": self._unindexed,
+                "decoded": self._decoded,
                 "seconds": elapsed,
                 "images_per_second": self._images / elapsed if elapsed else 0.0,
                 **{f"{stage}_seconds": value for stage, value in self._seconds.items()},

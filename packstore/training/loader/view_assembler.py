@@ -18,7 +18,7 @@ from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_operations
 from packstore.training.augment.views import View
-from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.assemble import Assembler, header_error
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.programs import Programs
@@ -97,15 +97,14 @@ class ViewAssembler(Assembler):
             start = stop
         return sections
 
-    def images(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """As :meth:`sections`, ``(B * count, 3, h, w)``, of the rows ``kept`` or all."""
-        found = []
-        for plan, section in zip(self._plans, self.sections(buffer), strict=True):
-            if kept is not None:
-                places = (kept[:, None] * plan.view.count + np.arange(plan.view.count)).reshape(-1)
-                section = section[torch.from_numpy(places)]
-            found.append(plan.made.as_images(section))
-        return found
+    def kept_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """:meth:`sections`, of the rows ``kept`` or all."""
+        found = self.sections(buffer)
+        if kept is None:
+            return found
+        counts = [plan.view.count for plan in self._plans]
+        places = [torch.from_numpy((kept[:, None] * count + np.arange(count)).reshape(-1)) for count in counts]
+        return [section[rows] for section, rows in zip(found, places, strict=True)]
 
     def prepare(
         self,
@@ -146,9 +145,13 @@ class ViewAssembler(Assembler):
                 failed.append(self._note(errors, row, prepared.numbers[row], found))
             else:
                 pixels[row] = found
-        for planned in prepared.views_planned:
-            for rows in _runs(sorted(pixels)):
-                self._cut(planned, rows, [pixels[row] for row in rows])
+        for rows in _runs(sorted(pixels)):
+            images = [np.ascontiguousarray(pixels[row]) for row in rows]
+            requests = None
+            if get_engine() is not None:
+                requests = Requests(images, np.array([image.shape[:2] for image in images], np.int64))
+            for planned in prepared.views_planned:
+                self._cut(planned, rows, images, requests)
         self._stats.add("decode", perf_counter() - start)
         return failed
 
@@ -170,12 +173,23 @@ class ViewAssembler(Assembler):
                 except PackstoreError as error:
                     yield row, error
             return
+        decoded = 0
         for row, found in zip(
             sound, self._decoder.decode_each(files, exif_transpose=self._exif_transpose), strict=True
         ):
-            if not isinstance(found, DecodeError) and found.shape[:2] != tuple(prepared.sizes[row].tolist()):
+            if isinstance(found, DecodeError):
+                yield row, found
+                continue
+            decoded += 1
+            said = tuple(prepared.sizes[row].tolist())
+            if found.shape[:2] == said:
+                yield row, found
+            elif self._alone:
                 self._replan(prepared, row, found.shape[:2])
-            yield row, found
+                yield row, found
+            else:
+                yield row, header_error(said, found.shape)
+        self._stats.add_decoded(decoded)
 
     def _replan(self, prepared: Prepared, row: int, size: Sequence[int]) -> None:
         """Plans the crops of a record again, whose header says another size than it has."""
@@ -187,18 +201,22 @@ class ViewAssembler(Assembler):
             for name in ("box", "size", "window"):
                 getattr(planned.crops, name)[part] = getattr(crops, name)
 
-    def _cut(self, planned: _Planned, rows: Sequence[int], pixels: Sequence[NDArray[np.uint8]]) -> None:
-        """Writes all crops of consecutive rows of the batch."""
+    def _cut(
+        self,
+        planned: _Planned,
+        rows: Sequence[int],
+        pixels: Sequence[NDArray[np.uint8]],
+        sources: Requests | None,
+    ) -> None:
+        """Writes all crops of consecutive rows of the batch; ``sources`` are their pixels for the engine, if any."""
         plan, count = planned.plan, planned.plan.view.count
         part = slice(rows[0] * count, (rows[-1] + 1) * count)
         crops, out = _part_of(planned.crops, part), planned.out[part]
         program = None if planned.program is None else planned.program[part]
         refused = np.ones(len(out), np.bool_)
         engine = get_engine()
-        if engine is not None:
-            sources = [np.ascontiguousarray(image) for image in pixels for _ in range(count)]
-            sizes = np.array([image.shape[:2] for image in sources], np.int64)
-            requests = Requests(sources, sizes)
+        if engine is not None and sources is not None:
+            requests = sources.repeated(count)
             array, form = as_numpy(out), plan.made.form(crops)
             requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
             refused = engine.run(requests, 0, len(out), self._decoder.max_pixels)

@@ -1,0 +1,41 @@
+"""``packstore link``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from packstore.cli.common import StorePath, progress_bar, quantity
+from packstore.core.errors import printable
+
+
+@click.command(short_help="Say where the files of a linked store lie now.")
+@click.argument("store", type=StorePath())
+@click.option("--rebase", nargs=2, metavar="OLD NEW", help="What lay in the folder OLD lies in NEW; also of URLs.")
+@click.option("--relative", "links", flag_value="relative", help="Make links relative to the folder of STORE.")
+@click.option("--absolute", "links", flag_value="absolute", help="Make links absolute paths.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+def link(store: Path, rebase: tuple[str, str] | None, quiet: bool, **options: Any) -> None:
+    """Change the links of STORE, which "packstore convert --link" made, after its files were moved.
+
+    All files must be where the new links lead. Images of a file that has another size or time of modification are
+    read and compared with their checksums. STORE is written again beside itself, and replaced when that is complete.
+
+    \b
+    Examples:
+      packstore link train.lmdb --rebase /old/shards /data/shards
+      packstore link train.lmdb --rebase s3://bucket/shards /data/shards
+      packstore link train.lmdb --relative          to move STORE and files together
+    """
+    from packstore.packing.relink import relink
+
+    if not rebase and options["links"] is None:
+        raise click.UsageError("say what changes: --rebase OLD NEW, --relative or --absolute")
+    with progress_bar(quiet) as progress:
+        report = relink(store, rebase=rebase or None, progress=progress, **options)
+    if not quiet:
+        compared = f"; {quantity(report.proven, 'image')} compared" if report.proven else ""
+        files = f"links to {quantity(report.files, 'file')}, {report.moved:,} of them moved"
+        click.echo(f"{printable(str(store))}: {files}{compared}")

@@ -1,0 +1,170 @@
+"""``link``: gives a linked store other links to the same images."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.checksums import image_checksum
+from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.files import check_paths, refuse_empty
+from packstore.core.manifest import Manifest
+from packstore.core.parallel import default_workers, ordered_map
+from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.urls import UrlPath, location
+from packstore.packing.rewriting import rewrite
+from packstore.stores import open_store
+from packstore.stores.base import Reader
+from packstore.stores.link_files import FileState, LinkedFiles, file_state, is_url, object_state
+from packstore.stores.linked import link_values, linked_places, relative_link
+
+_STEP = 64  # records that a thread compares at a time
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RelinkReport:
+    """What :func:`relink` did.
+
+    Attributes:
+        path: The store.
+        manifest: Its manifest, as it is now.
+        files: Files that its links lead to.
+        moved: Files among them that its links did not lead to before.
+        proven: Images that were read and compared with their checksums, since their files have other states.
+        seconds: How long it took.
+    """
+
+    path: Path
+    manifest: Manifest
+    files: int
+    moved: int
+    proven: int
+    seconds: float
+
+    def __repr__(self) -> str:
+        return f"<RelinkReport of {str(self.path)!r}: {self.files:,} files, {self.moved:,} of them moved>"
+
+
+def relink(
+    store: str | os.PathLike[str],
+    *,
+    rebase: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
+    links: Literal["absolute", "relative"] | None = None,
+    progress: bool | ProgressCallback = False,
+) -> RelinkReport:
+    """Writes a linked store again with other links: after its files were moved, or to move them along with it.
+
+    All files must be where the new links lead. Images of those that have another size or time of modification than
+    before are read and compared with their checksums. The store takes its place when it is complete.
+
+    Args:
+        store: The store, a path or a URL.
+        rebase: A folder, file or URL where files lay, and the one where they lie now.
+        links: Whether links are to be absolute paths, or relative to the folder of the store; None leaves that.
+        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
+
+    Raises:
+        UsageError: The store is not linked, or none of its files lay in the old folder.
+        StoreError: A file is not there, or an image in it is another one.
+        DestinationError: There is no room for the new store.
+    """
+    refuse_empty(store)
+    place = location(store)
+    if not isinstance(place, UrlPath):
+        check_paths(store)
+    if links not in (None, "absolute", "relative"):
+        raise UsageError(f"links should be 'absolute' or 'relative', got {links!r}")
+    moves = None if rebase is None else (_absolute(rebase[0]), _absolute(rebase[1]))
+    started = time.monotonic()
+    with open_store(place) as reader, progress_callback(progress) as report:
+        manifest, shown = reader.manifest, printable(str(place))
+        if not manifest.is_linked:
+            raise UsageError(f"{shown} holds its images, so it has no links; convert --link makes a linked store")
+        own = reader.path.absolute().parent
+        places = {old: _moved(old, moves) for old in linked_places(reader, own)}
+        moved = sum(old != new for old, new in places.items())
+        if moves is not None and not moved:
+            some = ", ".join(printable(old) for old in [*places][:3])
+            raise UsageError(f"no file of {shown} lies in {printable(moves[0])}; it points to {some}")
+        states = {new: _state(new) for new in places.values()}
+        proven = _prove(reader, places, states, report)
+        asked = manifest.options.get("link") if links is None else links
+        folder = own if asked == "relative" else None
+
+        def new_links(reader: Reader, records: NDArray[np.int64]) -> dict[str, Any]:
+            values = link_values(reader, records)
+            files = [places[old] for old in values["link_file"]]
+            values["link_file_bytes"] = np.array([states[file].nbytes for file in files], np.int64)
+            values["link_file_modified"] = np.array([states[file].modified for file in files], np.int64)
+            values["link_file"] = files if folder is None else [relative_link(file, folder) for file in files]
+            return values
+
+        options = {"link": "absolute" if folder is None else "relative"}
+        manifest = rewrite(reader, manifest.columns, "link", report, new_links, options)
+    return RelinkReport(place, manifest, len(states), moved, proven, time.monotonic() - started)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    refuse_empty(path)
+    found = location(path)
+    return str(found) if isinstance(found, UrlPath) else os.path.abspath(found)  # noqa: PTH100 - it removes `..`
+
+
+def _moved(place: str, moves: tuple[str, str] | None) -> str:
+    if moves is None or not f"{place}/".startswith(f"{moves[0].rstrip('/')}/"):
+        return place
+    return f"{moves[1].rstrip('/')}{place[len(moves[0].rstrip('/')) :]}"
+
+
+def _state(place: str) -> FileState:
+    """The state of a file. Raises :class:`StoreError` if it is not there."""
+    try:
+        if not is_url(place):
+            return file_state(place)
+        from packstore.objects import open_objects
+
+        url = UrlPath(place)
+        return object_state(open_objects(url.parent).head(url.name))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise StoreError(f"{printable(place)} cannot be read ({reason}); nothing was changed") from None
+
+
+def _prove(reader: Reader, places: dict[str, str], states: dict[str, FileState], progress: ProgressCallback) -> int:
+    """Compares the images of files that are not as they were with their checksums, and returns how many.
+
+    Raises :class:`StoreError` that names the first that differs."""
+    files = LinkedFiles()
+
+    def check(first: int) -> int:
+        records = np.arange(first, min(first + _STEP, len(reader)))
+        values, checksums = link_values(reader, records), reader.values("checksum", records)
+        count = 0
+        for i, record in enumerate(records.tolist()):
+            place = places[values["link_file"][i]]
+            if states[place] == (values["link_file_bytes"][i], values["link_file_modified"][i]):
+                continue
+            start, length = int(values["link_offset"][i]), int(values["link_length"][i])
+            try:
+                data = files.get(place).data[start : start + length]
+            except (OSError, ValueError) as error:
+                raise StoreError(f"{printable(place)} cannot be read ({error}); nothing was changed") from None
+            if len(data) != length or image_checksum(data) != int(checksums[i]):
+                raise StoreError(
+                    f"record {record} ({printable(reader.key(record))}) is not what lies in {printable(place)}, bytes "
+                    f"{start:,} to {start + length:,}: that is another file than was linked; nothing was changed"
+                )
+            count += 1
+        return count
+
+    proven = 0
+    for number, count in enumerate(ordered_map(check, range(0, len(reader), _STEP), default_workers()), 1):
+        proven += count
+        progress(Progress("compare", min(number * _STEP, len(reader)), len(reader), 0))
+    return proven

@@ -1,0 +1,97 @@
+"""Stores written again where they lie, with other columns or links: the same records in the same shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.urls import UrlPath
+from packstore.packing.copying import Links, copy_records
+from packstore.packing.plan import counted_options
+from packstore.packing.stand_in import stand_in
+from packstore.stores import create_store
+from packstore.stores.base import Reader
+from packstore.stores.linked import link_values, links_from
+from packstore.stores.remote.publish import upload_store
+
+
+def rewrite(
+    reader: Reader,
+    columns: Sequence[Column],
+    stage: str,
+    progress: ProgressCallback,
+    links: Links | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Writes an open store again beside itself, and puts the new one in its place; at a URL, as a new version.
+
+    Args:
+        reader: The store, whose readers keep the old one.
+        columns: Its new columns.
+        stage: What is done, for ``progress``.
+        progress: Called after each batch.
+        links: New links of a linked store; None for the old ones.
+        options: Options of its manifest that change.
+
+    Raises:
+        CorruptRecordError: A record does not match its checksum.
+        DestinationError: There is no room for it.
+    """
+    if links is None:
+        links = partial(link_values, folder=links_from(reader.manifest, reader.path))
+    if isinstance(reader.path, UrlPath):
+        with stand_in(reader.path) as (path, _):
+            _write(reader, path, columns, stage, progress, links, options or {})
+            return upload_store(path, reader.path, overwrite=True, progress=progress)
+    return _write(reader, reader.path, columns, stage, progress, links, options or {})
+
+
+def _write(
+    reader: Reader,
+    path: Path,
+    columns: Sequence[Column],
+    stage: str,
+    progress: ProgressCallback,
+    links: Links,
+    options: Mapping[str, Any],
+) -> Manifest:
+    manifest, done, done_bytes = reader.manifest, 0, 0
+
+    def copied(records: int, nbytes: int) -> None:
+        nonlocal done, done_bytes
+        done, done_bytes = done + records, done_bytes + nbytes
+        progress(Progress(stage, done, manifest.records, done_bytes))
+
+    starts = [0] if manifest.shards is None else manifest.shards.starts[:-1].tolist()
+    splits = [(split.name, split.start, split.stop) for split in manifest.splits] or [("", 0, manifest.records)]
+    with create_store(
+        path,
+        format=manifest.format,
+        encoding=manifest.encoding,
+        columns=columns,
+        sharded=manifest.shards is not None,
+        overwrite=True,
+    ) as builder:
+        counted = counted_options(manifest)
+        kept = {name: value for name, value in manifest.options.items() if name not in counted}
+        builder.describe(
+            origin=manifest.origin,
+            normalization=manifest.normalization,
+            options=kept | dict(options),
+            versions=manifest.versions,
+        )
+        for start, stop in pairwise([*starts, manifest.records]):
+            if start:
+                builder.cut()
+            for name, first, last in splits:
+                records = np.arange(max(first, start), min(last, stop))
+                if len(records):
+                    copy_records(reader, records, builder, name, copied=copied, links=links)
+        return builder.commit(counted=counted, skipped=manifest.skipped)

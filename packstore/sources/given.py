@@ -1,0 +1,37 @@
+"""Meanings that a user gives to columns of a table: ``--column image=COL``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from packstore.core.errors import UsageError, printable
+
+ROLES = ("image", "label", "labels", "boxes", "split", "keypoints")
+
+
+def check_given(given: object) -> tuple[str, ...]:
+    """``given`` as a tuple. Raises :class:`UsageError` for anything but ``ROLE=COL``."""
+    found = (given,) if isinstance(given, str) else given
+    if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
+        raise UsageError(f"columns should be texts such as 'image=photo', got {given!r:.80}")
+    parse_given(found)
+    return tuple(found)
+
+
+def parse_given(given: Sequence[str]) -> dict[str, list[str]]:
+    """``image=COL`` of ``--column`` as columns by role. Raises :class:`UsageError`."""
+    found: dict[str, list[str]] = {}
+    for each in given:
+        role, equals, columns = each.partition("=")
+        names = [name.strip() for name in columns.split(",")]
+        if role not in ROLES or not equals or not all(names) or role in found:
+            raise UsageError(
+                f"--column {printable(each)!r}: expected {', '.join(f'{role}=COL' for role in ROLES)}, each once; "
+                "boxes=X1,Y1,X2,Y2 and keypoints=X1,Y1,X2,Y2,… have several columns"
+            )
+        if role in ("image", "label", "labels", "split") and len(names) > 1 and role != "labels":
+            raise UsageError(f"--column {printable(each)!r}: {role} is one column")
+        if (role == "boxes" and len(names) not in (1, 4)) or (role == "keypoints" and len(names) % 2):
+            raise UsageError(f"--column {printable(each)!r}: boxes are one column or four, keypoints pairs of x and y")
+        found[role] = names
+    return found

@@ -1,0 +1,295 @@
+"""Columns of a table by their meaning: splits, boxes, classes, points, numbers; decided by the values of all rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from packstore.core.errors import UsageError, printable
+from packstore.sources.huggingface.metadata import ColumnValues
+from packstore.sources.labels import LABEL_COLUMNS
+from packstore.sources.text_labels import is_label_name, words_of
+
+_SPLIT_NAMES = ("split", "set", "subset", "partition", "usage", "phase", "dataset", "data_set")
+_SPLIT_VALUE = re.compile(r"(public|private)?[ _-]?(train|training|val|valid|validation|dev|test|testing)", re.I)
+_MAX_TEXTS, _LEAST_POINTS = 1 << 16, 3
+_SEPARATORS = "|;,"
+_FLAGS = {"": None, "0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
+_CORNERS = (
+    ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("x0", "y0", "x1", "y1"), ("xtl", "ytl", "xbr", "ybr"),
+    ("left", "top", "right", "bottom"), ("bboxx1", "bboxy1", "bboxx2", "bboxy2"), ("minx", "miny", "maxx", "maxy"),
+    ("roix1", "roiy1", "roix2", "roiy2"), ("bboxxmin", "bboxymin", "bboxxmax", "bboxymax"),
+)  # fmt: skip
+_SIZES = (
+    ("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
+    ("bboxx", "bboxy", "bboxw", "bboxh"), ("bboxx", "bboxy", "bboxwidth", "bboxheight"),
+    ("xmin", "ymin", "width", "height"), ("xmin", "ymin", "w", "h"), ("x1", "y1", "w", "h"),
+    ("x1", "y1", "width", "height"), ("boxx", "boxy", "boxw", "boxh"),
+)  # fmt: skip
+_CENTRES = (
+    ("cx", "cy", "w", "h"), ("xcenter", "ycenter", "width", "height"), ("xcenter", "ycenter", "w", "h"),
+    ("centerx", "centery", "width", "height"), ("xc", "yc", "w", "h"),
+)  # fmt: skip
+_BOX_CELLS = ("bbox", "box", "boundingbox")
+
+
+@dataclass(slots=True)
+class ColumnFacts:
+    """What all values of a column have in common.
+
+    Attributes:
+        values: Their kinds.
+        texts: The different ones, if they are few.
+        flags: All are 0, 1, -1 or blank, and which of these there are; None for others.
+        split: All are names of splits.
+        low: Least number, and ``high`` the greatest.
+        boxes: All are texts of four numbers, ``[x, y, w, h]``.
+        lists: All are lists of texts.
+        empty: A value is an empty text.
+        numbers: How many are numbers.
+    """
+
+    values: ColumnValues = field(default_factory=ColumnValues)
+    texts: set[str] | None = field(default_factory=set)
+    flags: set[int | None] | None = field(default_factory=set)
+    split: bool = True
+    low: float = 0.0
+    high: float = 0.0
+    boxes: bool = True
+    lists: bool = True
+    empty: bool = False
+    numbers: int = 0
+
+    def add(self, value: Any, *, text: bool) -> None:
+        """Adds a cell; ``text`` for one of a table of texts."""
+        self.values.add(value, text=text)
+        blank = value in (None, "")
+        self.empty |= value == ""
+        shown = "" if blank else value if isinstance(value, str) else json.dumps(value, default=str)
+        if self.flags is not None:
+            self.flags = self.flags | {_FLAGS[shown]} if shown in _FLAGS else None
+        if blank:
+            return
+        self.split = self.split and isinstance(value, str) and _SPLIT_VALUE.fullmatch(value) is not None
+        self.boxes = self.boxes and read_box(value) is not None
+        self.lists = self.lists and isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if self.texts is not None:
+            self.texts.update(value if self.lists else [shown])
+            if len(self.texts) > _MAX_TEXTS:
+                self.texts = None
+        if (number := number_of(value)) is not None:
+            self.numbers += 1
+            self.low, self.high = min(self.low, number), max(self.high, number)
+
+    @property
+    def numeric(self) -> bool:
+        """All values are numbers or blank."""
+        return bool(self.values.kinds) and self.values.kinds <= {"int", "float"}
+
+    @property
+    def mostly_numeric(self) -> bool:
+        """Most values are numbers; in a column of a box, the others are errors."""
+        return 0 < self.filled <= 2 * self.numbers
+
+    @property
+    def filled(self) -> int:
+        """Number of values that are not blank."""
+        return self.values.count - self.values.missing
+
+    def separator(self) -> str:
+        """What separates the classes in a cell; empty if a cell is one class. Cells with several are told by parts
+        that are cells of their own, or by fewer different parts than cells."""
+        for each in _SEPARATORS if self.texts else "":
+            cells = [[part.strip() for part in text.split(each)] for text in self.texts or ()]
+            several = [parts for parts in cells if len(parts) > 1]
+            single = {parts[0] for parts in cells if len(parts) == 1}
+            parts = {part for parts in cells for part in parts}
+            if not several or "" in parts:
+                continue
+            if each == "|" or (len(parts) < len(cells) and any(single.intersection(parts) for parts in several)):
+                return each
+        return ""
+
+
+@dataclass(slots=True)
+class Roles:
+    """Which column means what; the rest are values of their own.
+
+    Attributes:
+        split: Column of splits.
+        boxes: Four columns, or the one whose cells hold four numbers.
+        convention: One of ``xyxy``, ``xywh``, ``cxcywh``, if the names of the columns say so.
+        label: Column of a class, or of several.
+        separator: What separates classes in its cells.
+        flags: Columns that are a class each.
+        points: Name, and columns of x and y, of each point.
+        rest: All others.
+    """
+
+    split: str = ""
+    boxes: tuple[str, ...] = ()
+    convention: str = ""
+    label: str = ""
+    several: bool = False
+    separator: str = ""
+    flags: tuple[str, ...] = ()
+    points: tuple[tuple[str, str, str], ...] = ()
+    rest: tuple[str, ...] = ()
+
+
+def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> Roles:
+    """Decides what the columns but those of images mean. Raises :class:`UsageError` for given ones that are not
+    there."""
+    unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
+    if unknown:
+        raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
+    found = Roles()
+    free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
+    found.split = next(iter(given.get("split", ())), "") or _take(free, _find_split(free))
+    found.boxes, found.convention = tuple(given.get("boxes", ())), ""
+    if not found.boxes:
+        found.boxes, found.convention = _find_boxes(free, header)
+        _drop(free, found.boxes)
+    if "keypoints" in given:
+        names = given["keypoints"]
+        found.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
+    elif not found.boxes:
+        found.points = _find_points(free)
+        _drop(free, [name for _, x, y in found.points for name in (x, y)])
+    labels = given.get("labels", ())
+    if len(labels) > 1:
+        found.flags = tuple(labels)
+    elif labels or "label" in given:
+        found.label = labels[0] if labels else given["label"][0]
+        found.several = bool(labels)
+    else:
+        found.label = _find_label(free, header, bool(found.boxes))
+        _drop(free, [found.label])
+    if found.label:
+        one = facts[found.label]
+        found.separator = one.separator() if "label" not in given and one.values.kinds <= {"text"} else ""
+        found.several |= bool(found.separator) or bool(one.filled and one.lists)
+    elif not found.flags:
+        found.flags = _find_flags(free, alone=not (found.split or found.boxes or found.points))
+        _drop(free, found.flags)
+    found.rest = tuple(free)
+    return found
+
+
+def _take(free: dict[str, ColumnFacts], name: str) -> str:
+    free.pop(name, None)
+    return name
+
+
+def _drop(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
+    for name in names:
+        free.pop(name, None)
+
+
+def _find_split(free: Mapping[str, ColumnFacts]) -> str:
+    return next(
+        (name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.split and each.filled), ""
+    )
+
+
+def _find_boxes(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str]:
+    if not header:
+        numbers = list(free)
+        last = [free[name] for name in numbers[4:5]]
+        told = len(numbers) == 5 and last[0].values.kinds == {"text"} and all(free[n].numeric for n in numbers[:4])
+        return (tuple(numbers[:4]), "") if told else ((), "")
+    plain = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name, each in free.items() if each.mostly_numeric}
+    for convention, sets in (("xyxy", _CORNERS), ("cxcywh", _CENTRES), ("xywh", _SIZES)):
+        for names in sets:
+            if all(name in plain for name in names):
+                return tuple(plain[name] for name in names), convention
+    cells = [n for n, each in free.items() if each.boxes and each.filled and plain_name(n).rstrip("s") in _BOX_CELLS]
+    cells = cells or [n for n, each in free.items() if each.boxes and each.filled and plain_name(n) == "bbox"]
+    return ((cells[0],), "") if len(cells) == 1 else ((), "")
+
+
+def plain_name(name: str) -> str:
+    """The letters and digits of a name, in lower case."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _find_points(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
+    """Pairs of columns ``nose_x`` and ``nose_y`` with pixels, three at least."""
+    pairs = []
+    by_name = {name.lower(): name for name in free}
+    for name in free:
+        match = re.fullmatch(r"(.+?)[ _.-]?x|x[ _.-]?(.+)", name, re.I)
+        if match is None:
+            continue
+        other = re.sub("x$", "y", name.lower()) if match[1] is not None else "y" + name.lower()[1:]
+        if other in by_name and other != name.lower():
+            pairs.append((_point_name(name), name, by_name[other]))
+    both = [free[name] for _, x, y in pairs for name in (x, y)]
+    pixels = all(each.numeric and each.low >= 0 for each in both) and any(each.high > 2 for each in both)
+    return tuple(pairs) if len(pairs) >= _LEAST_POINTS and pixels else ()
+
+
+def _point_name(column: str) -> str:
+    return re.sub(r"[ _.-]?x$|^x[ _.-]?", "", column, flags=re.I) or column
+
+
+def _find_label(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
+    kinds = {name: each.values.kinds for name, each in free.items() if each.filled}
+    fitting = [
+        name
+        for name, its in kinds.items()
+        if its <= {"text", "bool"} or (its == {"int"} and not free[name].values.negative) or free[name].lists
+    ]
+    named = [
+        name for name in fitting if is_label_name(words_of(name)) or name.lower() in LABEL_COLUMNS
+        or re.search(r"label|class|category|tags?$|finding", name.lower())
+    ] if header else []  # fmt: skip
+    exact = [name for name in named if name.lower() in LABEL_COLUMNS]
+    texts = [name for name in exact or named if "text" in kinds[name]]
+    if named:
+        return (texts or exact or named)[0]
+    if len(free) != 1 or not fitting:
+        return ""
+    only = fitting[0]
+    one = free[only]
+    if "text" in kinds[only]:
+        repeated = one.texts is not None and (2 * len(one.texts) <= one.filled or one.separator() != "")
+        return only if repeated or with_boxes else ""
+    return only if not header or with_boxes else ""
+
+
+def _find_flags(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]:
+    found = [name for name, each in free.items() if each.flags is not None and each.flags & {0, 1}]
+    if not any(1 in (free[name].flags or ()) for name in found):
+        return ()
+    enough = len(found) >= 2 if alone and len(found) == len(free) else len(found) >= 4
+    return tuple(found) if enough else ()
+
+
+def flag_of(value: Any) -> int | None:
+    """0, 1 or -1 of a cell; None for a blank one."""
+    shown = "" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return _FLAGS.get(shown)
+
+
+def number_of(value: Any) -> float | None:
+    """A number that a cell holds; None for anything else, NaN among it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if number - number == 0 else None
+
+
+def read_box(value: Any) -> list[float] | None:
+    """Four numbers of a cell, ``[1, 2, 3, 4]`` or ``1 2 3 4``; None for anything else."""
+    parts = value if isinstance(value, list) else re.split(r"[\s,]+", value.strip("[]() ")) if isinstance(
+        value, str
+    ) else []  # fmt: skip
+    numbers = [number_of(part) for part in parts] if len(parts) == 4 else []
+    return None if len(numbers) != 4 or None in numbers else [float(n) for n in numbers if n is not None]

@@ -1,0 +1,195 @@
+"""Tables in a tree whose rows name the images there, found by reading all of their rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
+from packstore.sources.annotation_formats.documents import split_of_file
+from packstore.sources.beside import join
+from packstore.sources.contents import contents_of, suffix_of
+from packstore.sources.ignoring import pattern_of
+from packstore.sources.labels import FILE_COLUMNS
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, blocks
+from packstore.sources.table.reading import SUFFIXES, TEXT, TableRow, read_table
+from packstore.sources.tree import Tree
+
+SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
+"""Tables that Kaggle gives as a form to fill in: their values mean nothing."""
+_NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|labels?_?names?|obj)\b.*\.(txt|json)", re.I)
+_FEW, _SEARCHED = 16, 48
+_WORDS = re.compile(r"[^\W\d_][^\d.]*(\.\D+)?")
+_IDS = re.compile(r".*(image|img|file|path|name|photo|picture|^id|_id|uuid).*", re.I)
+
+
+@dataclass(slots=True)
+class Table:
+    """A table and how it names images.
+
+    Attributes:
+        file: Its path in the tree.
+        header: Its first line names the columns.
+        image: Column of the main image.
+        naming: How that column names images.
+        further: Other columns that name other images.
+        split: Split that its path tells; ``""`` for none.
+        certain: Its rows name images beyond doubt.
+    """
+
+    file: str
+    header: bool
+    image: str
+    naming: Naming
+    further: dict[str, Naming] = field(default_factory=dict)
+    split: str = ""
+    certain: bool = True
+
+    def rows(self, tree: Tree) -> Iterator[TableRow]:
+        """All rows, without the header."""
+        return read_table(tree, self.file, self.header)
+
+
+def candidates(tree: Tree) -> list[str]:
+    """Files that may be tables, by their names."""
+    found = []
+    for folder, contents in contents_of(tree).folders.items():
+        for suffix in SUFFIXES:
+            names = contents.others.get(suffix)
+            if names is not None and names.count <= _FEW:
+                found += [join(folder, n) for n in names.first if not (SAMPLE.fullmatch(n) or _NO_TABLE.fullmatch(n))]
+    return found
+
+
+def samples(tree: Tree) -> list[str]:
+    """Kaggle's forms to fill in."""
+    return [
+        join(folder, name)
+        for folder, contents in contents_of(tree).folders.items()
+        for name in contents.other_names
+        if SAMPLE.fullmatch(name) and suffix_of(name) in SUFFIXES
+    ]
+
+
+def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> list[Table]:
+    """The tables whose rows name images. Reads all candidates whole.
+
+    Raises :class:`SourceError` for one that names images and then is damaged, :class:`AmbiguousSourceError` if it is
+    not certain which column names them."""
+    files = candidates(tree)
+    if not files:
+        return []
+    index = ImageIndex(tree)
+    if not len(index):
+        return []
+    found = [examine(tree, file, index, given, named) for file in files]
+    return [table for table in found if table is not None]
+
+
+def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequence[str]], named: bool) -> Table | None:
+    """Which column of a table names images; None if no column does."""
+    counters: dict[str, NamingCounter] = {}
+    first: dict[str, Any] = {}
+    rows = 0
+    failure: SourceError | None = None
+    try:
+        for block in blocks(read_table(tree, file, header=False)):
+            first = first or block[0].cells
+            for name in _searched(dict.fromkeys(name for row in block for name in row.cells)):
+                counter = counters.setdefault(name, NamingCounter(index))
+                counter.add(row.cells.get(name) for row in block)
+            rows += len(block)
+    except SourceError as error:
+        failure = error
+    ways = {name: way for name, counter in counters.items() if (way := counter.best(file)) is not None}
+    if not ways:
+        return None
+    if failure is not None:
+        if suffix_of(file) in (".txt", ".json", ".lst") and not named:
+            return None
+        raise failure
+    header = suffix_of(file) in TEXT and _is_header(first, ways)
+    rows -= header
+    names = {name: str(first[name]) or name if header else name for name in first} if suffix_of(file) in TEXT else {}
+    likely = {
+        names.get(name, name): way
+        for name, way in ways.items()
+        if 2 * way.hits >= rows and _names_images(names.get(name, name), way)
+    }
+    wanted = given.get("image", ())
+    if wanted:
+        by_name = {names.get(name, name): way for name, way in ways.items()}
+        if wanted[0] not in by_name:
+            return None
+        likely = {wanted[0]: by_name[wanted[0]]} | {n: w for n, w in likely.items() if n != wanted[0]}
+    if not likely or rows < 1 or (len(first) < 2 and not named):
+        return None
+    main = wanted[0] if wanted else _main(tree, file, likely)
+    way = likely[main]
+    if way.rivals:
+        shown = " or ".join(map(printable, way.rivals))
+        raise AmbiguousSourceError(
+            f"{tree.name(file)}: its column {printable(main)} could name the images in {shown}: leave one out with "
+            "--ignore",
+            [Answer(("--ignore", f"/{pattern_of(folder)}/")) for folder in way.rivals],
+        )
+    further = {
+        name: other
+        for name, other in likely.items()
+        if name != main and not other.by_stem and not _same(counters, names, name, main)
+    }
+    return Table(file, header, main, way, further, split_of_file(file))
+
+
+def _searched(names: Mapping[str, Any]) -> list[str]:
+    """The columns in which names of images are looked for: of very many, the first and the last ones."""
+    listed = list(names)
+    return listed if len(listed) <= _SEARCHED else [*listed[: _SEARCHED // 2], *listed[-_SEARCHED // 2 :]]
+
+
+def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
+    """Whether the first line names the columns: it names no image, and its cell is a word without a suffix."""
+    name = max(ways, key=lambda each: (ways[each].images, ways[each].hits))
+    cell = str(first.get(name, ""))
+    if cell.lower().endswith(IMAGE_SUFFIXES) or re.search(r"[\\/]", cell):
+        return False
+    return _WORDS.fullmatch(cell) is not None or cell.lower() in FILE_COLUMNS or not cell
+
+
+def _names_images(name: str, way: Naming) -> bool:
+    """Whether a column names images, and not only has numbers that some of them are called by."""
+    if not way.by_stem:
+        return True
+    if way.images < 2:
+        return False
+    return (way.words > 1 and way.images == way.hits) or _IDS.fullmatch(name) is not None
+
+
+def _main(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
+    """The column of the main image. Raises :class:`AmbiguousSourceError`."""
+    best = max((way.images, not way.by_stem) for way in likely.values())
+    names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
+    usual = [name for name in names if name.lower() in FILE_COLUMNS]
+    with_suffix = [name for name, way in likely.items() if not way.by_stem]
+    if len(with_suffix) > 1 and not [name for name in with_suffix if name.lower() in FILE_COLUMNS]:
+        shown = " or ".join(map(printable, with_suffix))
+        raise AmbiguousSourceError(
+            f"{tree.name(file)}: the main image could be in column {shown}: say which with --column image=COL",
+            [Answer(("--column", f"image={name}")) for name in with_suffix],
+        )
+    return (usual or [name for name in with_suffix if name.lower() in FILE_COLUMNS] or names)[0]
+
+
+def _same(counters: Mapping[str, NamingCounter], names: Mapping[str, str], one: str, other: str) -> bool:
+    """Whether two columns name the same images, row by row."""
+    back = {shown: name for name, shown in names.items()}
+    return counters[back.get(one, one)].named() == counters[back.get(other, other)].named()
+
+
+def check_given(given: Mapping[str, Sequence[str]], tables: Sequence[Table], tree: Tree) -> None:
+    """Raises :class:`UsageError` if no table has the column of images that was given."""
+    if given.get("image") and not tables:
+        raise UsageError(f"{tree.name()}: no table has a column {printable(given['image'][0])} that names images")

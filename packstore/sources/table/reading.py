@@ -1,0 +1,133 @@
+"""Rows of tables: CSV, TSV, JSON Lines, lists of objects in JSON, Parquet, and text lines ``path label``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from packstore.core.errors import SourceError, printable
+from packstore.sources.annotation_formats.objects import load_json
+from packstore.sources.beside import read_whole
+from packstore.sources.contents import suffix_of
+from packstore.sources.huggingface.metadata import read_json_lines, read_parquet_rows
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.tree import Tree
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
+TEXT = (".csv", ".tsv", ".txt", ".lst")
+"""Suffixes of tables whose columns have no names but in a header."""
+_MAX_BYTES, _MAX_COLUMNS, _MAX_LINE = 1 << 30, 1 << 14, 1 << 20
+_NAMED = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?:[ \t]+(.*))?", re.I)
+"""A line of text: an image, whose name may have blanks, and the rest."""
+
+
+class TableRow(NamedTuple):
+    """One row: its line or number for messages, and its cells by name."""
+
+    place: str
+    cells: dict[str, Any]
+
+
+def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
+    """Yields all rows of a table. Raises :class:`SourceError` with the file and the line that is wrong.
+
+    Columns of text without a ``header`` are called ``1``, ``2`` …; cells are strings without blanks around them."""
+    shown, suffix = tree.name(file), suffix_of(file)
+    data = read_whole(tree, file, _MAX_BYTES)
+    if suffix not in TEXT:
+        reader = {".json": _json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
+        for place, found in reader(data, shown):
+            yield TableRow(f"{shown}, {place}", found)
+        return
+    names: list[str] = []
+    for number, cells in _lines_of_cells(data, shown, suffix):
+        place = f"{shown}, line {number}"
+        if not names:
+            names = cells if header else [str(n) for n in range(1, len(cells) + 1)]
+            names = [name or str(n) for n, name in enumerate(names, 1)]
+            if len(set(names)) < len(names):
+                raise SourceError(f"{place}: the header has a column twice")
+            if len(names) > _MAX_COLUMNS:
+                raise SourceError(f"{place}: {len(names):,} columns; at most {_MAX_COLUMNS:,} are read")
+            if header:
+                continue
+        if len(cells) != len(names):
+            raise SourceError(f"{place}: {len(cells)} fields, the first line has {len(names)}")
+        yield TableRow(place, dict(zip(names, cells, strict=True)))
+
+
+def _json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        found = load_json(data)
+    except ValueError as error:
+        raise SourceError(f"{shown}: {error}") from None
+    if not isinstance(found, list):
+        raise SourceError(f"{shown} is no list of objects")
+    for number, value in enumerate(found):
+        if not isinstance(value, dict):
+            raise SourceError(f"{shown}, item {number}: no object of values by name")
+        yield f"item {number}", value
+
+
+def _lines_of_cells(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, list[str]]]:
+    """Number and cells of each line that is not blank."""
+    first = data[:_MAX_LINE].lstrip(b"\xef\xbb\xbf\r\n \t").split(b"\n", 1)[0].decode("utf-8", "replace")
+    delimiter = _delimiter(first, suffix)
+    if not delimiter:
+        yield from _plain_lines(_decoded(data, shown))
+        return
+    last = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal last
+        for number, line in _decoded(data, shown):
+            last = number
+            yield line
+
+    reader = csv.reader(counted(), delimiter=delimiter, strict=True, skipinitialspace=True)
+    begin = 1
+    try:
+        for cells in reader:
+            if any(map(str.strip, cells)):
+                yield begin, [cell.strip() for cell in cells]
+            begin = last + 1
+    except csv.Error as error:
+        reason = "a quote is not closed" if "unexpected end" in str(error) else printable(str(error))
+        raise SourceError(f"{shown}, line {begin}: not CSV: {reason}") from None
+
+
+def _delimiter(first: str, suffix: str) -> str:
+    """What separates the cells; empty for blanks."""
+    if suffix == ".tsv":
+        return "\t"
+    counts = {each: first.count(each) for each in ",;\t"}
+    best = max(counts, key=counts.__getitem__)
+    if suffix == ".csv":
+        return best if counts[best] else ","
+    return best if counts[best] and best != "\t" else ""
+
+
+def _plain_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    """Lines whose cells are parted by blanks; the first may be a name with blanks that ends like an image's."""
+    for number, line in lines:
+        text = line.strip()
+        if text:
+            match = _NAMED.fullmatch(text)
+            yield number, [match[1], *(match[2] or "").split()] if match else text.split()
+
+
+def _decoded(data: bytes, shown: str) -> Iterator[tuple[int, str]]:
+    """Number and text of each line. Raises :class:`SourceError` for one that is no text in UTF-8."""
+    for number, raw in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
+        where = f"{shown}, line {number}"
+        if len(raw) > _MAX_LINE:
+            raise SourceError(f"{where}: {len(raw):,} bytes in a line; at most {_MAX_LINE:,} are read")
+        if b"\0" in raw:
+            raise SourceError(f"{where}: has a NUL byte, so this is no text (or UTF-16: write it again in UTF-8)")
+        try:
+            yield number, raw.decode()
+        except UnicodeDecodeError:
+            raise SourceError(f"{where}: not UTF-8; write it again in that encoding") from None

@@ -1,0 +1,500 @@
+"""Images and a table that names them: CSV, TSV, JSON Lines, JSON, Parquet, or text lines."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
+from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Mask
+from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.annotation_formats.spool import Spool
+from packstore.sources.archives import open_tree
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.beside import mask_field
+from packstore.sources.boxes import BoxRanges, to_corners
+from packstore.sources.contents import contents_of, suffix_of
+from packstore.sources.given import parse_given
+from packstore.sources.labels import split_name
+from packstore.sources.ledger import Claims, Role
+from packstore.sources.names import column_names
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.table.columns import ColumnFacts, find_roles, flag_of, number_of, read_box
+from packstore.sources.table.finding import check_given, find_tables, samples
+from packstore.sources.table.images import ImageIndex, blocks, split_words, words_of_path
+from packstore.sources.table.reading import TEXT
+from packstore.sources.values import looks_like_mask
+
+_MAX_SPLITS, _MAX_CLASSES = 100, 1 << 16
+_MEASURED, _HEADER = 512, 1 << 16
+_UNCERTAIN, _BLANK = "uncertain", "unmentioned"
+"""Columns of the classes whose cell is -1, and of those whose cell is blank, as CheXpert has them."""
+
+
+class TableSource(FileRowSource):
+    """The images that tables name, in the order in which they name them first.
+
+    Rows of one image are one sample: its boxes, or lists of what differs between them.
+    """
+
+    kind = "table"
+    left_images = "images that no row names"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        given = parse_given(options.columns)
+        self._tables = find_tables(self.tree, given, options.named)
+        check_given(given, self._tables, self.tree)
+        if not self._tables:
+            raise SourceError(
+                f"{printable(str(path))} has no table whose rows name its images: name the column with "
+                "--column image=COL"
+            )
+        self._missing: Counter[str] = Counter()
+        self._names: list[bytes] = []
+        self._split_names: list[str] = []
+        self._split_of = bytearray()
+        self._facts: dict[str, ColumnFacts] = {}
+        self._owners = array("q")
+        try:
+            self._spool = Spool(self._read_all())
+        except OSError as error:
+            raise SourceError(f"{self.tree.name()}: its rows need a temporary file: {error.strerror}") from None
+        owners = np.array(self._owners, np.int64)
+        self._order = np.argsort(owners, kind="stable")
+        self._starts = np.searchsorted(owners[self._order], np.arange(len(self._names) + 1))
+        self._several = bool((np.diff(self._starts) > 1).any())
+        self._further = {name: None for table in self._tables for name in table.further}
+        plain = {name: each for name, each in self._facts.items() if name not in self._further}
+        self._roles = find_roles(plain, given, all(t.header or suffix_of(t.file) not in TEXT for t in self._tables))
+        self._place_splits()
+        self._convention = self._find_convention()
+        self.evidence = self._describe()
+
+    def _read_all(self) -> Iterator[Any]:
+        """Yields place and cells of each row that names an image."""
+        index = ImageIndex(self.tree)
+        numbers: dict[bytes, int] = {}
+        table_of = array("q")
+        for place, table in enumerate(self._tables):
+            text = suffix_of(table.file) in TEXT
+            for block in blocks(table.rows(self.tree)):
+                images = list(table.naming.resolve(index, [row.cells.get(table.image) for row in block]))
+                others = {
+                    name: list(naming.resolve(index, [row.cells.get(name) for row in block]))
+                    for name, naming in table.further.items()
+                }
+                for n, (row, image) in enumerate(zip(block, images, strict=True)):
+                    if image is None:
+                        self._missing[table.file] += 1
+                        continue
+                    raw = image.encode("utf-8", "surrogateescape")
+                    number = numbers.setdefault(raw, len(numbers))
+                    if number == len(self._names):
+                        self._names.append(raw)
+                        table_of.append(place)
+                    elif table_of[number] != place:
+                        raise self._twice(image, self._tables[table_of[number]].file, table.file)
+                    cells = {name: value for name, value in row.cells.items() if name != table.image}
+                    for name, value in cells.items():
+                        if name not in table.further:
+                            self._facts.setdefault(name, ColumnFacts()).add(value, text=text)
+                    cells |= {name: found[n] for name, found in others.items()}
+                    self._owners.append(number)
+                    yield [row.place, cells]
+        self._table_of = table_of
+
+    def _twice(self, image: str, first: str, second: str) -> AmbiguousSourceError:
+        return AmbiguousSourceError(
+            f"{self.tree.name(image)} is named by {printable(first)} and by {printable(second)}: leave one out with "
+            "--ignore",
+            [Answer(("--ignore", f"/{each}")) for each in (first, second)],
+        )
+
+    def _place_splits(self) -> None:
+        """Gives each image its split: by the column, else by its table's path, else by its own."""
+        tables = [table.split for table in self._tables]
+        by_path = not self._roles.split and not any(tables)
+        own = [_split_of_path(name) for name in self._names] if by_path else []
+        for number in range(len(self._names)):
+            split = tables[self._table_of[number]]
+            if self._roles.split:
+                values = {str(cells.get(self._roles.split) or "") for _, cells in self._rows_of(number)}
+                split = split_name(min(values)) or split
+                if len(values) > 1:
+                    raise SourceError(f"{self._rows_of(number)[-1][0]}: its image is in two splits")
+            elif own and all(own):
+                split = own[number]
+            if split not in self._split_names:
+                self._split_names.append(split)
+            if len(self._split_names) > _MAX_SPLITS:
+                raise SourceError(f"{self.tree.name()}: more than {_MAX_SPLITS} splits in {self._roles.split!r}")
+            self._split_of.append(self._split_names.index(split))
+
+    def _rows_of(self, number: int) -> list[Any]:
+        """Place and cells of the rows of an image, in their order. From any thread."""
+        lines = self._order[self._starts[number] : self._starts[number + 1]].tolist()
+        return [self._spool.read(line) for line in lines]
+
+    def _describe(self) -> str:
+        roles = self._roles
+        table = self._tables[0]
+        parts = [f"image={table.image}", *(f"image={name}" for name in self._further)]
+        parts += [f"boxes={','.join(roles.boxes)} ({self._convention})"] if roles.boxes else []
+        if roles.label:
+            parts.append(f"{'labels' if roles.several else 'label'}={roles.label}")
+        parts += [f"labels={len(roles.flags)} columns from {roles.flags[0]}"] if roles.flags else []
+        parts += [f"keypoints={len(roles.points)} pairs of columns"] if roles.points else []
+        parts += [f"split={roles.split}"] if roles.split else []
+        files = ", ".join(each.file for each in self._tables[:3]) + (" …" if len(self._tables) > 3 else "")
+        return f"{files} with the columns {', '.join(parts)}"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(self._split_names)
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        number = self._split_names.index(split)
+        for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
+            values: dict[str, Any] = {"entry": image}
+            if self._further:
+                _, cells = self._rows_of(image)[0]
+                values |= {self._called[n]: InTree(cells[n]) for n in self._further if cells.get(n) is not None}
+            yield FileRow(self._names[image].decode("utf-8", "surrogateescape"), values)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        roles = self._roles
+        found: dict[str, Field] = {"image": Image()}
+        for name in self._further:
+            found[self._called[name]] = self._further_field(name)
+        if roles.boxes:
+            found["boxes"] = Boxes()
+        if roles.label:
+            classes = self._classes
+            if roles.boxes:
+                found["labels"] = Labels(classes, of="boxes")
+                if self._tags:
+                    found["tags"] = Labels(classes, of=False, optional=True)
+            elif roles.several or roles.label in self._differing:
+                found["labels"] = Labels(classes, of=False, optional=True)
+            else:
+                found["label"] = Label(classes, optional=self._is_partial(roles.label))
+        if roles.flags:
+            found |= self._flag_fields
+        if roles.points:
+            found["keypoints"] = Keypoints(3 if self._hides_points else 2, of=False)
+            found["keypoint_labels"] = Labels(tuple(dict.fromkeys(n for n, _, _ in roles.points)), of=False)
+        for name in roles.rest:
+            found[self._called[name]] = self._typed[name][0]
+        return found
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        rows = [cells for _, cells in self._rows_of(found.pop("entry"))]
+        return found | self._columns(rows, found[self.main])
+
+    def _columns(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
+        roles, first = self._roles, rows[0]
+        found: dict[str, Any] = {}
+        with_box = rows
+        if roles.boxes:
+            raw = [box_of(cells, roles.boxes) for cells in rows]
+            with_box = [cells for cells, box in zip(rows, raw, strict=True) if box is not None]
+            found["boxes"] = to_corners([box for box in raw if box is not None], self._convention, image)
+        if roles.label:
+            if roles.boxes:
+                found["labels"] = [self._class_of(cells.get(roles.label)) for cells in with_box]
+                tags = [self._class_of(cells.get(roles.label)) for cells in rows
+                        if cells not in with_box and not is_blank(cells.get(roles.label))]  # fmt: skip
+                found |= {"tags": tags} if self._tags and tags else {}
+            else:
+                classes = [each for cells in rows for each in self._classes_in(cells.get(roles.label))]
+                single = not roles.several and roles.label not in self._differing
+                found |= {"label": classes[0] if classes else None} if single else {
+                    "labels": list(dict.fromkeys(classes)) if classes else None
+                }  # fmt: skip
+        if roles.flags:
+            found |= self._flag_values(rows)
+        if roles.points:
+            points = [(number_of(first.get(x)), number_of(first.get(y))) for _, x, y in roles.points]
+            hidden = [None in point for point in points]
+            found["keypoints"] = [
+                ([0.0, 0.0, 0.0] if gone else [*point, 2.0]) if self._hides_points else list(point)
+                for point, gone in zip(points, hidden, strict=True)
+            ]
+            found["keypoint_labels"] = [name for name, _, _ in roles.points]
+        for name in roles.rest:
+            convert = self._typed[name][1]
+            values = [convert(cells.get(name)) for cells in rows]
+            found[self._called[name]] = values if name in self._differing else values[0]
+        return found
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return [table.file for table in self._tables]
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`."""
+        super().claim_files(claims)
+        for file in samples(self.tree):
+            claims.claim(file, Role.EVIDENCE)
+
+    def left_members(self) -> Mapping[str, int]:
+        """See :meth:`Source.left_members`."""
+        return {f"rows of {printable(file)} without an image": count for file, count in self._missing.items()}
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        if hasattr(self, "_spool"):
+            self._spool.close()
+        super().close()
+
+    @cached_property
+    def _called(self) -> dict[str, str]:
+        """Names of the columns that keep their own."""
+        taken = ["image", "boxes", "label", "labels", "tags", "keypoints", "keypoint_labels", _UNCERTAIN, _BLANK]
+        free = [name for name in taken if name not in ("label", "labels", "tags")]
+        used = taken if self._roles.label or self._roles.flags else free
+        own = {name: f"column{name}" if name.isdigit() else name for name in (*self._further, *self._roles.rest)}
+        names = column_names(own.values(), used)
+        return {name: names[called] for name, called in own.items()}
+
+    def _further_field(self, name: str) -> Image | Mask:
+        if not looks_like_mask(name.lower()):
+            return Image(optional=True)
+        rows = (self._spool.read(line)[1].get(name) for line in range(min(_MEASURED, len(self._spool))))
+        return mask_field(self.tree, (path for path in rows if path is not None))
+
+    def _is_partial(self, name: str) -> bool:
+        """Whether a row has no value of a column."""
+        facts = self._facts[name]
+        return facts.values.count < len(self._spool) or facts.values.missing > 0 or facts.empty
+
+    @cached_property
+    def _differing(self) -> frozenset[str]:
+        """Columns that have several values for some image."""
+        found: set[str] = set()
+        names = [*self._roles.rest, *([self._roles.label] if self._roles.label else [])]
+        for number in np.flatnonzero(np.diff(self._starts) > 1).tolist() if self._several else ():
+            rows = [cells for _, cells in self._rows_of(number)]
+            found.update(n for n in names if n not in found and any(c.get(n) != rows[0].get(n) for c in rows))
+            if len(found) == len(names):
+                break
+        return frozenset(found)
+
+    @cached_property
+    def _typed(self) -> dict[str, tuple[Field, Any]]:
+        found: dict[str, tuple[Field, Any]] = {}
+        for name in self._roles.rest:
+            declared, convert = self._facts[name].values.field("", None)
+            optional = self._is_partial(name)
+            if name in self._differing:
+                number = isinstance(declared, Array) and not declared.ragged and declared.shape == ()
+                dtype = declared.dtype if isinstance(declared, Array) and number and not optional else ""
+                declared = Array(dtype, ragged=True) if dtype else Json()
+            elif not isinstance(declared, Json):
+                declared = replace(declared, optional=optional)
+            found[name] = declared, convert
+        return found
+
+    @cached_property
+    def _classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, sorted; None if the column holds their numbers."""
+        roles, facts = self._roles, self._facts[self._roles.label]
+        if facts.values.kinds <= {"int"} and not facts.values.negative and not facts.lists:
+            return None
+        if facts.texts is None:
+            raise SourceError(f"{self.tree.name()}: more than {_MAX_CLASSES:,} classes in {printable(roles.label)}")
+        return tuple(sorted({part for text in facts.texts for part in self._parts(text)}))
+
+    def _parts(self, text: str) -> list[str]:
+        separator = self._roles.separator
+        return [part.strip() for part in text.split(separator) if part.strip()] if separator else [text]
+
+    def _class_of(self, value: Any) -> Any:
+        found = self._classes_in(value)
+        if len(found) != 1:
+            raise ValueError("a box has no class")
+        return found[0]
+
+    def _classes_in(self, value: Any) -> list[Any]:
+        if is_blank(value):
+            return []
+        if isinstance(value, list):
+            return value
+        return [int(value)] if self._classes is None else self._parts(str(value))
+
+    @cached_property
+    def _tags(self) -> bool:
+        """A row has a class and no box."""
+        roles = self._roles
+        rows = (self._spool.read(line)[1] for line in range(len(self._spool)))
+        return any(is_blank(cells.get(roles.boxes[0])) and not is_blank(cells.get(roles.label)) for cells in rows)
+
+    @cached_property
+    def _hides_points(self) -> bool:
+        return any(self._is_partial(name) for _, x, y in self._roles.points for name in (x, y))
+
+    @cached_property
+    def _flag_fields(self) -> dict[str, Field]:
+        """``label`` if each row has exactly one class; else ``labels``, and those of -1 and of blanks."""
+        flags = self._roles.flags
+        bare = self._facts_of_flags <= {0, 1}
+        rows = (self._spool.read(line)[1] for line in range(len(self._spool)))
+        if bare and not self._several and all(sum(flag_of(cells.get(n)) == 1 for n in flags) == 1 for cells in rows):
+            return {"label": Label(flags)}
+        found: dict[str, Field] = {"labels": Labels(flags, of=False)}
+        found |= {_UNCERTAIN: Labels(flags, of=False)} if -1 in self._facts_of_flags else {}
+        return found | ({_BLANK: Labels(flags, of=False)} if None in self._facts_of_flags else {})
+
+    @cached_property
+    def _facts_of_flags(self) -> set[int | None]:
+        found: set[int | None] = set()
+        for name in self._roles.flags:
+            facts = self._facts[name]
+            if facts.flags is None:
+                raise SourceError(f"{self.tree.name()}: column {printable(name)} has other values than 0, 1, -1")
+            found |= facts.flags | ({None} if facts.values.count < len(self._spool) else set())
+        return found
+
+    def _flag_values(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        flags = self._roles.flags
+
+        def having(wanted: int | None) -> list[str]:
+            return [name for name in flags if any(flag_of(cells.get(name)) == wanted for cells in rows)]
+
+        fields = self._flag_fields
+        if "label" in fields:
+            return {"label": having(1)[0]}
+        every = {"labels": having(1), _UNCERTAIN: having(-1), _BLANK: having(None)}
+        return {name: value for name, value in every.items() if name in fields}
+
+    def _find_convention(self) -> str:
+        """The convention of the boxes. Raises :class:`AmbiguousSourceError` if they fit several."""
+        roles, said = self._roles, self.options.layout
+        if not roles.boxes:
+            return ""
+        ranges, measured = BoxRanges(), BoxRanges()
+        known = set(self._sized)
+        for number, block in enumerate(blocks(self._spool.read(line) for line in range(len(self._spool)))):
+            boxes, sides = [], []
+            for n, (place, cells) in enumerate(block, number * 4096):
+                try:
+                    box = box_of(cells, roles.boxes)
+                except ValueError as error:
+                    raise SourceError(f"{place}: {error}") from None
+                if box is not None:
+                    boxes.append(box)
+                    if n in known:
+                        measured.add(np.array([box]), np.array([self._sized[n]], np.float64))
+                    width, height = (number_of(cells.get(name)) for name in ("width", "height"))
+                    sides.append((width, height) if {"width", "height"}.isdisjoint(roles.boxes) else (None, None))
+            full = all(w and h for w, h in sides)
+            ranges.add(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
+        if said is not None:
+            return said
+        possible = [name for name in ranges.possible() if not measured.count or name in measured.possible()]
+        named = [name for name in possible if name.removesuffix("n") == roles.convention]
+        if roles.convention == "xywh" and not named:
+            named = possible
+        if roles.convention in ("xywh", "cxcywh"):
+            named = [name for name in possible if name.removesuffix("n") in ("xywh", "cxcywh")]
+            precise = roles.convention == "cxcywh" or not roles.boxes[0].lower().endswith(("x", "left"))
+            named = [n for n in named if n.removesuffix("n") == roles.convention] or named if precise else named
+        choices = named if roles.convention else possible
+        if roles.convention == "xyxy" and len(choices) != 1:
+            choices = ["xyxyn"] if ranges.fractions and not ranges.whole else ["xyxy"]
+        if len(choices) == 1 or not ranges.count:
+            return choices[0] if choices else "xyxy"
+        offered = choices or ["xyxy", "xywh", "cxcywh"]
+        columns = ", ".join(map(printable, roles.boxes))
+        raise AmbiguousSourceError(
+            f"{self.tree.name(self._tables[0].file)}: the {ranges.count:,} boxes in {columns} "
+            f"could be {' or '.join(offered)}: say which with --layout",
+            [Answer(("--layout", each)) for each in offered],
+        )
+
+    @cached_property
+    def _sized(self) -> dict[int, tuple[int, int]]:
+        """Sides of the images of some rows, which exclude conventions by which boxes would lie outside."""
+        found: dict[int, tuple[int, int]] = {}
+        step = max(1, len(self._names) // _MEASURED)
+        for image in range(0, len(self._names), step):
+            start = self.tree.start(self._names[image].decode("utf-8", "surrogateescape"), _HEADER)
+            with suppress(HeaderError, SampleError, ValueError):
+                info = sniff(start)
+                turned = swaps_sides(read_orientation(start, info))
+                sides = (info.height, info.width) if turned else (info.width, info.height)
+                found |= dict.fromkeys(self._order[self._starts[image] : self._starts[image + 1]].tolist(), sides)
+        return found
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a cell says nothing."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def box_of(cells: Mapping[str, Any], columns: Sequence[str]) -> list[float] | None:
+    """The four numbers of a row; None if all cells are blank. Raises :class:`ValueError`."""
+    values = [cells.get(name) for name in columns]
+    if all(map(is_blank, values)):
+        return None
+    if len(columns) == 1:
+        found = read_box(values[0])
+        if found is None:
+            raise ValueError(
+                f"{printable(columns[0])} is {printable(str(values[0])[:40])!r}, and should be four numbers"
+            )
+        return found
+    numbers = [number_of(value) for value in values]
+    for name, value, number in zip(columns, values, numbers, strict=True):
+        if number is None:
+            raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
+    return [float(number) for number in numbers if number is not None]
+
+
+def _split_of_path(path: bytes) -> str:
+    parts = path.decode("utf-8", "surrogateescape").split("/")[:-1]
+    return next((part.lower() for part in parts if part.lower() in SPLIT_ORDER), "")
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A folder or archive with a table most of whose rows name images there."""
+    tree = open_tree(path)
+    found = tree is not None and find_tables(tree, parse_given(options.columns), options.named)
+    if tree is None or not found:
+        return Certainty.NO
+    # Images of another split have no rows, as of a test set; more than that is a question. Lists without a header are
+    # often one part of a set of many files, so they have to name all images.
+    lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)
+    splits = {split for table in found for split in split_words(words_of_path(table.file))}
+    folders = contents_of(tree).folders.values()
+    others = sum(
+        folder.images.count for folder in folders if lists or not split_words(words_of_path(folder.path)) - splits
+    )
+    enough = sum(table.naming.images for table in found) * (1 if lists else 2) >= others
+    return Certainty.CERTAIN if enough or options.named or options.columns else Certainty.PARTIAL
+
+
+KIND = Kind(
+    "table",
+    "images with a table that names them: CSV, TSV, JSON, Parquet or text lines",
+    _recognise,
+    TableSource,
+    takes_boxes=True,
+    takes_columns=True,
+    in_objects=True,
+)

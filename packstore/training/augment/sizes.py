@@ -1,0 +1,253 @@
+"""Operations after which images differ in size: resizes to a size drawn for each image, and padding.
+
+A crop that brings images to one size has to follow, such as ``RandomCrop(480, pad_if_needed=True)``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_args
+
+import torch
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join
+from packstore.training.augment.crop import source_index
+from packstore.training.augment.geometry import (
+    CenterCrop,
+    RandomCrop,
+    as_size,
+    check_sampling,
+    draw_sampling,
+    samplings_of,
+    where,
+    whole_pixels,
+    with_window,
+)
+from packstore.training.augment.resample import resize
+from packstore.training.random_draws import Array, Draws, to_float64, to_int64
+
+
+class _DrawnSize(GeometricOperation):
+    """Resizes each image to a size of its own; the last draw is of ``interpolation="random"``."""
+
+    resizes: ClassVar[bool] = True
+    interpolation: str
+    antialias: bool
+
+    @abstractmethod
+    def drawn_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+        """Heights and widths to which images of these, int64 ``(B,)``, are resized; as float64, before they are cut to
+        whole numbers."""
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        """As :meth:`Operation.__call__`, of one image, or of several that come to the same size."""
+        whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
+        crops = self.plan(Crops.full(whole), draws)
+        sizes = crops.size.unique(dim=0).tolist()
+        samplings = [0] if crops.sampling is None else crops.sampling.unique().tolist()
+        if len(sizes) != 1 or len(samplings) != 1:
+            raise UsageError(
+                f"{type(self).__name__} gives each image a size of its own, so it cannot run on whole batches: put it "
+                "first in the list, with a crop behind it"
+            )
+        return resize(images, (sizes[0][0], sizes[0][1]), SAMPLINGS[samplings[0]])
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return None
+
+    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+        return all(op.mirrors for op in before)
+
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
+        box = whole_pixels(crops, type(self).__name__)
+        found = self.drawn_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
+        size = join([to_int64(each).clip(1) for each in found])
+        return Crops(box, size, join([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 1))
+
+    @property
+    def samplings(self) -> set[int]:
+        return samplings_of(self.interpolation, self.antialias)
+
+
+@dataclass(frozen=True)
+class RandomResize(_DrawnSize):
+    """Resizes images so that their shorter side has a random length, as torchvision's ``RandomResize``.
+
+    Args:
+        min_size: Least length.
+        max_size: Length that none reaches.
+        interpolation: As for :class:`Resize`.
+        antialias: Likewise.
+
+    Raises:
+        UsageError: A range that is empty or not positive, an unknown interpolation.
+    """
+
+    min_size: int
+    max_size: int
+    interpolation: str = "bilinear"
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        check_sampling(self, self.interpolation, self.antialias)
+        if not all(type(n) is int for n in (self.min_size, self.max_size)) or not 0 < self.min_size < self.max_size:
+            raise UsageError(
+                "RandomResize: min_size and max_size should be integers, 0 < min_size < max_size, got "
+                f"{self.min_size!r} and {self.max_size!r}"
+            )
+
+    def drawn_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+        shorter = to_float64(self.min_size + draws.integers(self.max_size - self.min_size, 0))
+        upright = width <= height
+        return where(upright, shorter * height / width, shorter), where(upright, shorter, shorter * width / height)
+
+
+@dataclass(frozen=True)
+class RandomShortestSize(_DrawnSize):
+    """Resizes images so that their shorter side has one of several lengths, as torchvision's ``RandomShortestSize``.
+
+    Args:
+        min_size: The lengths, or one.
+        max_size: Most that the longer side may have: the shorter one is then shorter. None for no bound.
+        interpolation: As for :class:`Resize`.
+        antialias: Likewise.
+
+    Raises:
+        UsageError: A length that is not positive, an unknown interpolation.
+    """
+
+    min_size: int | Sequence[int]
+    max_size: int | None = None
+    interpolation: str = "bilinear"
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        check_sampling(self, self.interpolation, self.antialias)
+        sizes = (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
+        given = sizes if self.max_size is None else (*sizes, self.max_size)
+        if not sizes or not all(type(n) is int and n > 0 for n in given):
+            raise UsageError(
+                "RandomShortestSize: min_size and max_size should be positive integers, got "
+                f"{self.min_size!r} and {self.max_size!r}"
+            )
+        object.__setattr__(self, "min_size", sizes)
+
+    def drawn_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+        assert not isinstance(self.min_size, int)
+        chosen, shorter = draws.integers(len(self.min_size), 0), height * 0
+        for number, size in enumerate(self.min_size):
+            shorter = where(chosen == number, shorter + size, shorter)
+        upright = width <= height
+        ratio = shorter / where(upright, width, height)
+        if self.max_size is not None:
+            most = (height * 0 + self.max_size) / where(upright, height, width)  # torch divides numbers otherwise
+            ratio = where(most < ratio, most, ratio)
+        return height * ratio, width * ratio
+
+
+@dataclass(frozen=True)
+class ScaleJitter(_DrawnSize):
+    """Resizes images to a random share of the size at which they fit a target, as torchvision's ``ScaleJitter``.
+
+    Args:
+        target_size: ``(height, width)`` of the target; as in torchvision its first number bounds widths, its second
+            heights.
+        scale_range: Least and largest share.
+        interpolation: As for :class:`Resize`.
+        antialias: Likewise.
+
+    Raises:
+        UsageError: A size or a range that is not positive, an unknown interpolation.
+    """
+
+    target_size: int | Size
+    scale_range: tuple[float, float] = (0.1, 2.0)
+    interpolation: str = "bilinear"
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        check_sampling(self, self.interpolation, self.antialias)
+        object.__setattr__(self, "target_size", as_size(self.target_size, "ScaleJitter"))
+        low, high = map(float, self.scale_range)
+        if not 0 < low <= high < float("inf"):
+            raise UsageError(f"ScaleJitter: scale_range should be (low, high), 0 < low <= high, got {self.scale_range}")
+        object.__setattr__(self, "scale_range", (low, high))
+
+    def drawn_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+        assert not isinstance(self.target_size, int)
+        low, high = self.scale_range
+        # Arrays by arrays: torch multiplies a number by the reciprocal.
+        tall, wide = (height * 0 + self.target_size[1]) / height, (width * 0 + self.target_size[0]) / width
+        ratio = where(tall < wide, tall, wide) * (low + draws.uniform(0) * (high - low))
+        return height * ratio, width * ratio
+
+
+@dataclass(frozen=True)
+class Pad(GeometricOperation):
+    """Adds pixels on the sides of images, as torchvision's ``Pad``.
+
+    Args:
+        padding: Pixels on each side; ``(left and right, top and bottom)``; or ``(left, top, right, bottom)``.
+        fill: Their value, in the images' own units.
+        padding_mode: As for :class:`RandomCrop`.
+
+    Raises:
+        UsageError: A padding that cannot be, an unknown mode. When called: images that are smaller than the padding
+            that is to mirror them.
+    """
+
+    padding: int | Sequence[int]
+    fill: float = 0
+    padding_mode: PaddingMode = "constant"
+
+    def __post_init__(self) -> None:
+        given = (self.padding,) if isinstance(self.padding, int) else tuple(self.padding)
+        if len(given) not in (1, 2, 4) or not all(type(n) is int and n >= 0 for n in given):
+            raise UsageError(f"Pad: padding should be 1, 2 or 4 integers of at least 0, got {self.padding!r}")
+        if self.padding_mode not in get_args(PaddingMode):
+            modes = ", ".join(get_args(PaddingMode))
+            raise UsageError(f"Pad: padding_mode should be one of {modes}, got {self.padding_mode!r}")
+        object.__setattr__(self, "padding", given * (4 // len(given)))
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        left, top, right, bottom = self._sides
+        if self.padding_mode == "constant":
+            return torch.nn.functional.pad(images, (left, right, top, bottom), value=self.fill)
+        height, width = images.shape[-2:]
+        least = 1 if self.padding_mode == "reflect" else 0
+        if self.padding_mode != "edge" and max(top - height, bottom - height, left - width, right - width) > -least:
+            raise UsageError(
+                f"Pad: padding {self._sides} with padding_mode {self.padding_mode!r} needs larger images than "
+                f"{height}x{width}"
+            )
+        rows = source_index(torch.arange(-top, height + bottom), height, self.padding_mode)
+        columns = source_index(torch.arange(-left, width + right), width, self.padding_mode)
+        return images[..., rows.to(images.device)[:, None], columns.to(images.device)]
+
+    def size_after(self, size: Size | None) -> Size | None:
+        left, top, right, bottom = self._sides
+        return None if size is None else (size[0] + top + bottom, size[1] + left + right)
+
+    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+        crops = any(isinstance(op, CenterCrop | RandomCrop) for op in before)  # outside of which are other pixels
+        return self.padding_mode == "constant" and self.fill == 0 and not crops
+
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
+        left, top, right, bottom = self._sides
+        zero = crops.window[:, 2] * 0
+        size: tuple[Any, Any] = (crops.window[:, 2] + top + bottom, crops.window[:, 3] + left + right)
+        return with_window(crops, zero - top, zero - left, size)
+
+    @property
+    def pads(self) -> PaddingMode:
+        return self.padding_mode
+
+    @property
+    def _sides(self) -> tuple[int, int, int, int]:
+        assert not isinstance(self.padding, int)
+        left, top, right, bottom = self.padding
+        return left, top, right, bottom

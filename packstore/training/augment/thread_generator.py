@@ -1,0 +1,42 @@
+"""Random numbers of torch for one thread: a generator of its own in place of the process's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from packstore.core.errors import UsageError
+
+
+class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets random operations of torch on the calling thread draw from a generator, and not from the process's.
+
+    ``with ThreadGenerator(generator): fn(image)`` gives what ``fn(image)`` gives after ``torch.manual_seed`` of the
+    same seed, while other threads may draw numbers too: modes of torch's dispatcher belong to a thread.
+
+    Raises:
+        UsageError: (within) an operation draws numbers that has no version with a generator.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            func, kwargs = _with_generator(func), kwargs | {"generator": self._generator}
+        return func(*args, **kwargs)
+
+
+def _with_generator(operation: Any) -> Any:
+    """The version of a random operation that takes a generator."""
+    if any(argument.name == "generator" for argument in operation._schema.arguments):
+        return operation
+    versions = operation.overloadpacket
+    for name in (f"{operation._overloadname}_generator", "generator"):
+        if name in versions.overloads():
+            return getattr(versions, name)
+    raise UsageError(f"{operation} takes no generator, so its numbers would depend on what other threads draw")

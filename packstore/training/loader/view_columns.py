@@ -1,0 +1,141 @@
+"""Columns of a batch with several views: masks, boxes and keypoints follow the crops of each view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import Step
+from packstore.training.augment.views import View
+from packstore.training.dataset import PackedDataset
+from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.columns import Columns, Fields, check_collate, refuse_hidden_boxes
+from packstore.training.loader.fields import Failures, NewBuffer, Padded
+from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.prepared import Prepared
+
+_MOVED = ("mask", "boxes", "keypoints")
+
+
+class ViewFields:
+    """The columns of a loader's batches beside the main image: those that stay, and those that move with each view.
+
+    Attributes:
+        carried: Names of those that move.
+    """
+
+    def __init__(self, dataset: PackedDataset, options: LoaderOptions, new_assembler: Any, finish: Any) -> None:
+        """Takes what :class:`Fields` takes. Raises :class:`UsageError` as that does, and for further images."""
+        assert options.views is not None
+        columns = [dataset.manifest.column(name) for name in dataset.columns if name != "image"]
+        images = [column.name for column in columns if column.type == "image"]
+        if images:
+            raise UsageError(
+                f"views= crops the column 'image', and {', '.join(images)} would stay whole: leave it out of columns="
+            )
+        collate = options.collate or {}
+        check_collate(columns, collate)
+        refuse_hidden_boxes(dataset, [column.name for column in columns if column.type == "json"])
+        self.carried = [column.name for column in columns if column.type in _MOVED or column.parallel is not None]
+        self._as_list = options.views.as_list
+
+        def fields(names: Sequence[str], operations: Sequence[Step]) -> Fields:
+            forms = {name: form for name, form in collate.items() if name in names}
+            own = replace(options, views=None, augment=tuple(operations), collate=forms)
+            return Fields(dataset, own, new_assembler, finish, names)
+
+        self._plain = fields([column.name for column in columns if column.name not in self.carried], ())
+        views = options.views.parts if self.carried else ()
+        self._views = [(view, fields(self.carried, view.operations)) for view in views]
+
+    def gather(
+        self, prepared: Prepared, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
+    ) -> ViewColumns:
+        """As :meth:`Fields.gather`."""
+        plain = self._plain.gather(prepared, assembler, new_buffer, errors)
+        place, found = len(self._plain), []
+        for view, fields in self._views:
+            crops = Prepared(
+                prepared.out,
+                view.ids(prepared.ids),
+                view.seed(prepared.seed),
+                prepared.epoch,
+                failed=[*_crops_of(prepared.failed, view.count)],
+            )
+            crops.sizes = np.repeat(assembler.sizes(prepared), view.count, 0)
+            found.append((view, fields.gather(crops, assembler, _numbered_from(new_buffer, place), errors)))
+            place += len(fields)
+        return ViewColumns(plain, found, self._as_list)
+
+
+def _numbered_from(new_buffer: Callable[[int], NewBuffer], first: int) -> Callable[[int], NewBuffer]:
+    return lambda place: new_buffer(first + place)
+
+
+class ViewColumns:
+    """As :class:`Columns`; rows are those of records."""
+
+    def __init__(self, plain: Columns, views: Sequence[tuple[View, Columns]], as_list: bool) -> None:
+        self._plain = plain
+        self._views = views
+        self._as_list = as_list
+
+    @property
+    def failed(self) -> set[int]:
+        """Rows that failed while they were gathered, with those that failed before."""
+        return self._plain.failed.union(*(_records_of(own.failed, view.count) for view, own in self._views))
+
+    def fill(self, first: int, stop: int, failed: list[int]) -> list[int]:
+        found = self._plain.fill(first, stop, failed)
+        for view, own in self._views:
+            crops = [*_crops_of({*failed, *found}, view.count)]
+            found += sorted(_records_of(own.fill(first * view.count, stop * view.count, crops), view.count))
+        return found
+
+    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        found = self._plain.tensors(kept)
+        for view, own in self._views:
+            found += own.tensors(_kept_crops(kept, view.count))
+        return found
+
+    def values(
+        self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor
+    ) -> tuple[dict[str, Any], list[Any]]:
+        values, shared = self._plain.values(there, kept, ids)
+        for view, own in self._views:
+            found, in_ring = own.values(there, _kept_crops(kept, view.count), ids)
+            shared += in_ring
+            for name, value in found.items():
+                if self._as_list:
+                    values.setdefault(name, []).append(value)
+                else:
+                    values.setdefault(name, {})[view.name] = _by_record(value, view.count)
+        return values, shared
+
+
+def _crops_of(rows: Set[int] | Sequence[int], count: int) -> Iterator[int]:
+    """Rows of the crops of records ``rows``."""
+    return (row * count + number for row in rows for number in range(count))
+
+
+def _records_of(crops: Set[int] | Sequence[int], count: int) -> set[int]:
+    return {crop // count for crop in crops}
+
+
+def _kept_crops(kept: NDArray[np.int64] | None, count: int) -> NDArray[np.int64] | None:
+    return None if kept is None else (kept[:, None] * count + np.arange(count)).reshape(-1)
+
+
+def _by_record(value: Any, count: int) -> Any:
+    """Values of crops, ``(B * count, …)``, as ``(B, count, …)``; of a list, lists of ``count``."""
+    if isinstance(value, Padded):
+        return Padded(*(_by_record(part, count) for part in value))
+    if isinstance(value, torch.Tensor):
+        return value.view(len(value) // count, count, *value.shape[1:])
+    return [value[first : first + count] for first in range(0, len(value), count)]

@@ -1,0 +1,104 @@
+"""Several views of a batch: where the operations of each run, and the dict or list of images that a batch has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.training.augment.operations import split_operations
+from packstore.training.augment.views import View
+from packstore.training.dataset import PackedDataset
+from packstore.training.loader.device_steps import DeviceSteps, ImageSet
+from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.programs import NO_PROGRAMS, Programs
+from packstore.training.loader.stats import Stats
+from packstore.training.loader.view_assembler import ViewPlan
+
+
+class ViewSteps:
+    """The views of a loader.
+
+    Attributes:
+        plans: What the threads that decode do for each view; none if all operations run on batches of whole images.
+    """
+
+    def __init__(self, dataset: PackedDataset, options: LoaderOptions, stats: Stats, whole: bool) -> None:
+        """
+        Args:
+            dataset: What is loaded.
+            options: The loader's; they have views.
+            stats: Where the time goes.
+            whole: Run all operations on batches of whole images: of floating point, or resident ones.
+        """
+        assert options.views is not None
+        self.plans: list[ViewPlan] = []
+        self._as_list = options.views.as_list
+        self._stats = stats
+        self._steps: list[tuple[View, DeviceSteps]] = []
+        in_threads = dataset.device.type == "cpu" and not whole
+        for view in options.views.parts:
+            operations = () if whole else split_operations(view.operations, flip=True)[0]
+            programs = Programs.after(view.operations, len(operations)) if in_threads else NO_PROGRAMS
+            steps = DeviceSteps(
+                dataset.manifest,
+                replace(options, views=None, augment=view.operations),
+                stats,
+                len(operations) + len(programs),
+                in_threads=in_threads,
+                decoding=in_threads,
+                seed=view.seed(options.draws_seed),
+            )
+            self._steps.append((view, steps))
+            if not whole:
+                self.plans.append(ViewPlan(view, operations, programs, steps.finish))
+        if any(plan.finish is None for plan in self.plans):  # all views share a buffer of one type
+            self.plans = [replace(plan, finish=None) for plan in self.plans]
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether crops go through functions of the user's."""
+        return any(steps.calls_user_code for _, steps in self._steps)
+
+    def image_sets(self, sections: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Iterator[ImageSet]:
+        """The crops of each view as the threads that decode may give them to functions of the user's."""
+        for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
+            yield ImageSet(steps, plan.made.as_images(section), view.ids(ids), view.count)
+
+    def of_crops(self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int) -> Any:
+        """The views of records ``ids`` on the same device.
+
+        Args:
+            crops: What functions have made of each view, ``(B * count, 3, h, w)``; else its section of a buffer.
+            ids: int64 ``(B,)``.
+            epoch: For random operations.
+        """
+        made = []
+        for (view, steps), plan, images in zip(self._steps, self.plans, crops, strict=True):
+            images = images if steps.in_decoding else plan.made.as_images(images)
+            with self._stats.timed("augment"):
+                made.append(steps.convert(steps.augment(images, view.ids(ids), epoch)))
+        return self._item(made, len(ids))
+
+    def of_images(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> Any:
+        """The views of whole images, ``(B, 3, H, W)``, of records ``ids`` on the same device."""
+        made = []
+        for view, steps in self._steps:
+            with self._stats.timed("augment"):
+                # Crop by crop, since the images of a batch may be many times as large as what is cut from them.
+                crops = [steps.augment(images, view.crop_ids(ids, number), epoch) for number in range(view.count)]
+                together = crops[0] if len(crops) == 1 else torch.stack(crops, 1).flatten(0, 1)
+                made.append(steps.convert(together))
+        return self._item(made, len(ids))
+
+    def _item(self, made: Sequence[torch.Tensor], count: int) -> Any:
+        if self._as_list:
+            return list(made)
+        found = {}
+        for (view, _), crops in zip(self._steps, made, strict=True):
+            found[view.name] = crops.view(count, view.count, *crops.shape[1:])
+        return found

@@ -1,0 +1,455 @@
+"""Images and a table that names them: the column of images is told by the files, all rows are looked at, nothing is
+lost silently."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from packstore import AmbiguousSourceError, convert
+from packstore.core.errors import SourceError, UsageError
+from packstore.sources import open_source
+from packstore.sources.base import Entry
+from packstore.testing import SourceSuite
+from tests.makers.images import tiny
+
+
+def make(folder: Path, images: list[str] | range, tables: dict[str, str | bytes]) -> Path:
+    """A folder of images of 32 x 24 pixels and tables."""
+    names = [f"im{n:02}.png" for n in images] if isinstance(images, range) else images
+    for n, name in enumerate(names):
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(tiny(n))
+    for name, text in tables.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder
+
+
+def rows(path: Path, **options: Any) -> dict[str, dict[str, Any]]:
+    """All samples by key, as the source gives them; classes by name."""
+    with closing(open_source(path, **options)) as source:
+        assert source.kind == "table"
+        columns = {column.name: column for column in source.survey().columns}
+        found = {}
+        for entry in source.entries():
+            values = dict(source.read(entry).values)
+            for name, value in values.items():
+                classes = columns[name].classes if name in columns else None
+                if classes is not None and value is not None:
+                    many = isinstance(value, (list, np.ndarray))
+                    value = [classes[int(n)] for n in value] if many else classes[int(value)]
+                values[name] = value.tolist() if isinstance(value, np.ndarray) else value
+            found[entry.key] = values | ({"split": entry.split} if entry.split else {})
+        return found
+
+
+def left(path: Path, **options: Any) -> dict[str, int]:
+    with closing(open_source(path, **options)) as source:
+        return dict(source.survey().ledger.passed_over)
+
+
+class TestTable(SourceSuite):
+    """CSV with a class and a number."""
+
+    kind = "table"
+    bytes_per_sample = 900
+    undecodable_keys = False
+    many = 2000
+
+    def make(self, folder: Path, samples: int) -> Path:
+        lines = [f"im{n:05}.png,{'ab'[n % 2]},{n}" for n in range(samples)]
+        return make(folder, [f"im{n:05}.png" for n in range(samples)], {"t.csv": "\n".join(["file,label,age", *lines])})
+
+    def change(self, path: Path) -> None:
+        with closing(self.open(path)) as source:
+            first = next(source.entries())
+        (path / first.key).write_bytes(tiny(99_999))
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        return False
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        return False
+
+
+def test_kaggle(tmp_path: Path) -> None:
+    ids = [f"{n:04x}c1" for n in range(12)]
+    names = [*(f"train/{i}.png" for i in ids[:8]), *(f"test/{i}.png" for i in ids[8:])]
+    path = make(tmp_path, names, {
+        "train.csv": "id,breed\n" + "".join(f"{i},{'ab'[n % 2]}\n" for n, i in enumerate(ids[:8])),
+        "sample_submission.csv": "id,a,b\n" + "".join(f"{i},0.5,0.5\n" for i in ids[8:]),
+    })  # fmt: skip
+    found = rows(path)
+    assert list(found) == [f"train/{i}.png" for i in ids[:8]]
+    assert found["train/0001c1.png"] == {"label": "b", "split": "train"}
+    assert left(path) == {"images that no row names": 4}
+
+
+def test_test_images_of_the_same_names_are_not_those_of_train(tmp_path: Path) -> None:
+    names = [f"{split}/{n}.png" for split in ("test", "train") for n in range(8)]
+    path = make(tmp_path, names, {
+        "train.csv": "id,kind\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(9)),
+        "test.csv": "id\n",
+    })  # fmt: skip
+    found = rows(path)
+    assert list(found) == [f"train/{n}.png" for n in range(8)]
+    assert left(path)["rows of train.csv without an image"] == 1
+
+
+def test_rows_of_a_missing_split_take_no_other_images(tmp_path: Path) -> None:
+    """``train/3.png`` is not ``test/3.png``."""
+    lines = [f"train/{n}.png,{n % 2}" for n in range(6)] + [f"val/{n}.png,1" for n in range(3)]
+    path = make(tmp_path, [f"train/{n}.png" for n in range(6)], {"all.csv": "path,label\n" + "\n".join(lines)})
+    assert len(rows(path)) == 6
+    assert left(path)["rows of all.csv without an image"] == 3
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "json", "txt", "parquet"])
+@pytest.mark.parametrize("folder", ["", "images/"])
+def test_formats_agree(tmp_path: Path, suffix: str, folder: str) -> None:
+    table = [(f"{folder}im{n:02}.png", n % 3) for n in range(9)]
+    if suffix == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+
+        sink = pyarrow.BufferOutputStream()
+        columns = {"image": [f for f, _ in table], "label": [label for _, label in table]}
+        parquet.write_table(pyarrow.table(columns), sink)
+        text: Any = sink.getvalue().to_pybytes()
+    else:
+        objects = [json.dumps({"image": file, "label": label}) for file, label in table]
+        sep = {"csv": ",", "tsv": "\t", "txt": " "}.get(suffix, "")
+        text = {
+            "json": f"[{','.join(objects)}]",
+            "jsonl": "\n".join(objects),
+            "txt": "\n".join(f"{file} {label}" for file, label in table),
+        }.get(suffix, "\n".join(sep.join(map(str, row)) for row in [("image", "label"), *table]))
+    path = make(tmp_path, [file for file, _ in table], {f"list.{suffix}": text})
+    assert rows(path) == {file: {"label": label} for file, label in table}
+
+
+def test_header_or_none(tmp_path: Path) -> None:
+    lines = "".join(f"im{n:02}.png,{'xy'[n % 2]}\n" for n in range(6))
+    for name, text in (("with", f"file,kind\n{lines}"), ("without", lines)):
+        path = make(tmp_path / name, range(6), {"a.csv": text})
+        assert [each["label"] for each in rows(path).values()] == list("xyxyxy")
+
+
+def test_names_with_blanks_in_text_lines(tmp_path: Path) -> None:
+    names = ["a b.png", "c.png", "d e f.png"]
+    path = make(tmp_path, names, {"list.txt": "a b.png 0\nc.png 1\nd e f.png 0\n"})
+    assert [each["label"] for each in rows(path).values()] == [0, 1, 0]
+
+
+def test_paths_of_another_machine(tmp_path: Path) -> None:
+    text = "image,label\n" + "".join(f"C:\\data\\x\\im{n:02}.png,{n % 2}\n" for n in range(5))
+    path = make(tmp_path, [f"pics/im{n:02}.png" for n in range(5)], {"labels.csv": text})
+    assert list(rows(path)) == [f"pics/im{n:02}.png" for n in range(5)]
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    cells = ["A|B", "A", "B|C", "No Finding"]
+    text = "Image Index,Finding Labels,Age\n" + "".join(f"im{n:02}.png,{cells[n % 4]},{n}\n" for n in range(8))
+    found = rows(make(tmp_path, range(8), {"Data.csv": text}))
+    assert [each["labels"] for each in found.values()][:4] == [["A", "B"], ["A"], ["B", "C"], ["No Finding"]]
+    assert found["im03.png"]["age"] == 3
+
+
+def test_labels_in_quotes(tmp_path: Path) -> None:
+    cells = ['"a,b"', "a", "b", '"a,c"', '"b,c"', "c"]
+    text = "image,tags\n" + "".join(f"im{n:02}.png,{cell}\n" for n, cell in enumerate(cells))
+    found = rows(make(tmp_path, range(6), {"t.csv": text}))
+    assert [each["labels"] for each in found.values()][:2] == [["a", "b"], ["a"]]
+
+
+def test_commas_in_names_of_classes(tmp_path: Path) -> None:
+    cells = ['"tench, Tinca"', '"goldfish, Carassius"', '"tench, Tinca"']
+    text = "image,label\n" + "".join(f"im{n:02}.png,{cell}\n" for n, cell in enumerate(cells))
+    found = rows(make(tmp_path, range(3), {"t.csv": text}))
+    assert [each["label"] for each in found.values()] == ["tench, Tinca", "goldfish, Carassius", "tench, Tinca"]
+
+
+def test_one_column_a_class(tmp_path: Path) -> None:
+    text = "filename, cat, dog, owl\n" + "".join(f"im{n:02}.png, {n & 1}, {n >> 1 & 1}, {n >> 2}\n" for n in range(8))
+    found = rows(make(tmp_path, [f"train/im{n:02}.png" for n in range(8)], {"train/_classes.csv": text}))
+    assert found["train/im03.png"] == {"labels": ["cat", "dog"], "split": "train"}
+    assert found["train/im00.png"]["labels"] == []
+
+
+def test_one_class_a_row(tmp_path: Path) -> None:
+    text = "image,MEL,NV,BCC\n" + "".join(
+        f"im{n:02},{float(n % 3 == 0)},{float(n % 3 == 1)},{float(n % 3 == 2)}\n" for n in range(6)
+    )
+    found = rows(make(tmp_path, range(6), {"truth.csv": text}))
+    assert [each["label"] for each in found.values()] == ["MEL", "NV", "BCC"] * 2
+
+
+def test_uncertain_classes(tmp_path: Path) -> None:
+    names = ["Edema", "Fracture", "Lesion", "Pneumonia"]
+    cells = ["1.0,,0.0,-1.0", ",,,1.0", "0.0,1.0,-1.0,", "0.0,0.0,0.0,0.0"]
+    text = f"Path,Sex,{','.join(names)}\n" + "".join(f"set/im{n:02}.png,M,{cell}\n" for n, cell in enumerate(cells))
+    found = rows(make(tmp_path, [f"im{n:02}.png" for n in range(4)], {"train.csv": text}))
+    assert found["im00.png"] == {
+        "labels": ["Edema"], "uncertain": ["Pneumonia"], "unmentioned": ["Fracture"], "sex": "M", "split": "train",
+    }  # fmt: skip
+
+
+def test_regression(tmp_path: Path) -> None:
+    text = "file,age,gaze_x,gaze_y\n" + "".join(f"im{n:02}.png,{n},{n / 8},{-n / 4}\n" for n in range(5))
+    found = rows(make(tmp_path, range(5), {"t.csv": text}))
+    assert found["im02.png"] == {"age": 2, "gaze_x": 0.25, "gaze_y": -0.5}
+
+
+def test_points(tmp_path: Path) -> None:
+    text = "image_id,nose_x,nose_y,left_x,left_y,right_x,right_y\n" + "".join(
+        f"im{n:02}.png,{n},4,5,6,{'' if n == 1 else 7},{'' if n == 1 else 8}\n" for n in range(4)
+    )
+    found = rows(make(tmp_path, range(4), {"t.csv": text}))
+    assert found["im01.png"]["keypoints"] == [[1, 4, 2], [5, 6, 2], [0, 0, 0]]
+    assert found["im01.png"]["keypoint_labels"] == ["nose", "left", "right"]
+
+
+def test_rows_of_boxes(tmp_path: Path) -> None:
+    lines = ["im00.png,32,24,cat,1,2,10,12", "im01.png,32,24,dog,0,0,30,20", "im00.png,32,24,dog,4,4,9,9"]
+    text = "filename,width,height,class,xmin,ymin,xmax,ymax\n" + "\n".join(lines)
+    found = rows(make(tmp_path, range(3), {"_annotations.csv": text}))
+    assert found["im00.png"]["boxes"] == [[1, 2, 10, 12], [4, 4, 9, 9]]
+    assert found["im00.png"]["labels"] == ["cat", "dog"]
+    assert found["im00.png"]["width"] == 32
+    assert list(found) == ["im00.png", "im01.png"]
+
+
+def test_boxes_without_a_header(tmp_path: Path) -> None:
+    """RetinaNet; ``xywh`` is excluded by the sizes of the images."""
+    lines = ["im00.png,20,10,30,20,cat", "im00.png,25,15,31,23,dog", "im01.png,,,,,", "im02.png,12,14,31,22,cat"]
+    path = make(tmp_path, range(3), {"annotations.csv": "\n".join(lines)})
+    for n in range(3):
+        (path / f"im{n:02}.png").write_bytes(_sized(32, 24, n))
+    found = rows(path)
+    assert found["im00.png"] == {"boxes": [[20, 10, 30, 20], [25, 15, 31, 23]], "labels": ["cat", "dog"]}
+    assert found["im01.png"] == {"boxes": [], "labels": []}
+
+
+def _sized(width: int, height: int, n: int) -> bytes:
+    import io
+
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.new("RGB", (width, height), (n, n, n)).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_fractions(tmp_path: Path) -> None:
+    """Open Images."""
+    text = "ImageID,LabelName,XMin,XMax,YMin,YMax,IsOccluded\nim00,/m/1,0.25,0.5,0.5,1.0,0\nim01,/m/2,0,0.5,0,0.5,1\n"
+    path = make(tmp_path, range(2), {"train-bbox.csv": text})
+    for n in range(2):
+        (path / f"im{n:02}.png").write_bytes(_sized(32, 24, n))
+    found = rows(path)
+    assert found["im00.png"]["boxes"] == [[8, 12, 16, 24]]
+    assert found["im00.png"]["labels"] == ["/m/1"]
+
+
+def test_convention_is_asked(tmp_path: Path) -> None:
+    text = 'file,bbox\nim00.png,"[1, 2, 3, 4]"\nim01.png,"[0, 0, 2, 2]"\n'
+    path = make(tmp_path, range(2), {"t.csv": text})
+    for n in range(2):
+        (path / f"im{n:02}.png").write_bytes(_sized(32, 24, n))
+    with pytest.raises(AmbiguousSourceError, match="--layout") as caught:
+        open_source(path)
+    assert ("--layout", "xywh") in [answer.options for answer in caught.value.answers]
+    assert rows(path, layout="xywh")["im00.png"]["boxes"] == [[1, 2, 4, 6]]
+
+
+def test_several_rows_an_image(tmp_path: Path) -> None:
+    text = "image,label,score\nim00.png,a,1\nim01.png,b,2\nim00.png,b,3\nim01.png,b,2\n"
+    found = rows(make(tmp_path, range(2), {"t.csv": text}))
+    assert found == {
+        "im00.png": {"labels": ["a", "b"], "score": [1, 3]},
+        "im01.png": {"labels": ["b"], "score": [2, 2]},
+    }
+
+
+def test_column_of_splits(tmp_path: Path) -> None:
+    text = "image,label,split\n" + "".join(f"im{n:02}.png,{n % 2},{'train' if n < 3 else 'test'}\n" for n in range(5))
+    found = rows(make(tmp_path, range(5), {"t.csv": text}))
+    assert [each["split"] for each in found.values()] == ["train"] * 3 + ["test"] * 2
+
+
+def test_a_table_of_each_split(tmp_path: Path) -> None:
+    tables = {f"{split}.csv": f"image,label\n{split}/a.png,x\n{split}/b.png,y\n" for split in ("train", "val")}
+    path = make(tmp_path, [f"{split}/{n}.png" for split in ("train", "val") for n in "ab"], tables)
+    assert [(key, each["split"]) for key, each in rows(path).items()] == [
+        ("train/a.png", "train"), ("train/b.png", "train"), ("val/a.png", "val"), ("val/b.png", "val"),
+    ]  # fmt: skip
+
+
+def test_two_tables_of_the_same_images_are_asked_about(tmp_path: Path) -> None:
+    path = make(
+        tmp_path, range(4), {n: "f,l\n" + "".join(f"im{i:02}.png,{i}\n" for i in range(4)) for n in ("a.csv", "b.csv")}
+    )
+    with pytest.raises(AmbiguousSourceError, match=r"a\.csv and by b\.csv"):
+        open_source(path)
+    assert len(rows(path, ignore=["/a.csv"])) == 4
+
+
+def test_further_images(tmp_path: Path) -> None:
+    text = "image,after,changed\n" + "".join(f"im{n:02}.png,t2/x{n}.png,{n % 2}\n" for n in range(4))
+    path = make(tmp_path, [*(f"im{n:02}.png" for n in range(4)), *(f"t2/x{n}.png" for n in range(4))], {"t.csv": text})
+    found = rows(path)
+    assert list(found) == [f"im{n:02}.png" for n in range(4)]
+    assert found["im01.png"]["after"] == (path / "t2/x1.png").read_bytes()
+    assert left(path) == {}
+
+
+def test_columns_are_given(tmp_path: Path) -> None:
+    text = "first,second,a,b,c,d,what\n" + "".join(
+        f"l/im{n:02}.png,r/jm{n:02}.png,1,2,{n + 3},9,{'pq'[n % 2]}\n" for n in range(6)
+    )
+    path = make(tmp_path, [f"{k}m{n:02}.png" for k in ("l/i", "r/j") for n in range(6)], {"t.csv": text})
+    with pytest.raises(AmbiguousSourceError, match="--column image=COL") as caught:
+        open_source(path)
+    assert caught.value.answers[0].options == ("--column", "image=first")
+    found = rows(path, columns=["image=second", "label=what", "boxes=a,b,c,d"], layout="xyxy")
+    assert found["r/jm02.png"]["boxes"] == [[1, 2, 5, 9]]
+    assert found["r/jm02.png"]["labels"] == ["p"]
+    with pytest.raises(UsageError, match="no column nope"):
+        open_source(path, columns=["image=first", "label=nope"])
+    with pytest.raises(UsageError, match="expected image=COL"):
+        open_source(path, columns=["picture=first"])
+
+
+def test_numbers_that_images_are_called_by_are_no_images(tmp_path: Path) -> None:
+    """A column of classes 0 to 9, and images ``0.png`` to ``9.png`` elsewhere."""
+    names = [*(f"im{n:02}.png" for n in range(30)), *(f"icons/{n}.png" for n in range(10))]
+    text = "file,label\n" + "".join(f"im{n:02}.png,{n % 10}\n" for n in range(30))
+    assert rows(make(tmp_path, names, {"t.csv": text}))["im13.png"] == {"label": 3}
+
+
+def test_the_last_row_decides(tmp_path: Path) -> None:
+    """Of 3,000 rows only the last says that ages are fractions, and that there is a class of its own."""
+    lines = [f"im{n:02}.png,{'ab'[n % 2]},{n}" for n in range(39)] + ["im39.png,c,1.5"]
+    found = rows(make(tmp_path, range(40), {"t.csv": "\n".join(["file,label,age", *lines])}))
+    assert found["im39.png"] == {"label": "c", "age": 1.5}
+    assert found["im02.png"]["age"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"file,label\nim00.png,a\nim01.png,\xff\n", r"t\.csv, line 3: not UTF-8"),
+        (b"file,label\nim00.png,a\nim01.png,b\0\n", r"t\.csv, line 3: has a NUL byte"),
+        (b'file,label\nim00.png,a\nim01.png,"b\n', r"t\.csv, line 3: not CSV: a quote is not closed"),
+        (b"file,label\nim00.png,a\nim01.png," + b"x" * (10 << 20), r"t\.csv, line 3: 10,485,769 bytes in a line"),
+        (b"file,label\nim00.png,a\nim01.png,b,c\n", r"t\.csv, line 3: 3 fields, the first line has 2"),
+        (b"file,xmin,ymin,xmax,ymax\nim00.png,1,2,3,4\nim01.png,1,2,nan,4\n", r"t\.csv, line 3: xmax is 'nan'"),
+        (b"file,xmin,ymin,xmax,ymax\nim00.png,1,2,3,4\nim01.png,1,2,,4\n", r"t\.csv, line 3: xmax is ''"),
+        (b"file,file\nim00.png,a\nim01.png,b\n", r"t\.csv, line 1: the header has a column twice"),
+    ],
+)  # fmt: skip
+def test_damaged_tables(tmp_path: Path, text: bytes, message: str) -> None:
+    path = make(tmp_path, range(2), {"t.csv": text})
+    with pytest.raises(SourceError, match=message):
+        open_source(path)
+
+
+def test_paths_that_lead_out_are_rows_without_an_image(tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(tiny(1))
+    text = "file,label\n../secret.png,a\n/etc/passwd,b\nim00.png,a\nim01.png,b\n"
+    path = make(tmp_path / "set", range(2), {"t.csv": text})
+    assert list(rows(path)) == ["im00.png", "im01.png"]
+    assert left(path) == {"rows of t.csv without an image": 2}
+
+
+def test_classes_and_columns_reach_the_store(tmp_path: Path) -> None:
+    text = "file,label,age\n" + "".join(f"im{n:02}.png,{'ab'[n % 2]},{n}\n" for n in range(6))
+    path = make(tmp_path / "set", range(6), {"t.csv": text})
+    convert(path, tmp_path / "out.lmdb")
+    with closing(open_source(tmp_path / "out.lmdb")) as store:
+        columns = {column.name: column for column in store.survey().columns}
+    assert columns["label"].classes == ("a", "b")
+    assert columns["age"].dtype == "int64"
+
+
+_CELL = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0\r\n", exclude_categories=["Cs", "Zs", "Cc"]), max_size=8
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(_CELL, st.integers(2, 2**40)), min_size=2, max_size=8))
+def test_cells_come_back(tmp_path_factory: pytest.TempPathFactory, cells: list[tuple[str, int]]) -> None:
+    """Whatever the texts are: they, or JSON Lines of the same table, give the same values."""
+    folder = tmp_path_factory.mktemp("table")
+    lines = [json.dumps({"file": f"im{n:02}.png", "note": text, "n": number}) for n, (text, number) in enumerate(cells)]
+    path = make(folder, range(len(cells)), {"t.jsonl": "\n".join(lines)})
+    found = rows(path)
+    assert [each["n"] for each in found.values()] == [number for _, number in cells]
+    assert [each.get("note") or "" for each in found.values()] == [text for text, _ in cells]
+
+
+def test_a_table_of_losses_names_no_images(tmp_path: Path) -> None:
+    """Whatever images are called: epochs are no names."""
+    names = [f"{kind}/{n}.png" for kind in ("cat", "dog") for n in range(6)]
+    text = "epoch,loss,label\n" + "".join(f"{n},{n / 3},{n % 2}\n" for n in range(6))
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(make(tmp_path, names, {"log.csv": text}))
+    assert ("--source", "table") not in [answer.options for answer in caught.value.answers]
+
+
+def test_a_table_of_few_images_is_a_question(tmp_path: Path) -> None:
+    """Most images would be left."""
+    names = [f"{kind}/{kind}{n}.png" for kind in ("cat", "dog") for n in range(6)]
+    path = make(tmp_path, names, {"best.csv": "file,score\ncat/cat1.png,3\ndog/dog2.png,4\ndog/dog3.png,1\n"})
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(path)
+    assert ("--source", "table") in [answer.options for answer in caught.value.answers]
+
+
+@pytest.mark.parametrize("size", [3_000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_large_tables(tmp_path: Path, size: int) -> None:
+    """All rows are read, whatever the first ones are; memory is some hundred bytes a row."""
+    import tracemalloc
+
+    names = [f"im{n:06}.png" for n in range(size)]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    lines = [f"{name},{n},{'a' if n < size - 1 else 'b'}" for n, name in enumerate(names)]
+    (tmp_path / "t.csv").write_text("\n".join(["file,age,label", *lines]))
+    tracemalloc.start()
+    with closing(open_source(tmp_path)) as source:
+        label = next(column for column in source.survey().columns if column.name == "label")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert label.classes == ("a", "b")
+        assert source.survey().records == size
+    assert peak < (64 << 20) + 1200 * size
+
+
+def test_images_of_the_same_names_in_two_folders_are_a_question(tmp_path: Path) -> None:
+    names = [f"{side}/x{n}.png" for side in ("left", "right") for n in range(6)]
+    text = "id,label\n" + "".join(f"x{n},{n % 2}\n" for n in range(6))
+    path = make(tmp_path, names, {"t.csv": text})
+    with pytest.raises(AmbiguousSourceError, match="images in left or right") as caught:
+        open_source(path)
+    assert [answer.options for answer in caught.value.answers] == [("--ignore", "/left/"), ("--ignore", "/right/")]
+    assert list(rows(path, ignore=["/left/"])) == [f"right/x{n}.png" for n in range(6)]
+
+
+def test_images_of_the_same_names_in_many_folders(tmp_path: Path) -> None:
+    """The folder in a row tells which is meant, in however many folders there is one of the name."""
+    names = [f"k{kind:03}/{n}.png" for kind in range(80) for n in range(2)]
+    text = "path,score\n" + "".join(f"{name},{n}\n" for n, name in enumerate(names))
+    found = rows(make(tmp_path, names, {"t.csv": text}))
+    assert {name: each["score"] for name, each in found.items()} == {name: n for n, name in enumerate(names)}
