@@ -5,6 +5,7 @@ The public names load on first use, so that ``import packstore`` costs next to n
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,12 @@ from packstore.core.errors import (
     StoreError,
     UsageError,
 )
+
+if sys.byteorder != "little" or sys.maxsize < 2**32:
+    raise ImportError(
+        f"packstore runs on 64-bit little-endian processors alone, and this one is {sys.maxsize.bit_length() + 1}-bit,"
+        f" {sys.byteorder}-endian: use x86-64 or ARM64"
+    )
 
 if TYPE_CHECKING:
     from packstore.checking.audit import AuditReport, audit

@@ -394,12 +394,23 @@ def test_what_cannot_be_loaded(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_
     assert get_engine() is None
 
 
-def test_a_compiler_for_big_endian_processors_is_told_so(tmp_path: Path) -> None:
-    for defined, reason in (("-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__", "little-endian"), ("-U__GNUC__", "GNU C")):
+def test_compilers_for_other_processors_are_told_so(tmp_path: Path) -> None:
+    for defined, reason in (
+        ("-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__", "little-endian"),
+        ("-D__SIZEOF_POINTER__=4", "64-bit"),
+        ("-U__GNUC__", "GNU C"),
+    ):
         command = ["gcc", "-w", defined, "-fsyntax-only", str(SOURCE / "headers.c")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode
         assert reason in done.stderr
+
+
+@pytest.mark.parametrize("change", ["sys.byteorder = 'big'", "sys.maxsize = 2**31 - 1"])
+def test_other_processors_are_refused(change: str) -> None:
+    command = [sys.executable, "-c", f"import sys; {change}; import packstore"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "ImportError: packstore runs on 64-bit little-endian processors alone" in done.stderr
 
 
 # In the loader

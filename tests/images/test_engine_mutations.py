@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.makers.engine_checks import good, noisy, save
-from tests.makers.engine_mutations import MUTATIONS, SOURCE, Builds, Mutation
+from tests.makers.engine_mutations import MUTATIONS, NEON_MUTATIONS, SOURCE, Builds, Mutation
 
 Need = Callable[[str, bool], None]
 
@@ -34,7 +34,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory, seeds: list[Path]) -> Build
 
 
 def test_the_faults_are_of_what_there_is() -> None:
-    for mutation in MUTATIONS:
+    for mutation in (*MUTATIONS, *NEON_MUTATIONS):
         assert (SOURCE / mutation.file).read_text().count(mutation.old) == 1, mutation
         assert mutation.old != mutation.new
 

@@ -274,3 +274,19 @@ MUTATIONS = [
         "if (0 && (making->form->padding",
     ),
 ]
+
+NEON_MUTATIONS = (
+    Mutation("idct.c", "ADD_PRODUCT(t2, rows[6], first, 1)", "ADD_PRODUCT(t2, rows[6], first, 0)"),
+    Mutation("idct.c", "if (UNLIKELY(vminvq_s16(wrong) < 0))", "if (0)"),
+    Mutation("idct.c", "vtrn2q_u16(first, third)", "vtrn2q_u16(third, first)"),
+    Mutation("colours.c", "vqrdmulhq_n_s16(v, 13173)", "vqrdmulhq_n_s16(v, 13160)"),
+    Mutation("colours.c", "vsubl_high_u8(cb, centre)", "vsubl_high_u8(cr, centre)"),
+    Mutation("resize.c", "u8 four = vld1q_u8(row ? q : p);", "u8 four = vld1q_u8(p);"),
+    Mutation("resize.c", "vst1q_u8(to + x + 16, second);", "vst1q_u8(to + x + 16, first);"),
+    Mutation(
+        "vectors.h",
+        "vqmovun_high_s32(vqmovun_s32((s32)(a)), (s32)(b))",
+        "vqmovun_high_s32(vqmovun_s32((s32)(b)), (s32)(a))",
+    ),
+)
+"""Faults of what is compiled for ARM alone: ``tools/arm`` looks for some of them."""

@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("tools/packstore", "tools/test", "tools/wheel", "tools/lib.sh", ".ci/run")
+SCRIPTS = ("tools/packstore", "tools/test", "tools/wheel", "tools/arm", "tools/lib.sh", ".ci/run")
 
 NATIVE = "packstore/images/engine/engine.h"
 SOURCES = ("pyproject.toml", "tools/constraints.txt", NATIVE)
@@ -152,8 +152,8 @@ def test_a_script_reads_as_bash_and_is_executable(script: str) -> None:
 def test_ci_runs_what_developers_run() -> None:
     lines = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "set -euo pipefail"
-    assert lines[-2:] == ["./tools/test", "./tools/test soak --minutes 2"]
-    assert len(lines) == 6
+    assert lines[-3:] == ["./tools/test", "./tools/test soak --minutes 2", "./tools/arm sample"]
+    assert len(lines) == 7
 
 
 def test_shellcheck_is_content() -> None:

@@ -23,8 +23,8 @@
      .noise = noise_##suffix}
 
 const struct augment_kernels plain_augment = KERNELS(plain);
-#ifdef HAS_AVX2
-const struct augment_kernels avx2_augment = KERNELS(avx2);
+#ifdef HAS_VECTORS
+const struct augment_kernels vector_augment = KERNELS(vector);
 #endif
 
 /* Whether all parameters are numbers that fit into 32 bits, and those of the step are in their ranges. */

@@ -14,11 +14,7 @@
 #ifndef PACKSTORE_AUGMENT_H
 #define PACKSTORE_AUGMENT_H
 
-#include "engine.h"
-
-#if defined(HAS_AVX2)
-#define AVX2_FMA __attribute__((target("avx2,bmi2,fma")))
-#endif
+#include "vectors.h"
 
 /* As Code in packstore/images/programs.py. */
 enum step_code {
@@ -106,8 +102,8 @@ struct augment_kernels {
     void (*noise)(float *to, uint32_t seed, int64_t first, int64_t count);
 };
 extern const struct augment_kernels plain_augment;
-#ifdef HAS_AVX2
-extern const struct augment_kernels avx2_augment;
+#ifdef HAS_VECTORS
+extern const struct augment_kernels vector_augment;
 #endif
 
 /* a * b + c, rounded once, as torch has it. A processor without that instruction: of numbers with so few bits the sum
@@ -131,16 +127,14 @@ INLINE float round_even(float value)
     return (value + 0x1.8p23f) - 0x1.8p23f;
 }
 
-#ifdef HAS_AVX2
-#include <immintrin.h>
-
-AVX2_FMA INLINE __m256 load_bytes(const uint8_t *at)
+#ifdef HAS_VECTORS
+VECTORS_FMA INLINE __m256 load_bytes(const uint8_t *at)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
 }
 
 /* 32 whole numbers, and those that do not fit as 0 or 255. */
-AVX2_FMA INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
+VECTORS_FMA INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256i low = _mm256_packs_epi32(numbers[0], numbers[1]), high = _mm256_packs_epi32(numbers[2], numbers[3]);
@@ -149,7 +143,7 @@ AVX2_FMA INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
 }
 
 /* 32 values, cut off to whole numbers, and those that do not fit to 0 or 255. */
-AVX2_FMA INLINE void store_bytes(uint8_t *to, const __m256 values[4])
+VECTORS_FMA INLINE void store_bytes(uint8_t *to, const __m256 values[4])
 {
     const __m256i numbers[4] = {_mm256_cvttps_epi32(values[0]), _mm256_cvttps_epi32(values[1]),
                                 _mm256_cvttps_epi32(values[2]), _mm256_cvttps_epi32(values[3])};
@@ -196,8 +190,8 @@ void mix_images(struct decoder *, const struct image *);
     void add_share_##suffix(float *, const uint8_t *, float, int64_t);                                                 \
     void noise_##suffix(float *, uint32_t, int64_t, int64_t);
 DECLARE_KERNELS(plain)
-#ifdef HAS_AVX2
-DECLARE_KERNELS(avx2)
+#ifdef HAS_VECTORS
+DECLARE_KERNELS(vector)
 #endif
 
 #endif

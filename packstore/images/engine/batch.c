@@ -74,15 +74,20 @@ static void give_back(struct room *room, size_t *unused)
     *room = (struct room){NULL, 0};
 }
 
-#ifdef HAS_AVX2
+#ifdef __x86_64__
 #include <cpuid.h>
 
-static bool has_avx2(void)
+static bool has_vectors(void)
 {
     unsigned eax, ebx, ecx = 0, edx;
     /* Not every compiler can be asked for the third by its name. */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
            __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx & bit_F16C;
+}
+#elif defined(HAS_VECTORS)
+static bool has_vectors(void)
+{
+    return true;
 }
 #endif
 
@@ -99,9 +104,9 @@ static struct decoder *new_decoder(int plain)
     memset(decoder, 0, sizeof *decoder);
     make_crc_table(decoder->crc);
     decoder->kernels = &plain_kernels;
-#ifdef HAS_AVX2
-    if (!plain && has_avx2())
-        decoder->kernels = &avx2_kernels;
+#ifdef HAS_VECTORS
+    if (!plain && has_vectors())
+        decoder->kernels = &vector_kernels;
 #else
     (void)plain;
 #endif

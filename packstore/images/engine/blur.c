@@ -78,20 +78,20 @@ void weigh_plain(float *to, const float *const *rows, const float *weights, int 
     weigh_of(to, rows, weights, reach, count);
 }
 
-#ifdef HAS_AVX2
+#ifdef HAS_VECTORS
 /* Sixteen bytes as 16-bit numbers. */
-AVX2_FMA INLINE __m256i sixteen_of(const uint8_t *at)
+VECTORS_FMA INLINE __m256i sixteen_of(const uint8_t *at)
 {
     return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
 }
 
-AVX2_FMA INLINE __m256i sum_three(const uint8_t *at)
+VECTORS_FMA INLINE __m256i sum_three(const uint8_t *at)
 {
     return _mm256_add_epi16(_mm256_add_epi16(sixteen_of(at - 3), sixteen_of(at)), sixteen_of(at + 3));
 }
 
-AVX2_FMA void sharpen_avx2(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
-                           float factor)
+VECTORS_FMA void sharpen_vector(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below,
+                                int64_t count, float factor)
 {
     const __m256 rests = _mm256_set1_ps((float)(1.0 - (double)factor));
     int64_t i = 0;
@@ -115,7 +115,7 @@ AVX2_FMA void sharpen_avx2(uint8_t *to, const uint8_t *above, const uint8_t *row
     sharpen_with(to + i, above + i, row + i, below + i, count - i, factor, true);
 }
 
-AVX2_FMA void bytes_to_floats_avx2(float *to, const uint8_t *from, int64_t count)
+VECTORS_FMA void bytes_to_floats_vector(float *to, const uint8_t *from, int64_t count)
 {
     int64_t i = 0;
     for (; i + 8 <= count; i += 8)
@@ -123,7 +123,7 @@ AVX2_FMA void bytes_to_floats_avx2(float *to, const uint8_t *from, int64_t count
     bytes_to_floats_from(to, from, i, count);
 }
 
-AVX2_FMA void round_avx2(uint8_t *to, const float *from, int64_t count)
+VECTORS_FMA void round_vector(uint8_t *to, const float *from, int64_t count)
 {
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {
@@ -135,7 +135,7 @@ AVX2_FMA void round_avx2(uint8_t *to, const float *from, int64_t count)
     round_from(to, from, i, count);
 }
 
-AVX2_FMA void weigh_avx2(float *to, const float *const *rows, const float *weights, int reach, int64_t count)
+VECTORS_FMA void weigh_vector(float *to, const float *const *rows, const float *weights, int reach, int64_t count)
 {
     weigh_of(to, rows, weights, reach, count);
 }

@@ -142,10 +142,10 @@ void extremes_plain(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *hig
     extremes_of(at, count, low, high);
 }
 
-#ifdef HAS_AVX2
+#ifdef HAS_VECTORS
 /* A shuffle looks up 16 entries, and gives 0 for negative numbers. The difference of each 16 to those before is added,
  * by exclusive or, to all values that are not below them. */
-AVX2_FMA void table_avx2(uint8_t *at, int64_t count, const uint8_t *table)
+VECTORS_FMA void table_vector(uint8_t *at, int64_t count, const uint8_t *table)
 {
     __m256i steps[16], sixteen = _mm256_set1_epi8(16), top = _mm256_set1_epi8((char)0x80);
     for (int k = 0; k < 16; k++) {
@@ -177,7 +177,7 @@ AVX2_FMA void table_avx2(uint8_t *at, int64_t count, const uint8_t *table)
 }
 
 /* Sixteen pixels at a time: each register of the result has bytes of every plane. */
-AVX2_FMA void join_avx2(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
+VECTORS_FMA void join_vector(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
 {
     int8_t places[3][3][16];
     for (int part = 0; part < 3; part++)
@@ -201,14 +201,14 @@ AVX2_FMA void join_avx2(uint8_t *to, const uint8_t *const planes[3], int64_t pix
     join_from(to, planes, at, pixels);
 }
 
-AVX2_FMA INLINE __m256 gray_eight(__m256 r, __m256 g, __m256 b)
+VECTORS_FMA INLINE __m256 gray_eight(__m256 r, __m256 g, __m256 b)
 {
     __m256 sum = _mm256_mul_ps(r, _mm256_set1_ps(0.2989f));
     sum = _mm256_fmadd_ps(g, _mm256_set1_ps(0.587f), sum);
     return _mm256_fmadd_ps(b, _mm256_set1_ps(0.114f), sum);
 }
 
-AVX2_FMA void blend_bytes_avx2(uint8_t *at, int64_t count, float factor, float other, float rest)
+VECTORS_FMA void blend_bytes_vector(uint8_t *at, int64_t count, float factor, float other, float rest)
 {
     __m256 factors = _mm256_set1_ps(factor), others = _mm256_set1_ps(other), rests = _mm256_set1_ps(rest);
     int64_t i = 0;
@@ -222,7 +222,7 @@ AVX2_FMA void blend_bytes_avx2(uint8_t *at, int64_t count, float factor, float o
     blend_with(at + i, count - i, factor, other, rest, true);
 }
 
-AVX2_FMA void gray_avx2(uint8_t *const planes[3], int64_t count)
+VECTORS_FMA void gray_vector(uint8_t *const planes[3], int64_t count)
 {
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {
@@ -238,7 +238,7 @@ AVX2_FMA void gray_avx2(uint8_t *const planes[3], int64_t count)
     gray_with((uint8_t *const[3]){planes[0] + i, planes[1] + i, planes[2] + i}, count - i, true);
 }
 
-AVX2_FMA int64_t sum_gray_avx2(uint8_t *const planes[3], int64_t count)
+VECTORS_FMA int64_t sum_gray_vector(uint8_t *const planes[3], int64_t count)
 {
     __m256i sums = _mm256_setzero_si256();
     int64_t i = 0;
@@ -254,7 +254,7 @@ AVX2_FMA int64_t sum_gray_avx2(uint8_t *const planes[3], int64_t count)
     return sum;
 }
 
-AVX2_FMA void saturate_avx2(uint8_t *const planes[3], int64_t count, float factor)
+VECTORS_FMA void saturate_vector(uint8_t *const planes[3], int64_t count, float factor)
 {
     __m256 factors = _mm256_set1_ps(factor), rests = _mm256_set1_ps((float)(1.0 - (double)factor));
     int64_t i = 0;
@@ -275,18 +275,18 @@ AVX2_FMA void saturate_avx2(uint8_t *const planes[3], int64_t count, float facto
     saturate_with((uint8_t *const[3]){planes[0] + i, planes[1] + i, planes[2] + i}, count - i, factor, true);
 }
 
-AVX2_FMA INLINE __m256 choose(__m256 otherwise, __m256 chosen, __m256i where)
+VECTORS_FMA INLINE __m256 choose(__m256 otherwise, __m256 chosen, __m256i where)
 {
     return _mm256_blendv_ps(otherwise, chosen, _mm256_castsi256_ps(where));
 }
 
-AVX2_FMA INLINE __m256 clip_to_one(__m256 values)
+VECTORS_FMA INLINE __m256 clip_to_one(__m256 values)
 {
     return _mm256_min_ps(_mm256_max_ps(values, _mm256_setzero_ps()), _mm256_set1_ps(1));
 }
 
 /* turn_hue_from() of eight pixels. */
-AVX2_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256 shift)
+VECTORS_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256 shift)
 {
     const __m256 one = _mm256_set1_ps(1), zero = _mm256_setzero_ps(), scale = _mm256_set1_ps((float)(1.0 / 255));
     const __m256 back = _mm256_set1_ps((float)(255 + 1.0 - 1e-3));
@@ -325,7 +325,7 @@ AVX2_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256
     *blue = _mm256_mul_ps(choose(to_b, high, highest_b), back);
 }
 
-AVX2_FMA void turn_hue_avx2(uint8_t *const planes[3], int64_t count, float shift)
+VECTORS_FMA void turn_hue_vector(uint8_t *const planes[3], int64_t count, float shift)
 {
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {
@@ -341,7 +341,7 @@ AVX2_FMA void turn_hue_avx2(uint8_t *const planes[3], int64_t count, float shift
     turn_hue_from(planes, i, count, shift);
 }
 
-AVX2_FMA void extremes_avx2(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
+VECTORS_FMA void extremes_vector(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
 {
     extremes_of(at, count, low, high);
 }

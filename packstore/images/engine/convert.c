@@ -1,6 +1,6 @@
 /* Types and layouts. Bytes become floating point times a factor, plus another, each rounded in float32 as torch does.
  */
-#include "engine.h"
+#include "vectors.h"
 
 #include <string.h>
 
@@ -134,10 +134,8 @@ void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const 
     split_from(to, kind, from, 0, pixels, factors);
 }
 
-#ifdef HAS_AVX2
-#include <immintrin.h>
-
-AVX2_F16C INLINE void store_eight(void *to, int64_t i, const int kind, __m256 values)
+#ifdef HAS_VECTORS
+VECTORS_F16C INLINE void store_eight(void *to, int64_t i, const int kind, __m256 values)
 {
     if (kind == FLOAT32) {
         _mm256_storeu_ps((float *)to + i, values);
@@ -154,7 +152,7 @@ AVX2_F16C INLINE void store_eight(void *to, int64_t i, const int kind, __m256 va
     }
 }
 
-AVX2_F16C INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
+VECTORS_F16C INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
 {
     if (kind == FLOAT32)
         return _mm256_loadu_ps((const float *)from + i);
@@ -163,7 +161,7 @@ AVX2_F16C INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
                            : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-AVX2_F16C INLINE void to_floats_of(float *to, const int kind, const void *from, int64_t count)
+VECTORS_F16C INLINE void to_floats_of(float *to, const int kind, const void *from, int64_t count)
 {
     int64_t at = 0;
     for (; at + 8 <= count; at += 8)
@@ -171,7 +169,7 @@ AVX2_F16C INLINE void to_floats_of(float *to, const int kind, const void *from, 
     to_floats_from(to, kind, from, at, count);
 }
 
-AVX2_F16C void to_floats_avx2(float *to, int kind, const void *from, int64_t count)
+VECTORS_F16C void to_floats_vector(float *to, int kind, const void *from, int64_t count)
 {
     if (kind == FLOAT32)
         memcpy(to, from, (size_t)count * 4);
@@ -181,7 +179,7 @@ AVX2_F16C void to_floats_avx2(float *to, int kind, const void *from, int64_t cou
         to_floats_of(to, BFLOAT16, from, count);
 }
 
-AVX2_F16C INLINE void from_floats_of(void *to, const int kind, const float *from, int64_t count)
+VECTORS_F16C INLINE void from_floats_of(void *to, const int kind, const float *from, int64_t count)
 {
     int64_t at = 0;
     for (; at + 8 <= count; at += 8)
@@ -189,7 +187,7 @@ AVX2_F16C INLINE void from_floats_of(void *to, const int kind, const float *from
     from_floats_from(to, kind, from, at, count);
 }
 
-AVX2_F16C void from_floats_avx2(void *to, int kind, const float *from, int64_t count)
+VECTORS_F16C void from_floats_vector(void *to, int kind, const float *from, int64_t count)
 {
     if (kind == FLOAT32)
         memcpy(to, from, (size_t)count * 4);
@@ -200,8 +198,8 @@ AVX2_F16C void from_floats_avx2(void *to, int kind, const float *from, int64_t c
 }
 
 /* 24 values at a time: eight pixels, with the factors of three registers. */
-AVX2_F16C INLINE void normalize_vectors(void *to, const int kind, const uint8_t *from, int64_t count,
-                                        const float *factors)
+VECTORS_F16C INLINE void normalize_of(void *to, const int kind, const uint8_t *from, int64_t count,
+                                      const float *factors)
 {
     float scales[24], shifts[24];
     for (int i = 0; i < 24; i++) {
@@ -220,18 +218,18 @@ AVX2_F16C INLINE void normalize_vectors(void *to, const int kind, const uint8_t 
     normalize_from(to, kind, from, at, count, factors);
 }
 
-AVX2_F16C void normalize_avx2(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
+VECTORS_F16C void normalize_vector(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
 {
     if (kind == FLOAT32)
-        normalize_vectors(to, FLOAT32, from, count, factors);
+        normalize_of(to, FLOAT32, from, count, factors);
     else if (kind == FLOAT16)
-        normalize_vectors(to, FLOAT16, from, count, factors);
+        normalize_of(to, FLOAT16, from, count, factors);
     else
-        normalize_vectors(to, BFLOAT16, from, count, factors);
+        normalize_of(to, BFLOAT16, from, count, factors);
 }
 
 /* Sixteen pixels at a time. */
-AVX2_F16C INLINE void split_vectors(void *to, const int kind, const uint8_t *from, int64_t pixels, const float *factors)
+VECTORS_F16C INLINE void split_of(void *to, const int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
     /* Where in each of three registers the bytes of a channel lie; they go into its places of the sixteen. */
     static const int8_t places[3][3][16] = {{{0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
@@ -267,16 +265,16 @@ AVX2_F16C INLINE void split_vectors(void *to, const int kind, const uint8_t *fro
     split_from(to, kind, from, at, pixels, factors);
 }
 
-AVX2_F16C void split_avx2(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
+VECTORS_F16C void split_vector(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
     if (kind == UINT8)
-        split_vectors(to, UINT8, from, pixels, factors);
+        split_of(to, UINT8, from, pixels, factors);
     else if (kind == FLOAT32)
-        split_vectors(to, FLOAT32, from, pixels, factors);
+        split_of(to, FLOAT32, from, pixels, factors);
     else if (kind == FLOAT16)
-        split_vectors(to, FLOAT16, from, pixels, factors);
+        split_of(to, FLOAT16, from, pixels, factors);
     else
-        split_vectors(to, BFLOAT16, from, pixels, factors);
+        split_of(to, BFLOAT16, from, pixels, factors);
 }
 #endif
 

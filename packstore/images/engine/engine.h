@@ -17,6 +17,7 @@
  * png.c       rows of PNG files of one channel: masks
  * augment.c   programs: operations on the pixels that are shown; see augment.h
  * kernels.c   the loops that there are twice
+ * vectors.h   the vector instructions of these
  * answer.c    requests: what is wanted of an image
  * batch.c     what Python calls
  *
@@ -33,16 +34,24 @@
 #if !defined(__GNUC__)
 #error "a compiler that knows GNU C is needed"
 #elif __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "numbers are read and written as little-endian ones"
+#error "packstore runs on little-endian processors alone: it reads and writes numbers as they lie in memory"
+#elif __SIZEOF_POINTER__ != 8
+#error "packstore runs on 64-bit processors alone: sizes and offsets of stores take 64 bits"
 #endif
 
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 #define INLINE static inline __attribute__((always_inline))
 #define NOT_INLINE __attribute__((noinline))
 #if defined(__x86_64__)
-#define HAS_AVX2 1
-#define AVX2 __attribute__((target("avx2,bmi2")))
-#define AVX2_F16C __attribute__((target("avx2,bmi2,f16c")))
+#define HAS_VECTORS 1 /* AVX2, if the processor has it */
+#define VECTORS __attribute__((target("avx2,bmi2")))
+#define VECTORS_F16C __attribute__((target("avx2,bmi2,f16c")))
+#define VECTORS_FMA __attribute__((target("avx2,bmi2,fma")))
+#elif defined(__aarch64__)
+#define HAS_VECTORS 1 /* NEON, which all have */
+#define VECTORS
+#define VECTORS_F16C
+#define VECTORS_FMA
 #endif
 
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
@@ -205,7 +214,7 @@ struct step;
 struct augment_kernels;
 struct skipper;
 
-/* The loops that there are twice, for AVX2 and for any processor. */
+/* The loops that there are twice: with vector instructions, and for any processor. */
 struct kernels {
     int (*one_lane)(struct lane *const *);
     int (*two_lanes)(struct lane *const *);
@@ -301,8 +310,8 @@ struct point {
 };
 
 extern const struct kernels plain_kernels;
-#ifdef HAS_AVX2
-extern const struct kernels avx2_kernels;
+#ifdef HAS_VECTORS
+extern const struct kernels vector_kernels;
 #endif
 
 /* headers.c */
@@ -321,8 +330,8 @@ void make_checkpoints(struct decoder *, const uint8_t *const *files, const int64
                       uint8_t *const *to, const int64_t *rooms, int64_t *sizes);
 int pass_one_plain(struct skipper *const *, int *outcome);
 int pass_two_plain(struct skipper *const *, int *outcome);
-int pass_one_avx2(struct skipper *const *, int *outcome);
-int pass_two_avx2(struct skipper *const *, int *outcome);
+int pass_one_vector(struct skipper *const *, int *outcome);
+int pass_two_vector(struct skipper *const *, int *outcome);
 
 /* tables.c */
 int make_table(struct huffman *, const struct huffman_spec *, int kind);
@@ -336,8 +345,8 @@ int join(struct team *, struct decoder *);
 struct decoder *decode_together(struct team *, int *outcome);
 int one_lane_plain(struct lane *const *);
 int two_lanes_plain(struct lane *const *);
-int one_lane_avx2(struct lane *const *);
-int two_lanes_avx2(struct lane *const *);
+int one_lane_vector(struct lane *const *);
+int two_lanes_vector(struct lane *const *);
 
 /* pixels.c */
 int prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
@@ -348,7 +357,7 @@ void write_pixels(struct decoder *, const struct box *, uint8_t *to);
 /* idct.c */
 extern const uint8_t paired_place[256];
 int samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted);
-int samples_avx2(struct decoder *decoder, const struct lane *lane, int *predicted);
+int samples_vector(struct decoder *decoder, const struct lane *lane, int *predicted);
 
 /* colours.c */
 void blend_plain(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
@@ -356,11 +365,11 @@ void widen_plain(uint8_t *to, const int16_t *from, int64_t count, int even, int 
 void heighten_plain(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias);
 void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels);
 void colours_plain(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
-void blend_avx2(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
-void widen_avx2(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift);
-void heighten_avx2(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias);
-void colours_avx2(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
-void mirror_avx2(uint8_t *to, const uint8_t *from, int64_t pixels);
+void blend_vector(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
+void widen_vector(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift);
+void heighten_vector(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias);
+void colours_vector(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
+void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels);
 
 /* resize.c */
 int make_taps(struct taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored, int multiple);
@@ -369,11 +378,11 @@ void resize_rows(struct decoder *, const uint8_t *a, const uint8_t *b);
 int resize(struct decoder *, const uint8_t *pixels, int64_t nbytes, int64_t stride);
 
 void rows_plain(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
-void rows_avx2(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
+void rows_vector(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
 void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
                    int64_t bytes);
-void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
-                  int64_t bytes);
+void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
+                    int64_t bytes);
 
 /* planes.c */
 int make_float_taps(struct float_taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored);
@@ -381,12 +390,12 @@ int resize_planes(struct decoder *, int kind, const uint8_t *planes, int64_t hei
                   float *to, int64_t to_plane, int64_t to_stride, int64_t rows, int64_t columns);
 void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
                     int64_t count);
-void sum_rows_avx2(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
-                   int64_t count);
+void sum_rows_vector(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
+                     int64_t count);
 void sum_pixels_plain(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
                       int64_t pixel_count, int64_t count);
-void sum_pixels_avx2(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
-                     int64_t pixel_count, int64_t count);
+void sum_pixels_vector(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
+                       int64_t pixel_count, int64_t count);
 
 /* place.c */
 void place(const struct decoder *, const struct request *, const struct form *, uint8_t *to);
@@ -401,13 +410,13 @@ void from_float(void *to, int kind, int64_t i, float value);
 void convert_pixels(const struct decoder *, const struct form *, const uint8_t *from, void *to, int64_t pixels);
 void convert_planes(const struct decoder *, const struct form *, int kind, const void *from, void *to, int64_t pixels);
 void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
-void normalize_avx2(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
+void normalize_vector(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
-void split_avx2(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
+void split_vector(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
 void to_floats_plain(float *to, int kind, const void *from, int64_t count);
-void to_floats_avx2(float *to, int kind, const void *from, int64_t count);
+void to_floats_vector(float *to, int kind, const void *from, int64_t count);
 void from_floats_plain(void *to, int kind, const float *from, int64_t count);
-void from_floats_avx2(void *to, int kind, const float *from, int64_t count);
+void from_floats_vector(void *to, int kind, const float *from, int64_t count);
 
 /* files.c */
 void read_files(int directory, const char *names, int64_t count, const int64_t *sizes, const int64_t *modified,

@@ -298,13 +298,13 @@ int two_lanes_plain(struct lane *const *lanes)
     return run(lanes, 2);
 }
 
-#ifdef HAS_AVX2
-AVX2 int one_lane_avx2(struct lane *const *lanes)
+#ifdef HAS_VECTORS
+VECTORS int one_lane_vector(struct lane *const *lanes)
 {
     return run(lanes, 1);
 }
 
-AVX2 int two_lanes_avx2(struct lane *const *lanes)
+VECTORS int two_lanes_vector(struct lane *const *lanes)
 {
     return run(lanes, 2);
 }

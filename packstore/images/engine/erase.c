@@ -54,13 +54,13 @@ void noise_plain(float *to, uint32_t seed, int64_t first, int64_t count)
     noise_of(to, seed, first, count);
 }
 
-#ifdef HAS_AVX2
-AVX2_FMA void add_share_avx2(float *to, const uint8_t *from, float share, int64_t count)
+#ifdef HAS_VECTORS
+VECTORS_FMA void add_share_vector(float *to, const uint8_t *from, float share, int64_t count)
 {
     add_share_of(to, from, share, count);
 }
 
-AVX2_FMA void cut_off_avx2(uint8_t *to, const float *from, int64_t count)
+VECTORS_FMA void cut_off_vector(uint8_t *to, const float *from, int64_t count)
 {
     int64_t i = 0;
     for (; i + 32 <= count; i += 32) {
@@ -72,7 +72,7 @@ AVX2_FMA void cut_off_avx2(uint8_t *to, const float *from, int64_t count)
     cut_off_from(to, from, i, count);
 }
 
-AVX2_FMA void noise_avx2(float *to, uint32_t seed, int64_t first, int64_t count)
+VECTORS_FMA void noise_vector(float *to, uint32_t seed, int64_t first, int64_t count)
 {
     noise_of(to, seed, first, count);
 }

@@ -121,7 +121,7 @@ int samples_plain(struct decoder *decoder, const struct lane *lane, int *predict
     return stretch_samples(decoder, lane, predicted, any_block_plain);
 }
 
-#ifdef HAS_AVX2
+#if defined(__x86_64__)
 /*
  * The same inverse DCT by multiplying pairs: a register has rows 0 and 4, 2 and 6, 1 and 7, or 3 and 5, interleaved.
  * Their columns come in the order 0, 4, 2, 6, 1, 7, 3, 5, so that those of the second pass are pairs already.
@@ -132,7 +132,7 @@ const uint8_t paired_place[256] = {
     26, 54, 15, 51, 29, 37, 45, 19, 63, 7,  58, 11, 55, 31, 35, 47, 23, 59, 27, 39, 43, [65 ... 255] = 43};
 
 /* `sums` gets 8 numbers of 32 bits for each of what comes out, from 0 to 7. */
-AVX2 INLINE void pass_avx2(const __m256i *in, __m256i *sums, const int shift)
+VECTORS INLINE void pass_vector(const __m256i *in, __m256i *sums, const int shift)
 {
     const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
     __m256i v04 = in[0], v26 = in[1], v17 = in[2], v35 = in[3];
@@ -161,18 +161,18 @@ AVX2 INLINE void pass_avx2(const __m256i *in, __m256i *sums, const int shift)
 }
 
 /* Pairs of 16-bit numbers, four of `a` and four of `b` in each half: the even ones, and the odd ones. */
-AVX2 INLINE __m256i even_pairs(__m256i a, __m256i b)
+VECTORS INLINE __m256i even_pairs(__m256i a, __m256i b)
 {
     return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0x88));
 }
 
-AVX2 INLINE __m256i odd_pairs(__m256i a, __m256i b)
+VECTORS INLINE __m256i odd_pairs(__m256i a, __m256i b)
 {
     return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0xDD));
 }
 
-AVX2 INLINE int block_avx2(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
-                           uint8_t *to, int64_t stride)
+VECTORS INLINE int block_vector(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
+                                uint8_t *to, int64_t stride)
 {
     __m256i rows[4], sums[8], wrong = _mm256_setzero_si256();
 #pragma GCC unroll 4
@@ -190,7 +190,7 @@ AVX2 INLINE int block_avx2(const int16_t *coefficients, int dc, const int16_t *q
         wrong = _mm256_or_si256(wrong, _mm256_cmpgt_epi16(_mm256_abs_epi16(rows[i]), most));
         rows[i] = _mm256_mullo_epi16(rows[i], _mm256_load_si256((const __m256i *)quantisation + i));
     }
-    pass_avx2(rows, sums, 11);
+    pass_vector(rows, sums, 11);
     __m256i p01 = _mm256_packs_epi32(sums[0], sums[1]), p23 = _mm256_packs_epi32(sums[2], sums[3]);
     __m256i p45 = _mm256_packs_epi32(sums[4], sums[5]), p67 = _mm256_packs_epi32(sums[6], sums[7]);
     __m256i half = _mm256_set1_epi16(MOST_BETWEEN + 1);
@@ -207,7 +207,7 @@ AVX2 INLINE int block_avx2(const int16_t *coefficients, int dc, const int16_t *q
     lower = odd_pairs(p45, p67);
     rows[1] = _mm256_permute2x128_si256(upper, lower, 0x20);
     rows[3] = _mm256_permute2x128_si256(upper, lower, 0x31);
-    pass_avx2(rows, sums, 18);
+    pass_vector(rows, sums, 18);
     p01 = _mm256_packs_epi32(sums[0], sums[1]);
     p23 = _mm256_packs_epi32(sums[2], sums[3]);
     p45 = _mm256_packs_epi32(sums[4], sums[5]);
@@ -232,8 +232,144 @@ AVX2 INLINE int block_avx2(const int16_t *coefficients, int dc, const int16_t *q
     return DONE;
 }
 
-AVX2 int samples_avx2(struct decoder *decoder, const struct lane *lane, int *predicted)
+#elif defined(__aarch64__)
+/* `sum` is, or has added, a number of 16 bits times a factor, in two registers of 32 bits. */
+#define MULTIPLY(sum, value, factors, n)                                                                               \
+    (sum[0] = vmull_laneq_s16(vget_low_s16(value), factors, n), sum[1] = vmull_high_laneq_s16(value, factors, n))
+#define ADD_PRODUCT(sum, value, factors, n)                                                                            \
+    (sum[0] = vmlal_laneq_s16(sum[0], vget_low_s16(value), factors, n),                                                \
+     sum[1] = vmlal_high_laneq_s16(sum[1], value, factors, n))
+
+/* One pass over eight rows of eight: what of each of the first four that come out is even, and what is odd; the others
+ * are the differences. */
+INLINE void pass_vector(const s16 *rows, s32 even[4][2], s32 odd[4][2])
 {
-    return stretch_samples(decoder, lane, predicted, block_avx2);
+    static const int16_t numbers[16] = {[0] = 4433,
+                                        [1] = 4433 - 15137,
+                                        [2] = 4433 + 6270,
+                                        [3] = 9633,
+                                        [4] = 9633 - 7373,
+                                        [5] = 2446 - 7373 - 16069 + 9633,
+                                        [6] = 9633 - 16069,
+                                        [7] = 9633 - 3196,
+                                        [8] = 9633 - 20995,
+                                        [9] = 16819 - 20995 - 3196 + 9633,
+                                        [10] = 25172 - 20995 - 16069 + 9633,
+                                        [11] = 12299 - 7373 - 3196 + 9633};
+    const s16 first = vld1q_s16(numbers), second = vld1q_s16(numbers + 8);
+    s16 sum = vaddq_s16(rows[0], rows[4]), difference = vsubq_s16(rows[0], rows[4]);
+    s32 t0[2] = {vshll_n_s16(vget_low_s16(sum), 13), vshll_high_n_s16(sum, 13)};
+    s32 t1[2] = {vshll_n_s16(vget_low_s16(difference), 13), vshll_high_n_s16(difference, 13)}, t2[2], t3[2];
+    MULTIPLY(t2, rows[2], first, 0), ADD_PRODUCT(t2, rows[6], first, 1);
+    MULTIPLY(t3, rows[2], first, 2), ADD_PRODUCT(t3, rows[6], first, 0);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        even[0][i] = vaddq_s32(t0[i], t3[i]), even[3][i] = vsubq_s32(t0[i], t3[i]);
+        even[1][i] = vaddq_s32(t1[i], t2[i]), even[2][i] = vsubq_s32(t1[i], t2[i]);
+    }
+    MULTIPLY(odd[3], rows[1], first, 4), ADD_PRODUCT(odd[3], rows[7], first, 5);
+    ADD_PRODUCT(odd[3], rows[3], first, 6), ADD_PRODUCT(odd[3], rows[5], first, 3);
+    MULTIPLY(odd[2], rows[1], first, 7), ADD_PRODUCT(odd[2], rows[7], first, 3);
+    ADD_PRODUCT(odd[2], rows[3], second, 0), ADD_PRODUCT(odd[2], rows[5], second, 1);
+    MULTIPLY(odd[1], rows[1], first, 3), ADD_PRODUCT(odd[1], rows[7], first, 6);
+    ADD_PRODUCT(odd[1], rows[3], second, 2), ADD_PRODUCT(odd[1], rows[5], second, 0);
+    MULTIPLY(odd[0], rows[1], second, 3), ADD_PRODUCT(odd[0], rows[7], first, 4);
+    ADD_PRODUCT(odd[0], rows[3], first, 3), ADD_PRODUCT(odd[0], rows[5], first, 7);
+}
+
+/* Eight rows of eight numbers become columns. */
+INLINE void transpose(s16 *rows)
+{
+    s32 pairs[8];
+    __m128d fours[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = (s32)vtrn1q_s16(rows[i], rows[i + 1]);
+        pairs[i + 1] = (s32)vtrn2q_s16(rows[i], rows[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++) {
+        int i = n / 2 * 4 + n % 2;
+        fours[i] = (__m128d)vtrn1q_s32(pairs[i], pairs[i + 2]);
+        fours[i + 2] = (__m128d)vtrn2q_s32(pairs[i], pairs[i + 2]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        rows[i] = (s16)vtrn1q_f64(fours[i], fours[i + 4]);
+        rows[i + 4] = (s16)vtrn2q_f64(fours[i], fours[i + 4]);
+    }
+}
+
+/* Columns of eight bytes, numbers n and n + 4 in each register, to rows. */
+INLINE void store_columns(const u8 *columns, uint8_t *to, int64_t stride)
+{
+    u16 first = (u16)vtrn1q_u8(columns[0], columns[1]), second = (u16)vtrn2q_u8(columns[0], columns[1]);
+    u16 third = (u16)vtrn1q_u8(columns[2], columns[3]), fourth = (u16)vtrn2q_u8(columns[2], columns[3]);
+    u32 rows04 = (u32)vtrn1q_u16(first, third), rows26 = (u32)vtrn2q_u16(first, third);
+    u32 rows15 = (u32)vtrn1q_u16(second, fourth), rows37 = (u32)vtrn2q_u16(second, fourth);
+    const u8 pairs[4] = {(u8)vuzp1q_u32(rows04, rows15), (u8)vuzp1q_u32(rows26, rows37), (u8)vuzp2q_u32(rows04, rows15),
+                         (u8)vuzp2q_u32(rows26, rows37)};
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++, to += 2 * stride) {
+        vst1_u8(to, vget_low_u8(pairs[i]));
+        vst1_u8(to + stride, vget_high_u8(pairs[i]));
+    }
+}
+
+INLINE int block_vector(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
+                        uint8_t *to, int64_t stride)
+{
+    s16 rows[8];
+    s32 even[4][2], odd[4][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        rows[i] = vld1q_s16(coefficients + 8 * i);
+    s16 any = vsetq_lane_s16(0, rows[0], 0);
+#pragma GCC unroll 7
+    for (int i = 1; i < 8; i++)
+        any |= rows[i];
+    if (!vmaxvq_u32((u32)any))
+        return flat_block(dc, quantisation[0], limit[0], to, stride);
+    rows[0] = vsetq_lane_s16((int16_t)dc, rows[0], 0);
+    s16 wrong = vdupq_n_s16(0); /* its signs say so */
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        wrong |= (s16)vcgtq_s16(vabsq_s16(rows[i]), vld1q_s16(limit + 8 * i));
+        rows[i] = vmulq_s16(rows[i], vld1q_s16(quantisation + 8 * i));
+    }
+    pass_vector(rows, even, odd);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        rows[i] = vqrshrn_high_n_s32(vqrshrn_n_s32(vaddq_s32(even[i][0], odd[i][0]), 11),
+                                     vaddq_s32(even[i][1], odd[i][1]), 11);
+        rows[7 - i] = vqrshrn_high_n_s32(vqrshrn_n_s32(vsubq_s32(even[i][0], odd[i][0]), 11),
+                                         vsubq_s32(even[i][1], odd[i][1]), 11);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        wrong |= vaddq_s16(rows[i], vdupq_n_s16(MOST_BETWEEN + 1));
+    if (UNLIKELY(vminvq_s16(wrong) < 0))
+        return REFUSED;
+    transpose(rows);
+    pass_vector(rows, even, odd);
+    /* The upper 16 bits of a sum, then rounded by two more. */
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        rows[i] = vaddhn_high_s32(vaddhn_s32(even[i][0], odd[i][0]), even[i][1], odd[i][1]);
+        rows[7 - i] = vsubhn_high_s32(vsubhn_s32(even[i][0], odd[i][0]), even[i][1], odd[i][1]);
+    }
+    u8 columns[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        columns[i] = (u8)vqrshrn_high_n_s16(vqrshrn_n_s16(rows[i], 2), rows[i + 4], 2) ^ vdupq_n_u8(128);
+    store_columns(columns, to, stride);
+    return DONE;
+}
+#endif
+
+#ifdef HAS_VECTORS
+VECTORS int samples_vector(struct decoder *decoder, const struct lane *lane, int *predicted)
+{
+    return stretch_samples(decoder, lane, predicted, block_vector);
 }
 #endif

@@ -1,4 +1,4 @@
-/* The loops that there are twice, as engine.h says: for AVX2, and for any processor. */
+/* The loops that there are twice, as engine.h says: with vector instructions, and for any processor. */
 #include "augment.h"
 
 const struct kernels plain_kernels = {.one_lane = one_lane_plain,
@@ -21,25 +21,30 @@ const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .sum_rows = sum_rows_plain,
                                       .sum_pixels = sum_pixels_plain,
                                       .augment = &plain_augment};
-#ifdef HAS_AVX2
-const struct kernels avx2_kernels = {.one_lane = one_lane_avx2,
-                                     .two_lanes = two_lanes_avx2,
-                                     .samples = samples_avx2,
-                                     .place = paired_place,
-                                     .pass_one = pass_one_avx2,
-                                     .pass_two = pass_two_avx2,
-                                     .colours = colours_avx2,
-                                     .blend = blend_avx2,
-                                     .widen = widen_avx2,
-                                     .heighten = heighten_avx2,
-                                     .rows = rows_avx2,
-                                     .columns = columns_avx2,
-                                     .mirror = mirror_avx2,
-                                     .normalize = normalize_avx2,
-                                     .split = split_avx2,
-                                     .to_floats = to_floats_avx2,
-                                     .from_floats = from_floats_avx2,
-                                     .sum_rows = sum_rows_avx2,
-                                     .sum_pixels = sum_pixels_avx2,
-                                     .augment = &avx2_augment};
+#if defined(__x86_64__)
+#define VECTOR_PLACE paired_place
+#else
+#define VECTOR_PLACE natural_place
+#endif
+#ifdef HAS_VECTORS
+const struct kernels vector_kernels = {.one_lane = one_lane_vector,
+                                       .two_lanes = two_lanes_vector,
+                                       .samples = samples_vector,
+                                       .place = VECTOR_PLACE,
+                                       .pass_one = pass_one_vector,
+                                       .pass_two = pass_two_vector,
+                                       .colours = colours_vector,
+                                       .blend = blend_vector,
+                                       .widen = widen_vector,
+                                       .heighten = heighten_vector,
+                                       .rows = rows_vector,
+                                       .columns = columns_vector,
+                                       .mirror = mirror_vector,
+                                       .normalize = normalize_vector,
+                                       .split = split_vector,
+                                       .to_floats = to_floats_vector,
+                                       .from_floats = from_floats_vector,
+                                       .sum_rows = sum_rows_vector,
+                                       .sum_pixels = sum_pixels_vector,
+                                       .augment = &vector_augment};
 #endif

@@ -2,7 +2,7 @@
  * Antialiased bilinear resizing of three planes of floating point, in float32 as torch's (ATen, UpSampleKernel.cpp):
  * with the same weights, but columns first, so the last bits may differ.
  */
-#include "engine.h"
+#include "vectors.h"
 
 #include <string.h>
 
@@ -86,11 +86,9 @@ void sum_pixels_plain(float *const to[3], float *pixels, const float *const from
         }
 }
 
-#ifdef HAS_AVX2
-#include <immintrin.h>
-
-AVX2_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from, int64_t stride, const float *weights,
-                                  int taps, int64_t count)
+#ifdef HAS_VECTORS
+VECTORS_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from, int64_t stride,
+                                     const float *weights, int taps, int64_t count)
 {
     int64_t x = 0, size = size_of(kind);
     for (; x + 16 <= count; x += 16) {
@@ -118,8 +116,8 @@ AVX2_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *from
     sum_rows_from(to, kind, from, stride, weights, taps, x, count);
 }
 
-AVX2_F16C void sum_rows_avx2(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
-                             int64_t count)
+VECTORS_F16C void sum_rows_vector(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights,
+                                  int taps, int64_t count)
 {
     if (kind == FLOAT32)
         sum_rows_of(to, FLOAT32, from, stride, weights, taps, count);
@@ -129,7 +127,7 @@ AVX2_F16C void sum_rows_avx2(float *to, int kind, const uint8_t *from, int64_t s
         sum_rows_of(to, BFLOAT16, from, stride, weights, taps, count);
 }
 
-AVX2 INLINE __m128 sum_pixel(const float *pixels, const struct float_taps *taps, const int count, int64_t x)
+VECTORS INLINE __m128 sum_pixel(const float *pixels, const struct float_taps *taps, const int count, int64_t x)
 {
     const float *at = pixels + 4 * (int64_t)taps->at[x], *weights = taps->weights + x * count;
     __m128 sum = _mm_setzero_ps();
@@ -138,8 +136,8 @@ AVX2 INLINE __m128 sum_pixel(const float *pixels, const struct float_taps *taps,
     return sum;
 }
 
-AVX2 INLINE void sum_pixels_of(float *const to[3], const float *pixels, const struct float_taps *taps,
-                               const int taps_count, int64_t count)
+VECTORS INLINE void sum_pixels_of(float *const to[3], const float *pixels, const struct float_taps *taps,
+                                  const int taps_count, int64_t count)
 {
     int64_t x = 0;
     for (; x + 4 <= count; x += 4) {
@@ -159,8 +157,8 @@ AVX2 INLINE void sum_pixels_of(float *const to[3], const float *pixels, const st
 }
 
 /* With the channels of a pixel side by side, in `pixels`. */
-AVX2 void sum_pixels_avx2(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *taps,
-                          int64_t pixel_count, int64_t count)
+VECTORS void sum_pixels_vector(float *const to[3], float *pixels, const float *const from[3],
+                               const struct float_taps *taps, int64_t pixel_count, int64_t count)
 {
     int64_t x = 0;
     for (; x + 4 <= pixel_count; x += 4) {

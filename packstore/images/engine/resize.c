@@ -1,6 +1,6 @@
 /* Antialiased bilinear resizing of uint8 RGB, bit for bit as torch's (ATen, UpSampleKernel.cpp): each row across, and
  * then as many of them as a row takes down, while they are in the caches. */
-#include "engine.h"
+#include "vectors.h"
 
 #include <string.h>
 
@@ -142,11 +142,9 @@ void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, 
     }
 }
 
-#ifdef HAS_AVX2
-#include <immintrin.h>
-
+#if defined(__x86_64__)
 /* A pixel of two rows at once. */
-AVX2 INLINE __m256i pixel(const struct taps *taps, const int count, const uint8_t *a, const uint8_t *b, int64_t x)
+VECTORS INLINE __m256i pixel(const struct taps *taps, const int count, const uint8_t *a, const uint8_t *b, int64_t x)
 {
     const __m256i first =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
@@ -167,8 +165,8 @@ AVX2 INLINE __m256i pixel(const struct taps *taps, const int count, const uint8_
     return _mm256_sra_epi32(sum, _mm_cvtsi32_si128(taps->precision));
 }
 
-AVX2 INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t *a, const uint8_t *b,
-                         uint8_t *to_a, uint8_t *to_b, int64_t count)
+VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t *a, const uint8_t *b,
+                            uint8_t *to_a, uint8_t *to_b, int64_t count)
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
@@ -183,17 +181,71 @@ AVX2 INLINE void rows_of(const struct taps *taps, const int taps_count, const ui
     }
 }
 
-AVX2 void rows_avx2(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
-                    int64_t count)
+#elif defined(__aarch64__)
+/* A pixel of two rows: sums of 32 bits. */
+INLINE void pixel(const int16_t *weights, const int count, s32 round, const uint8_t *p, const uint8_t *q, s32 *to_a,
+                  s32 *to_b)
+{
+    const u8 first = {0, 255, 1, 255, 2, 255, 255, 255, 3, 255, 4, 255, 5, 255, 255, 255};
+    const u8 second = {6, 255, 7, 255, 8, 255, 255, 255, 9, 255, 10, 255, 11, 255, 255, 255};
+    s32 sums[2] = {round, round};
+    for (int j = 0; j < count; j += 4, p += 12, q += 12, weights += 4) {
+        const int16x4_t own = vld1_s16(weights);
+#pragma GCC unroll 2
+        for (int row = 0; row < 2; row++) {
+            u8 four = vld1q_u8(row ? q : p);
+            s16 two = (s16)vqtbl1q_u8(four, first), more = (s16)vqtbl1q_u8(four, second);
+            sums[row] = vmlal_high_lane_s16(vmlal_lane_s16(sums[row], vget_low_s16(two), own, 0), two, own, 1);
+            sums[row] = vmlal_high_lane_s16(vmlal_lane_s16(sums[row], vget_low_s16(more), own, 2), more, own, 3);
+        }
+    }
+    *to_a = sums[0];
+    *to_b = sums[1];
+}
+
+/* Sixteen sums become bytes. */
+INLINE u8 round_sums(const s32 *sums, s32 shift)
+{
+    u16 low = vqmovun_high_s32(vqmovun_s32(vshlq_s32(sums[0], shift)), vshlq_s32(sums[1], shift));
+    u16 high = vqmovun_high_s32(vqmovun_s32(vshlq_s32(sums[2], shift)), vshlq_s32(sums[3], shift));
+    return vqmovn_high_u16(vqmovn_u16(low), high);
+}
+
+INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t *a, const uint8_t *b, uint8_t *to_a,
+                    uint8_t *to_b, int64_t count)
+{
+    const u8 dense = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 255, 255, 255, 255};
+    const s32 round = vdupq_n_s32(1 << (taps->precision - 1)), shift = vdupq_n_s32(-taps->precision);
+    const int16_t *weights = taps->weights;
+    const int32_t *places = taps->at;
+    for (int64_t x = 0; x < count; x += 4) { /* pixels behind the last are copies of it */
+        s32 sums_a[4], sums_b[4];
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++) {
+            int64_t at = x + n < count ? x + n : count - 1;
+            int64_t from = 3 * (int64_t)places[at];
+            pixel(weights + at * taps_count, taps_count, round, a + from, b + from, &sums_a[n], &sums_b[n]);
+        }
+        vst1q_u8(to_a + 3 * x, vqtbl1q_u8(round_sums(sums_a, shift), dense));
+        vst1q_u8(to_b + 3 * x, vqtbl1q_u8(round_sums(sums_b, shift), dense));
+    }
+}
+#endif
+
+#ifdef HAS_VECTORS
+VECTORS void rows_vector(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
+                         int64_t count)
 {
     if (taps->taps == 4)
         rows_of(taps, 4, a, b, to_a, to_b, count);
     else
         rows_of(taps, taps->taps, a, b, to_a, to_b, count);
 }
+#endif
 
-AVX2 void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps,
-                       uint8_t *to, int64_t bytes)
+#if defined(__x86_64__)
+VECTORS void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps,
+                            uint8_t *to, int64_t bytes)
 {
     const __m256i zero = _mm256_setzero_si256(), round = _mm256_set1_epi32(1 << (taps->precision - 1));
     const __m128i shift = _mm_cvtsi32_si128(taps->precision);
@@ -218,6 +270,43 @@ AVX2 void columns_avx2(const uint8_t *from, int64_t stride, const int16_t *weigh
         } else {
             uint8_t last[32];
             memcpy(last, &all, 32);
+            memcpy(to + x, last, (size_t)(bytes - x));
+        }
+    }
+}
+#elif defined(__aarch64__)
+void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps, uint8_t *to,
+                    int64_t bytes)
+{
+    const s32 round = vdupq_n_s32(1 << (taps->precision - 1)), shift = vdupq_n_s32(-taps->precision);
+    const int count = taps->taps;
+    for (int64_t x = 0; x < bytes; x += 32) {
+        s32 sums[8];
+#pragma GCC unroll 8
+        for (int n = 0; n < 8; n++)
+            sums[n] = round;
+        const uint8_t *at = from + x;
+        for (int j = 0; j < count; j++, at += stride) {
+            const int16x4_t weight = vdup_n_s16(weights[j]);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                u8 own = vld1q_u8(at + 16 * half);
+                s16 low = (s16)vmovl_u8(vget_low_u8(own)), high = (s16)vmovl_high_u8(own);
+                s32 *sum = sums + 4 * half;
+                sum[0] = vmlal_lane_s16(sum[0], vget_low_s16(low), weight, 0);
+                sum[1] = vmlal_high_lane_s16(sum[1], low, weight, 0);
+                sum[2] = vmlal_lane_s16(sum[2], vget_low_s16(high), weight, 0);
+                sum[3] = vmlal_high_lane_s16(sum[3], high, weight, 0);
+            }
+        }
+        u8 first = round_sums(sums, shift), second = round_sums(sums + 4, shift);
+        if (x + 32 <= bytes) {
+            vst1q_u8(to + x, first);
+            vst1q_u8(to + x + 16, second);
+        } else {
+            uint8_t last[32];
+            vst1q_u8(last, first);
+            vst1q_u8(last + 16, second);
             memcpy(to + x, last, (size_t)(bytes - x));
         }
     }

@@ -203,13 +203,13 @@ int pass_two_plain(struct skipper *const *skippers, int *outcome)
     return pass(skippers, 2, outcome);
 }
 
-#ifdef HAS_AVX2
-AVX2 int pass_one_avx2(struct skipper *const *skippers, int *outcome)
+#ifdef HAS_VECTORS
+VECTORS int pass_one_vector(struct skipper *const *skippers, int *outcome)
 {
     return pass(skippers, 1, outcome);
 }
 
-AVX2 int pass_two_avx2(struct skipper *const *skippers, int *outcome)
+VECTORS int pass_two_vector(struct skipper *const *skippers, int *outcome)
 {
     return pass(skippers, 2, outcome);
 }

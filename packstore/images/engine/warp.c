@@ -112,15 +112,15 @@ void locate_plain(float *x, float *y, uint8_t *outside, const struct map *map, i
     locate_of(x, y, outside, map, row, height, width);
 }
 
-#ifdef HAS_AVX2
-AVX2_FMA void locate_avx2(float *x, float *y, uint8_t *outside, const struct map *map, int64_t row, int64_t height,
-                          int64_t width)
+#ifdef HAS_VECTORS
+VECTORS_FMA void locate_vector(float *x, float *y, uint8_t *outside, const struct map *map, int64_t row, int64_t height,
+                               int64_t width)
 {
     locate_of(x, y, outside, map, row, height, width);
 }
 
 /* The same neighbour of two pixels. */
-AVX2_FMA INLINE __m256 two_pixels(const uint8_t *a, const uint8_t *b)
+VECTORS_FMA INLINE __m256 two_pixels(const uint8_t *a, const uint8_t *b)
 {
     int32_t low, high;
     memcpy(&low, a, 4);
@@ -129,13 +129,13 @@ AVX2_FMA INLINE __m256 two_pixels(const uint8_t *a, const uint8_t *b)
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(both));
 }
 
-AVX2_FMA INLINE __m256 two_weights(const float *a, const float *b)
+VECTORS_FMA INLINE __m256 two_weights(const float *a, const float *b)
 {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_broadcast_ss(a)), _mm_broadcast_ss(b), 1);
 }
 
 /* Eight pixels whose neighbours all lie in the source. */
-AVX2_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
+VECTORS_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
@@ -179,13 +179,13 @@ AVX2_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps, _
 }
 
 /* Whether all eight are at least `low`, and less than `high`. */
-AVX2_FMA INLINE bool are_within(__m256 values, __m256 low, __m256 high)
+VECTORS_FMA INLINE bool are_within(__m256 values, __m256 low, __m256 high)
 {
     __m256 within = _mm256_and_ps(_mm256_cmp_ps(values, low, _CMP_GE_OQ), _mm256_cmp_ps(values, high, _CMP_LT_OQ));
     return _mm256_movemask_ps(within) == 255;
 }
 
-AVX2_FMA void bilinear_avx2(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
+VECTORS_FMA void bilinear_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
 {
     const __m256 zero = _mm256_setzero_ps(), last_column = _mm256_set1_ps((float)(taps->width - 1)),
                  last_row = _mm256_set1_ps((float)(taps->height - 1));
@@ -231,8 +231,8 @@ void places_plain(uint32_t *places, const struct taps_of_warp *taps, uint32_t fi
     places_of(places, taps, fill, count);
 }
 
-#ifdef HAS_AVX2
-AVX2_FMA void places_avx2(uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count)
+#ifdef HAS_VECTORS
+VECTORS_FMA void places_vector(uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count)
 {
     places_of(places, taps, fill, count);
 }
@@ -308,9 +308,9 @@ void bicubic_plain(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
     bicubic_from(to, taps, 0, count);
 }
 
-#ifdef HAS_AVX2
+#ifdef HAS_VECTORS
 /* Four weights for each of eight pixels. */
-AVX2_FMA INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
+VECTORS_FMA INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
 {
     const __m256 one = _mm256_set1_ps(1), two = _mm256_set1_ps(2), a = _mm256_set1_ps(-0.75f);
     const __m256 a2 = _mm256_set1_ps(-0.75f + 2), a3 = _mm256_set1_ps(-0.75f + 3), a4 = _mm256_set1_ps(4 * -0.75f),
@@ -330,7 +330,7 @@ AVX2_FMA INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
 }
 
 /* Eight pixels whose neighbours all lie in the source. */
-AVX2_FMA INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
+VECTORS_FMA INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
@@ -374,7 +374,7 @@ AVX2_FMA INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps,
     }
 }
 
-AVX2_FMA void bicubic_avx2(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
+VECTORS_FMA void bicubic_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
 {
     const __m256 one = _mm256_set1_ps(1), last_column = _mm256_set1_ps((float)(taps->width - 2)),
                  last_row = _mm256_set1_ps((float)(taps->height - 2));
