@@ -350,7 +350,7 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     ),
     "ILSVRC without its devkit": (None, without(named("ilsvrc"), "ILSVRC2012_devkit_t12.tar.gz")),
     "Kaggle's without the labels of val": (None, without(named("kaggle"), "LOC_val_solution.csv")),
-    "a list of labels": (None, lambda root: fill(root, {"anything.csv": "id,y\n0,1\n1,0\n2,0\n", **{
+    "a list of labels": ("table", lambda root: fill(root, {"anything.csv": "id,y\n0,1\n1,0\n2,0\n", **{
         f"x/{n}.jpg": jpeg(n) for n in range(3)}})),
     "arrays without labels' meaning": (None, hdf5("images", "masses", "angles", "xs")),
 }  # fmt: skip

@@ -9,13 +9,13 @@ from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.sources.annotation_formats.documents import split_of_file
-from packstore.sources.beside import join
+from packstore.sources.beside import join, read_whole
 from packstore.sources.contents import contents_of, suffix_of
 from packstore.sources.ignoring import pattern_of
 from packstore.sources.labels import FILE_COLUMNS
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, blocks
-from packstore.sources.table.reading import SUFFIXES, TEXT, TableRow, read_table
+from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, blocks, divide
+from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, read_table
 from packstore.sources.tree import Tree
 
 SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
@@ -87,6 +87,19 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
         return []
     found = [examine(tree, file, index, given, named) for file in files]
     return [table for table in found if table is not None]
+
+
+def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
+    """Whether lines of a text file beside the tables begin with images: what it says of them would be left."""
+    index, known = ImageIndex(tree), {table.file for table in tables}
+    for file in candidates(tree):
+        if file in known or suffix_of(file) not in (".txt", ".lst"):
+            continue
+        lines = read_whole(tree, file, MAX_BYTES).decode("utf-8", "replace").splitlines()
+        pairs = [pair for line in lines if (words := line.split(None, 1)) and (pair := divide(words[0])) is not None]
+        if sum(map(bool, index.find(pairs, by_stem=False, whole_path=False))) > 1:
+            return True
+    return False
 
 
 def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequence[str]], named: bool) -> Table | None:

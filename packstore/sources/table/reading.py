@@ -19,7 +19,7 @@ from packstore.sources.tree import Tree
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
 TEXT = (".csv", ".tsv", ".txt", ".lst")
 """Suffixes of tables whose columns have no names but in a header."""
-_MAX_BYTES, _MAX_COLUMNS, _MAX_LINE = 1 << 30, 1 << 14, 1 << 20
+MAX_BYTES, _MAX_COLUMNS, _MAX_LINE = 1 << 30, 1 << 14, 1 << 20
 _NAMED = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?:[ \t]+(.*))?", re.I)
 """A line of text: an image, whose name may have blanks, and the rest."""
 
@@ -36,7 +36,7 @@ def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
 
     Columns of text without a ``header`` are called ``1``, ``2`` …; cells are strings without blanks around them."""
     shown, suffix = tree.name(file), suffix_of(file)
-    data = read_whole(tree, file, _MAX_BYTES)
+    data = read_whole(tree, file, MAX_BYTES)
     if suffix not in TEXT:
         reader = {".json": _json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
         for place, found in reader(data, shown):

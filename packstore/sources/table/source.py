@@ -30,7 +30,7 @@ from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.table.columns import ColumnFacts, find_roles, flag_of, number_of, read_box
-from packstore.sources.table.finding import check_given, find_tables, samples
+from packstore.sources.table.finding import check_given, find_tables, has_unread_lists, samples
 from packstore.sources.table.images import ImageIndex, blocks, split_words, words_of_path
 from packstore.sources.table.reading import TEXT
 from packstore.sources.values import looks_like_mask
@@ -479,14 +479,17 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     # Images of another split have no rows, as of a test set; more than that is a question. Lists without a header, and
     # several tables, are often a part of a set of many files, so they have to name all images.
-    whole = len(found) > 1 or any(suffix_of(table.file) in (".txt", ".lst") for table in found)
+    lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)
+    whole = lists or len(found) > 1
     splits = {split for table in found for split in split_words(words_of_path(table.file))}
     folders = contents_of(tree).folders.values()
     others = sum(
         folder.images.count for folder in folders if whole or not split_words(words_of_path(folder.path)) - splits
     )
     enough = sum(table.naming.images for table in found) * (1 if whole else 2) >= others
-    return Certainty.CERTAIN if enough or options.named or options.columns else Certainty.PARTIAL
+    if options.named or options.columns:
+        return Certainty.CERTAIN
+    return Certainty.CERTAIN if enough and not (lists and has_unread_lists(tree, found)) else Certainty.PARTIAL
 
 
 KIND = Kind(
