@@ -268,10 +268,10 @@ def describe_report(report: ConvertReport) -> str:
 def describe_links(report: ConvertReport) -> list[str]:
     """Where the images of a new linked store lie."""
     from packstore.stores import open_store
-    from packstore.stores.linked import linked_places
+    from packstore.stores.linked import folder_of, linked_places
 
     with open_store(report.destination) as reader:
-        places = linked_places(reader, reader.path.absolute().parent)
+        places = linked_places(reader, folder_of(reader.path))
     lines = [f"to {quantity(len(places), 'file')}, which must stay where they are"]
     if len(places) > _FEW_IMAGES_A_FILE * report.manifest.records:
         lines.append("small files stay small files: a store that holds its images opens none for each")

@@ -240,9 +240,9 @@ def describe(reader: Reader, counted: bool = False) -> str:
 
 def describe_places(reader: Reader) -> str:
     """What a linked store points to."""
-    from packstore.stores.linked import linked_places
+    from packstore.stores.linked import folder_of, linked_places
 
-    places = linked_places(reader, reader.path.absolute().parent)
+    places = linked_places(reader, folder_of(reader.path))
     if len(places) == 1:
         return f"1 file, {printable(next(iter(places)))}"
     common = os.path.commonprefix([*places])  # noqa: RUF071 - cut at a slash below; of URLs, too

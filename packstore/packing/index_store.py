@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from packstore.core.column import SEEK_INDEX
+from packstore.core.column import LINK_COLUMNS, SEEK_INDEX
 from packstore.core.errors import UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
@@ -71,7 +71,9 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
             )
         written = not manifest.has_column(SEEK_INDEX.name)
         if written:
-            manifest = rewrite(reader, (*manifest.columns, SEEK_INDEX), "index", report)
+            links = {column.name for column in LINK_COLUMNS}  # they are the last, as convert writes them
+            columns = sorted((*manifest.columns, SEEK_INDEX), key=lambda column: column.name in links)
+            manifest = rewrite(reader, columns, "index", report)
         elif not isinstance(place, UrlPath):
             remove_published_run(place)
     return IndexReport(place, manifest, written, time.monotonic() - started)

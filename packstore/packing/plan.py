@@ -29,6 +29,7 @@ from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of, is_store
 from packstore.stores.builder.interrupted import killed_after_publishing
 from packstore.stores.format import Format
+from packstore.stores.linked import folder_of
 
 DEFAULT_QUALITY = 90
 REMOTE_SHARD_BYTES = 256 << 20
@@ -131,7 +132,7 @@ def plan_of(
             free_bytes=None if remote else shutil.disk_usage(destination.absolute().parent).free,
             options=options,
             index=has_index(options.index, encode.encoding),
-            links_from=destination.absolute().parent if options.link == "relative" else None,
+            links_from=folder_of(destination) if options.link == "relative" else None,
         )
         encoder = plan.encoder()
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":

@@ -173,13 +173,23 @@ def resolved(link: bytes, folder: Path) -> str:
     return os.path.normpath(folder / place)
 
 
+def folder_of(store: Path) -> Path:
+    """The folder in which relative links of a store begin: that in which it lies, by no symbolic link."""
+    return store.parent if isinstance(store, UrlPath) else Path(os.path.realpath(store)).parent
+
+
 def relative_link(place: str, folder: Path) -> str:
-    """The link to a file from a store in ``folder``; ``place`` itself if one of them is at a URL and the other is not,
-    or in another bucket."""
+    """The link to a file from a store in ``folder``, see :func:`folder_of`; ``place`` itself if one of them is at a URL
+    and the other is not, or in another bucket.
+
+    A file that is named by way of symbolic links gets the shorter way: what lies together can be moved together."""
     if isinstance(folder, UrlPath) != is_url(place):
         return place
     if not is_url(place):
-        return os.path.relpath(place, folder.absolute())
+        parent, name = os.path.split(place)
+        return min(
+            (os.path.relpath(f"{each}/{name}", folder) for each in (parent, os.path.realpath(parent))), key=_steps_up
+        )
     root, path = _bucket(place)
     own, start = _bucket(str(folder))
     return posixpath.relpath(path, start) if root == own else place
@@ -187,13 +197,13 @@ def relative_link(place: str, folder: Path) -> str:
 
 def links_from(manifest: Manifest, store: Path) -> Path | None:
     """The folder in which relative links of a store begin; None if its links are absolute, or it has none."""
-    return store.absolute().parent if manifest.options.get("link") == "relative" else None
+    return folder_of(store) if manifest.options.get("link") == "relative" else None
 
 
 def link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None = None) -> dict[str, Any]:
     """The values of :data:`LINK_COLUMNS` of some records, as a builder takes them: links relative to ``folder``, or
     absolute without."""
-    own, links = reader.path.absolute().parent, []
+    own, links = folder_of(reader.path), []
     for record in records.tolist():
         place = resolved(bytes(reader.value("link_file", record)), own)
         links.append(place if folder is None else relative_link(place, folder))
@@ -201,6 +211,10 @@ def link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None 
     for name in ("link_offset", "link_length", "link_file_bytes", "link_file_modified"):
         values[name] = reader.values(name, records)
     return values
+
+
+def _steps_up(link: str) -> int:
+    return link.split("/").count("..")
 
 
 def _bucket(url: str) -> tuple[str, str]:

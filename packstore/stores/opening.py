@@ -14,7 +14,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.stores.base import Reader
 from packstore.stores.format import Format
-from packstore.stores.linked import LinkedReader
+from packstore.stores.linked import LinkedReader, folder_of
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.remote.names import VERSIONS, version_number
 from packstore.stores.scavenge import Scavenged
@@ -103,7 +103,7 @@ def open_reader(path: Path) -> Reader:
     reader = open_container(path)
     if not reader.manifest.is_linked or reader.manifest.shards is not None:
         return reader
-    return LinkedReader(reader, path.absolute().parent)
+    return LinkedReader(reader, folder_of(path))
 
 
 def open_container(path: Path) -> Reader:

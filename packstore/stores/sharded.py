@@ -36,7 +36,7 @@ from packstore.core.shards import Shard, ShardTable
 from packstore.stores.base import Problem, Reader, parse_manifest
 from packstore.stores.format import Format
 from packstore.stores.link_files import LinkedFiles
-from packstore.stores.linked import LinkedReader
+from packstore.stores.linked import LinkedReader, folder_of
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
@@ -337,7 +337,7 @@ class ShardedReader(Reader):
         if (found.image.nbytes, found.records_digest) != (shard.image_nbytes, shard.records_digest):
             reader.close()
             raise StoreError(f"{where} has other images or records than the table of shards says")
-        return LinkedReader(reader, self.path.absolute().parent, self._linked) if whole.is_linked else reader
+        return LinkedReader(reader, folder_of(self.path), self._linked) if whole.is_linked else reader
 
 
 def open_sharded(path: Path) -> ShardedReader:

@@ -147,6 +147,18 @@ def test_select_and_index_keep_links(tmp_path: Path) -> None:
         assert reader.manifest.has_column("seek_index")
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_index_is_added_as_if_it_had_been_packed(tmp_path: Path, format: str) -> None:
+    source = make_source(tmp_path, "tar")
+    store = link(source, tmp_path / f"a.{format}", index=False)
+    packed = link(source, tmp_path / f"b.{format}")
+    packstore.add_index(store)
+    with open_store(store) as one, open_store(packed) as other:
+        assert [c.name for c in one.manifest.columns] == [c.name for c in other.manifest.columns]
+    packstore.append(store, make_more(tmp_path / "more", 20))
+    assert packstore.verify(store, decode=True).ok
+
+
 def test_salvage_refuses(tmp_path: Path) -> None:
     store = link(make_source(tmp_path, "folder"), tmp_path / "a.lmdb")
     with pytest.raises(UsageError, match="linked"):
@@ -214,6 +226,30 @@ def test_relative_links_move_with_their_files(tmp_path: Path) -> None:
     report = packstore.relink(tmp_path / "a.lmdb", rebase=(tmp_path, tmp_path / "there"), links="absolute")
     assert (report.files, report.moved, report.proven) == (1, 1, 0)
     assert packstore.verify(tmp_path / "a.lmdb").ok
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_relative_links_begin_where_the_store_lies(tmp_path: Path, format: str, sharded: bool) -> None:
+    (tmp_path / "disk" / "sets").mkdir(parents=True)
+    make_source(tmp_path / "disk", "folder").rename(tmp_path / "disk" / "files")
+    (tmp_path / "sets").symlink_to(tmp_path / "disk" / "sets")
+    (tmp_path / "short").symlink_to(tmp_path / "disk")
+    (tmp_path / "elsewhere").mkdir()
+    store = tmp_path / "disk" / "sets" / f"a.{format}"
+    options = {"encoding": "original", "shard_size": 2000 if sharded else None}
+    packstore.convert(tmp_path / "short" / "files", tmp_path / "sets" / store.name, link="relative", **options)  # type: ignore[arg-type]
+    (tmp_path / "elsewhere" / store.name).symlink_to(store)
+    for way in ("disk/sets", "sets", "elsewhere"):
+        assert packstore.verify(tmp_path / way / store.name, decode=True).ok
+        packstore.select(
+            tmp_path / way / store.name, tmp_path / "elsewhere" / f"few.{format}", sample=2, overwrite=True
+        )
+        assert packstore.verify(tmp_path / "elsewhere" / f"few.{format}").ok
+    packstore.relink(tmp_path / "sets" / store.name)
+    assert packstore.verify(store).ok
+    (tmp_path / "disk").rename(tmp_path / "new")  # neither needs the links that it was named by
+    assert packstore.verify(tmp_path / "new" / "sets" / store.name).ok
 
 
 @pytest.mark.parametrize("container", ["tar", "folder"])
