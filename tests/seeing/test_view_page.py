@@ -509,6 +509,7 @@ def test_bars_show_splits(browser: Any, stores: Stores) -> None:
     with served(path) as address:
         with opened(browser, address, "#view=overview") as page:
             page.wait_for_selector(".stack .fill")
+            page.wait_for_selector(".legend > span")
             assert page.eval_on_selector_all(".legend > span", "all => all.map(s => s.textContent)") == names
             shown = page.eval_on_selector_all(
                 ".stack", "all => all.map(s => [...s.children].map(f => [f.title, f.getBoundingClientRect().width]))"
