@@ -126,8 +126,8 @@ class Draws:
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, index: slice) -> Draws:
-        """The draws of some of the records."""
+    def __getitem__(self, index: slice | Array) -> Draws:
+        """The draws of some of the records: of a slice, or at an array of places."""
         return dataclasses.replace(self, records=self.records[index])
 
     def replace(self, *, epoch: int | None = None, stream: int | None = None) -> Draws:

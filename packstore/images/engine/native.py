@@ -185,6 +185,28 @@ class Requests:
             fields[:, _PROGRAM][:, 1] = np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0)
             self._kept.append(programs)
 
+    def want_each(
+        self,
+        boxes: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        windows: NDArray[np.int64],
+        mirrored: NDArray[np.bool_],
+        sampling: NDArray[np.int64],
+        images: Sequence[NDArray[np.uint8]],
+    ) -> None:
+        """As :meth:`want`, of JPEG files, each into bytes ``(h, w, 3)`` of its own, of its window's size."""
+        fields = self._fields
+        if self._kind != 3 or len(images) != len(fields):
+            raise ValueError(f"{len(images)} images for {len(fields)} files")
+        for image, window in zip(images, windows, strict=True):
+            if image.shape != (*window[2:], 3) or image.dtype != np.uint8 or not image.flags.c_contiguous:
+                raise ValueError(f"{image.dtype} of {image.shape} for a window of {window[2:]}")
+        self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
+        fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
+        fields[:, _MIRRORED], fields[:, _SAMPLING], fields[:, _PROGRAM] = mirrored, sampling, 0
+        fields[:, _TO] = [image.ctypes.data for image in images]
+        self._kept.append(images)
+
     def want_whole(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
         """Says that all pixels of the JPEG files from ``first`` on are wanted, and what they are written to."""
         self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())

@@ -21,6 +21,7 @@ from packstore.training.augment.colour import (
     RandomPosterize,
     RandomSolarize,
 )
+from packstore.training.augment.detection import RandomIoUCrop, RandomZoomOut
 from packstore.training.augment.erasing import Cutout, RandomErasing
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
@@ -72,6 +73,7 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomIoUCrop",
     "RandomMasking",
     "RandomOrder",
     "RandomPerspective",
@@ -83,6 +85,7 @@ __all__ = [
     "RandomShortestSize",
     "RandomSolarize",
     "RandomVerticalFlip",
+    "RandomZoomOut",
     "Recipe",
     "Resize",
     "ScaleJitter",

@@ -52,6 +52,9 @@ class Operation(ABC):
             A batch of the same dtype, on the same device.
         """
 
+    gives_sizes: ClassVar[bool] = False
+    """Whether images of one size come out in different sizes."""
+
     def size_after(self, size: Size | None) -> Size | None:
         """``(height, width)`` of what comes out where ``size`` goes in; None when that differs between images.
 
@@ -126,7 +129,7 @@ class Crops:
         window: int64 ``(B, 4)``: top, left, height, width in the resized box. It may reach out of it.
         flip: bool ``(B,)``: mirrored left to right, after all the others; None when no image is.
         pads: What is shown where the window reaches out; of boxes that are resized always ``"constant"``.
-        fill: The value of that, in the units of the images.
+        fill: The value of that, in the units of the images; or one for each channel, which only :class:`Cut` knows.
         sampling: int64 ``(B,)``: how boxes are resized, numbers of :data:`SAMPLINGS`; None for all ``"bilinear"``.
     """
 
@@ -135,7 +138,7 @@ class Crops:
     window: Array
     flip: Array | None = None
     pads: PaddingMode = "constant"
-    fill: float = 0
+    fill: Any = 0
     sampling: Array | None = None
 
     @classmethod

@@ -21,8 +21,16 @@ Range = tuple[float, float]
 _FACTORS = {"brightness": Code.BRIGHTNESS, "contrast": Code.CONTRAST, "saturation": Code.SATURATION, "hue": Code.HUE}
 
 
+class _Colours(ProgramOperation):
+    """An operation on values, wherever in an image they stand."""
+
+    @property
+    def depends_on_size(self) -> bool:
+        return False
+
+
 @dataclass(frozen=True)
-class ColorJitter(ProgramOperation):
+class ColorJitter(_Colours):
     """Changes brightness, contrast, saturation and hue in a random order, as torchvision's ``ColorJitter``.
 
     Args:
@@ -70,7 +78,7 @@ class ColorJitter(ProgramOperation):
 
 
 @dataclass(frozen=True)
-class Grayscale(ProgramOperation):
+class Grayscale(_Colours):
     """Makes images gray, in all three channels, as torchvision's ``Grayscale(3)``."""
 
     num_output_channels: int = 3
@@ -83,7 +91,7 @@ class Grayscale(ProgramOperation):
         return step(len(draws), Code.GRAY)
 
 
-class _WithProbability(ProgramOperation):
+class _WithProbability(_Colours):
     """One step, with a probability."""
 
     p: float
@@ -192,7 +200,7 @@ class RandomAdjustSharpness(_WithProbability):
 
 
 @dataclass(frozen=True)
-class RandomChannelPermutation(ProgramOperation):
+class RandomChannelPermutation(_Colours):
     """Puts the channels in a random order, as torchvision's ``RandomChannelPermutation``."""
 
     def program(self, draws: Draws, size: Size) -> Program:
@@ -200,7 +208,7 @@ class RandomChannelPermutation(ProgramOperation):
 
 
 @dataclass(frozen=True)
-class RandomPhotometricDistort(ProgramOperation):
+class RandomPhotometricDistort(_Colours):
     """Changes brightness, contrast, saturation, hue and the order of channels, each with probability ``p``.
 
     As torchvision's ``RandomPhotometricDistort`` (Liu et al., "SSD: Single Shot MultiBox Detector", 2016): contrast
@@ -235,7 +243,7 @@ class RandomPhotometricDistort(ProgramOperation):
 
 
 @dataclass(frozen=True)
-class GaussianBlur(ProgramOperation):
+class GaussianBlur(_Colours):
     """Blurs images with a Gaussian kernel, as torchvision's ``GaussianBlur``.
 
     Args:
@@ -277,7 +285,7 @@ _LARGEST_KERNEL = 256
 
 
 @dataclass(frozen=True)
-class GaussianNoise(ProgramOperation):
+class GaussianNoise(_Colours):
     """Adds noise to every value, as torchvision's ``GaussianNoise``; ``mean`` and ``sigma`` are shares of 255.
 
     The noise is a sum of four uniform bytes, which is nearly normal and reaches 3.45 deviations.

@@ -423,8 +423,8 @@ def unmirrored(left: Array, cut_width: Any, width: Array, flip: Array | None) ->
     return left if flip is None else where(flip, width - cut_width - left, left)
 
 
-def with_window(crops: Crops, top: Array, left: Array, size: Size) -> Crops:
-    """``crops`` with the window of ``size`` at ``top`` and ``left`` of what they show."""
+def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) -> Crops:
+    """``crops`` with the window of ``size``, numbers or arrays, at ``top`` and ``left`` of what they show."""
     window = crops.window
     left = window[:, 1] + unmirrored(left, size[1], window[:, 3], crops.flip)
     return crops.replace(window=join([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))

@@ -1,34 +1,46 @@
 """Operations of operations, chosen for each image by itself: torchvision's ``RandomApply``, ``RandomChoice``, ….
 
-They take operations that leave the size of an image as it is, and draw one program out of theirs.
+Of operations that leave the size of an image as it is, they draw one program. With crops and resizes among them, images
+of one batch come to different sizes: :mod:`packstore.training.augment.unequal` then takes them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import Program, join_programs, pad_program
-from packstore.training.augment.base import Operation, Size
+from packstore.training.augment.base import GeometricOperation, Operation, Size
 from packstore.training.augment.distributions import chance, permutation
-from packstore.training.augment.program_operation import ProgramOperation, check_probability, draws_program
+from packstore.training.augment.program_operation import (
+    ProgramOperation,
+    check_probability,
+    draws_program,
+    holds_geometry,
+)
 from packstore.training.random_draws import Draws
 
 
-def check_parts(operation: Operation, parts: Any) -> tuple[Any, ...]:
-    """``parts`` as a tuple. Raises :class:`UsageError` unless all of them draw programs."""
+def check_parts(operation: Operation, parts: Any, geometric: bool = True) -> tuple[Any, ...]:
+    """``parts`` as a tuple. Raises :class:`UsageError` unless all of them draw programs or, if ``geometric`` ones may
+    be there, crop or resize."""
     name = type(operation).__name__
     if isinstance(parts, Operation) or not isinstance(parts, Sequence) or isinstance(parts, str):
         raise UsageError(f"{name} takes a list of operations, got {parts!r}")
     for part in parts:
-        if not draws_program(part):
+        if geometric and isinstance(part, Compose):
+            check_parts(operation, part.transforms)
+        elif not draws_program(part) and not (geometric and (isinstance(part, GeometricOperation | _Logic))):
+            also = "" if geometric else " that leave the size of an image as it is"
             raise UsageError(
-                f"{name} takes packstore.augment's operations that leave the size of an image as it is, got {part!r}; "
-                "crops, resizes and functions go into the list itself"
+                f"{name} takes packstore.augment's operations{also}, got {part!r}; put it into the list itself"
             )
     return tuple(parts)
 
@@ -47,6 +59,29 @@ class _Logic(ProgramOperation):
     def moves_pixels(self) -> bool:
         return any(part.moves_pixels for part in self.transforms)
 
+    @property
+    def depends_on_size(self) -> bool:
+        return any(getattr(part, "depends_on_size", False) for part in self.transforms)
+
+    @abstractmethod
+    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+        """For each of the operations, for which records it runs, bool ``(B,)``."""
+
+    def parts(self, draws: Draws, rows: NDArray[np.bool_]) -> Iterator[tuple[Any, Draws, NDArray[np.bool_]]]:
+        """The operations one after the other, with the draws of each and the records that it runs for.
+
+        Args:
+            draws: Of the records, numpy.
+            rows: bool ``(B,)``: the records that all of this runs for.
+        """
+        for number, (part, mine) in enumerate(zip(self.transforms, self.chosen(draws), strict=True)):
+            yield part, draws.child(number), rows & mine
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        if holds_geometry(self):
+            raise UsageError(f"{self!r} gives images different sizes, so a loader has to run it image by image")
+        return super().__call__(images, draws)
+
 
 @dataclass(frozen=True)
 class Compose(_Logic):
@@ -60,7 +95,13 @@ class Compose(_Logic):
         object.__setattr__(self, "transforms", tuple(self.transforms))
 
     def program(self, draws: Draws, size: Size) -> Program:
-        return join_programs(part_programs(check_parts(self, self.transforms), draws, size), len(draws))
+        return join_programs(part_programs(check_parts(self, self.transforms, False), draws, size), len(draws))
+
+    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+        return [np.ones(len(draws), np.bool_)] * len(self.transforms)
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return _size_after_all(self.transforms, size)
 
 
 @dataclass(frozen=True)
@@ -78,6 +119,12 @@ class RandomApply(_Logic):
         program = join_programs(part_programs(self.transforms, draws, size), len(draws))
         program[~chance(draws, self.p, 0)] = 0
         return program
+
+    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+        return [chance(draws, self.p, 0)] * len(self.transforms)
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return size if _size_after_all(self.transforms, size) == size else None
 
 
 @dataclass(frozen=True)
@@ -112,6 +159,14 @@ class RandomChoice(_Logic):
         program: Program = padded[chosen, np.arange(len(draws))]
         return program
 
+    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+        number = choose(draws, len(self.transforms), self.p, 0)
+        return [number == part for part in range(len(self.transforms))]
+
+    def size_after(self, size: Size | None) -> Size | None:
+        after = {part.size_after(size) for part in self.transforms}
+        return after.pop() if len(after) == 1 else None
+
 
 @dataclass(frozen=True)
 class RandomOrder(_Logic):
@@ -120,7 +175,10 @@ class RandomOrder(_Logic):
     transforms: Sequence[Any]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", check_parts(self, self.transforms))
+        object.__setattr__(self, "transforms", check_parts(self, self.transforms, False))
+
+    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+        raise NotImplementedError("its operations leave the size of an image as it is")
 
     def program(self, draws: Draws, size: Size) -> Program:
         programs = part_programs(self.transforms, draws, size)
@@ -130,6 +188,13 @@ class RandomOrder(_Logic):
         padded = np.stack([pad_program(program, steps) for program in programs], 1)  # (B, parts, steps)
         order = permutation(draws, len(programs), 0)
         return padded[np.arange(len(draws))[:, None], order].reshape(len(draws), -1)
+
+
+def _size_after_all(parts: Sequence[Any], size: Size | None) -> Size | None:
+    """The size of images after ``parts``, one after the other."""
+    for part in parts:
+        size = part.size_after(size)
+    return size
 
 
 def choose(draws: Draws, count: int, weights: Sequence[float] | None, draw: int) -> Any:

@@ -21,6 +21,11 @@ class ProgramOperation(Operation):
     or image by image in the engine.
     """
 
+    @property
+    def depends_on_size(self) -> bool:
+        """Whether programs differ with the size of the images."""
+        return True
+
     @abstractmethod
     def program(self, draws: Draws, size: Size) -> Program:
         """The drawn parameters.
@@ -56,7 +61,13 @@ def check_range(operation: Operation, name: str, pair: Any, low: float, high: fl
 
 def draws_program(part: Any) -> bool:
     """Whether an entry of a list draws programs: a :class:`ProgramOperation`, or a flip."""
-    return isinstance(part, Operation) and callable(getattr(part, "program", None))
+    return isinstance(part, Operation) and callable(getattr(part, "program", None)) and not holds_geometry(part)
+
+
+def holds_geometry(part: Any) -> bool:
+    """Whether an entry of a list is an operation of operations that crop or resize."""
+    parts = part.transforms if isinstance(part, ProgramOperation) and hasattr(part, "transforms") else ()
+    return any(not draws_program(each) for each in parts)
 
 
 def as_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:

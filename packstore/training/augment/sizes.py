@@ -35,6 +35,7 @@ class _DrawnSize(GeometricOperation):
     """Resizes each image to a size of its own; the last draw is of ``interpolation="random"``."""
 
     resizes: ClassVar[bool] = True
+    gives_sizes: ClassVar[bool] = True
     interpolation: str
     antialias: bool
 
@@ -240,7 +241,7 @@ class Pad(GeometricOperation):
         left, top, right, bottom = self._sides
         zero = crops.window[:, 2] * 0
         size: tuple[Any, Any] = (crops.window[:, 2] + top + bottom, crops.window[:, 3] + left + right)
-        return with_window(crops, zero - top, zero - left, size)
+        return with_window(crops.replace(pads=self.padding_mode, fill=self.fill), zero - top, zero - left, size)
 
     @property
     def pads(self) -> PaddingMode:

@@ -20,6 +20,7 @@ from packstore.core.errors import UsageError
 from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Step
 from packstore.training.augment.crop import source_index
+from packstore.training.augment.detection import centres_inside
 from packstore.training.augment.in_place import InPlace, named
 from packstore.training.augment.per_image import PerImage, is_of_torchvision, parts_of
 from packstore.training.augment.policies import AugMix
@@ -38,10 +39,12 @@ class Move:
     Attributes:
         crops: numpy crops of what it is given.
         pads: What it shows where a window reaches out of the resized box.
+        drops: bool ``(B,)``: images of which it drops boxes whose centres lie outside of the window; None for none.
     """
 
     crops: Crops
     pads: PaddingMode = "constant"
+    drops: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +74,7 @@ class Placement:
 
     def rows_needed(self, row: int) -> int | None:
         """How many rows of the mask of image ``row`` are needed from the top on; None for all."""
-        return None if self.warped else int(self.rows[row].max()) + 1
+        return None if self.warped else int(self.rows[row, : self.sizes[row, 0]].max(initial=-1)) + 1
 
     def prepare_masks(self) -> None:
         """Works out what masks need, once and not in every thread."""
@@ -131,15 +134,16 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops
             moves.append(Move(crops, op.pads))
             sizes = crops.window[:, 2:]
         elif isinstance(op, ProgramOperation) and op.moves_pixels:
-            moves += warps_of(_program_of(op, draws.replace(stream=stream), sizes), sizes)
+            moves += warps_of(program_of(op, draws.replace(stream=stream), sizes), sizes)
     return Placement(tuple(moves), sizes)
 
 
-def _program_of(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
-    """The program of images of ``sizes``, which differ only where each is a batch by itself."""
+def program_of(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
+    """The program of images of ``sizes``, which may differ where each is a batch by itself."""
     same = np.unique(sizes, axis=0)
-    if len(same) == 1:
-        return op.program(draws, (int(same[0, 0]), int(same[0, 1])))
+    if len(same) == 1 or not op.depends_on_size:
+        drawn: Program = op.program(draws, (int(same[0, 0]), int(same[0, 1])))
+        return drawn
     each = [op.program(draws[n : n + 1], (int(h), int(w))) for n, (h, w) in enumerate(sizes.tolist())]
     return np.concatenate(each) if each else op.program(draws, (1, 1))
 
@@ -205,12 +209,12 @@ def place_boxes(
     if not placement.moves:
         return boxes, np.ones(len(boxes), np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):  # of boxes near the end of float32, or without numbers
-        shown = _move_boxes(placement, boxes, rows, clip=True)
+        shown = move_boxes(placement, boxes, rows, clip=True)
         area = _area(shown)
         keep = area >= min_area
         if min_visible > 0:
             # Both by the same rounded arithmetic, so that a box of which nothing is cut off has all of its area.
-            keep &= area >= min_visible * _area(_move_boxes(placement, boxes, rows, clip=False))
+            keep &= area >= min_visible * _area(move_boxes(placement, boxes, rows, clip=False))
     return shown, keep
 
 
@@ -245,7 +249,7 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
     if points.shape[-1] == 3:
         # As a box of one pixel, which tells right through any resizing and mirroring whether some of it is left.
         pixels = np.concatenate([flat[:, :2], flat[:, :2] + 1], 1)
-        shown = _area(_move_boxes(placement, pixels, rows, clip=True)) > 0
+        shown = _area(move_boxes(placement, pixels, rows, clip=True)) > 0
         result[~shown | (flat[:, 2] == 0)] = 0
     return result.reshape(points.shape)
 
@@ -266,13 +270,20 @@ def _sources(move: Move, axis: int) -> Numbers:
     return np.where(place == inner, source, -1) if move.pads == "constant" else source
 
 
-def _move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -> Floats:
+def move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -> Floats:
+    """Boxes float32 ``(N, 4)`` of images ``rows``, moved as these, and perhaps clipped to the results."""
     corners = boxes.reshape(-1, 2, 2)
     for move in placement.moves:
         if isinstance(move, Warp):
             corners = move.move_boxes(corners, rows, clip)
             continue
+        outside = None
+        if move.drops is not None:
+            shown = np.concatenate([(w := move.crops.window[rows])[:, 1::-1], w[:, 1::-1] + w[:, :1:-1]], 1)
+            outside = move.drops[rows] & ~centres_inside(corners.reshape(-1, 4), shown)
         corners = _move_points(move.crops, corners, rows, clip)
+        if outside is not None:
+            corners[outside] = 0
         if move.crops.flip is not None:
             flipped = move.crops.flip[rows]
             corners[flipped, :, 0] = corners[flipped, ::-1, 0]

@@ -47,6 +47,7 @@ from packstore.training.loader.options import (
     ranks,
 )
 from packstore.training.loader.pipeline import Pipeline
+from packstore.training.loader.places import augments_one_by_one
 from packstore.training.loader.prefetch import prefetch
 from packstore.training.loader.residence import Residence, choose_residence
 from packstore.training.loader.resident import Resident
@@ -90,6 +91,10 @@ class PackedLoader:
                    a list
     fixed array    ``(B, …)``
     =============  ==============================================================================================
+
+    After operations such as ``RandomShortestSize`` or ``RandomIoUCrop`` images differ in size: the threads that decode
+    then run the whole list image by image. Unless a crop or ``Resize`` in the end brings them to one size, say
+    ``collate={"image": "list"}`` or ``"padded"``.
 
     Crops, resizes and flips of ``augment`` move masks (without interpolation), boxes (clipped, and dropped with their
     labels and keypoints where little is left) and keypoints as the images, with the same random numbers. Beside them,
@@ -157,7 +162,9 @@ class PackedLoader:
         on_error: ``raise``, or ``skip`` to leave records out that are damaged or cannot be decoded; ``stats()`` counts
             them.
         collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list;
-            ``"multi_hot"``: see above; ``"optional"``: records may have no value, and the batch's value is a list with
+            of images the largest height and width, and int64 ``(B, 2)``, those of each. ``"multi_hot"``: see above;
+            ``"list"``: images of different sizes as a list of ``(3, h, w)``; masks are then as the images.
+            ``"optional"``: records may have no value, and the batch's value is a list with
             None for these. Without it a missing value is an error.
         mask_fill: Value of a mask outside of the image, where a crop reaches out; masks are int32 where it is not one
             of uint8, such as -1.
@@ -258,6 +265,8 @@ class PackedLoader:
         on_batches = self.device.type != "cpu" or dataset.manifest.holds_floats
         if options.views is not None and wanted == "auto" and not on_batches:
             streamed = "on the CPU, views= are cropped by the threads that read"
+        if streamed is None and augments_one_by_one(dataset, options):
+            streamed = "images differ in size, so the threads that read augment them one by one"
         if streamed is not None and wanted is True:
             raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
         residence = (

@@ -184,6 +184,10 @@ class Assembler:
         height_width = self._whole.shape[2:] if self._column.layout == "CHW" else self._whole.shape[1:3]
         return np.tile(np.array(height_width, np.int64), (len(prepared.ids), 1))
 
+    def bytes_made(self, prepared: Prepared) -> int:
+        """About how many bytes of pixels a prepared batch has."""
+        return prepared.out.nbytes
+
     def prepare(
         self,
         out: torch.Tensor,

@@ -71,7 +71,12 @@ class Columns:
 
 
 class Fields:
-    """The columns of a loader's batches beside the main image."""
+    """The columns of a loader's batches beside the main image.
+
+    Attributes:
+        carried: Names of those that go where the images go.
+        boxes: Those of boxes that are read.
+    """
 
     def __init__(
         self,
@@ -80,6 +85,8 @@ class Fields:
         new_assembler: Callable[[Column], Assembler],
         finish: Callable[..., torch.Tensor],
         names: Sequence[str] | None = None,
+        one_by_one: bool = False,
+        form: str | None = None,
     ) -> None:
         """
         Args:
@@ -88,6 +95,8 @@ class Fields:
             new_assembler: Makes the assembler of a further column of images.
             finish: See :class:`ImageField`.
             names: Which columns; None for all of the dataset's.
+            one_by_one: Whether images are augmented one by one.
+            form: Of the main images, if they differ in size: ``"list"`` or ``"padded"``. Masks then have it, too.
 
         Raises:
             UsageError: Columns that cannot go through the operations, or not be given as ``collate`` says."""
@@ -101,27 +110,34 @@ class Fields:
         hidden = {c.parallel for c in columns if c.parallel is not None} - {*self._asked} if moving else set()
         columns += [column(name) for name in sorted(hidden)]
         self.carried = [c.name for c in columns if c.type in _CARRIED]
+        self.boxes = [c for c in columns if c.type == "boxes"]
         called = options.augment if options.transform is None else (*options.augment, options.transform)
         check_targets(called, [c.type for c in columns])
         if moving:
             refuse_hidden_boxes(dataset, [c.name for c in columns if c.type == "json"])
+        images = [c.name for c in columns if c.type == "image"]
+        if one_by_one and images:
+            raise UsageError(
+                f"images that differ in size on their way are augmented one by one, and {', '.join(images)} cannot "
+                "follow: begin augment= with operations that give one size, such as RandomResizedCrop(224)"
+            )
         self._places = moving and bool(self.carried)
         collate = options.collate or {}
         check_collate(columns[: len(self._asked)], collate)
 
         def field(column: Column) -> Field:
-            form: str = collate.get(column.name, "list")
-            optional = form == "optional" or column.name in hidden
+            asked: str = collate.get(column.name, "list")
+            optional = asked == "optional" or column.name in hidden
             if column.type == "image":
                 return ImageField(column, optional, new_assembler, finish)
             if column.type == "mask":
-                return MaskField(column, optional, options.mask_fill, dataset.max_pixels)
+                return MaskField(column, optional, options.mask_fill, dataset.max_pixels, form)
             if column.type in OBJECTS:
                 return ObjectField(column, optional)
             if column.kind == "fixed":
                 return NumberField(column, optional)
             least = options.min_area, options.min_visible
-            return RaggedField(column, "list" if form == "optional" else form, optional, *least)
+            return RaggedField(column, "list" if asked == "optional" else asked, optional, *least)
 
         # Boxes first: they say which rows of others stay.
         self._fields = [field(c) for c in sorted(columns, key=lambda c: c.type != "boxes")]
@@ -144,7 +160,9 @@ class Fields:
         Raises:
             UsageError: A record has no value; names the record and its key."""
         ids, sizes, placement = prepared.ids, None, None
-        if self._places:
+        if prepared.course is not None:
+            sizes, placement = prepared.sizes, prepared.course.placement
+        elif self._places:
             sizes = assembler.sizes(prepared)
             draws = Draws(prepared.seed, prepared.epoch, ids)
             placement = plan_targets(sizes, self._options.augment, draws, prepared.first_crops)
@@ -161,13 +179,17 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
     """Raises :class:`UsageError` where ``collate`` asks for what a column cannot give."""
     known = {column.name: column for column in columns}
     for name, form in collate.items():
+        if name == "image":
+            if form not in ("list", "padded"):
+                raise UsageError(f"collate={{'image': {form!r}}}: images are a list, or padded")
+            continue
         if name not in known:
             raise UsageError(
                 f"collate names the column {name!r}; the dataset gives {', '.join(known) or 'only images'}"
             )
         column = known[name]
-        if form == "padded" and (column.kind == "fixed" or column.type in ("image", "mask", *OBJECTS)):
-            raise UsageError(f"collate={{{name!r}: 'padded'}}: column {name!r} ({column.type}) is not of many rows")
+        if form in ("padded", "list") and (column.kind == "fixed" or column.type in ("image", "mask", *OBJECTS)):
+            raise UsageError(f"collate={{{name!r}: {form!r}}}: column {name!r} ({column.type}) is not of many rows")
         if form == "multi_hot" and (column.type != "labels" or column.classes is None):
             raise UsageError(f"collate={{{name!r}: 'multi_hot'}} is for several labels with classes, not {column.type}")
 
@@ -178,7 +200,7 @@ def why_not_resident(dataset: PackedDataset, collate: Mapping[str, Any]) -> str 
     for name in dataset.columns:
         column = dataset.manifest.column(name)
         plain = name in ("image", "key") or (column.kind == "fixed" and column.type in ("label", "array"))
-        if not plain or column.nullable or name in collate:
+        if not plain or column.nullable or (name in collate and name != "image"):
             return f"the column {name!r} is read as it is needed"
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.columns import Buffer
-from packstore.core.errors import DecodeError, PackstoreError
+from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
 from packstore.training.augment.targets import place_mask
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.fields import Context, Field, NewBuffer, Rows, TensorRows, listed, some
+from packstore.training.loader.fields import Context, Field, NewBuffer, Padded, Rows, TensorRows, listed, some
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.rows import SizeError
 from packstore.training.pictures import stored_array
@@ -25,14 +25,34 @@ from packstore.training.pictures import stored_array
 
 @dataclass(eq=False)
 class MaskRows(TensorRows):
-    """Masks, ``(B, h, w)``."""
+    """Masks, ``(B, h, w)``; or if they differ in size, one after the other in ``host``."""
 
     column: Column
     stored: list[Any]  # of each row the file or array
     headers: list[MaskHeader | None]
     fill_value: int
+    sizes: NDArray[np.int64] | None = None
+    form: str | None = None
 
     in_ring = True
+
+    @cached_property
+    def _each(self) -> torch.Tensor | list[torch.Tensor]:
+        """The mask of each row."""
+        return self.host if self.sizes is None else apart(self.host, self.sizes)
+
+    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        if self.sizes is None or kept is None:
+            return super().tensors(None if self.sizes is not None else kept)
+        return [torch.cat([self._each[row].reshape(-1) for row in kept.tolist()] or [self.host[:0]])]
+
+    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        if self.sizes is None:
+            return super().value(there, kept, ids)
+        masks = apart(next(there), self.sizes if kept is None else self.sizes[kept])
+        if self.form == "padded":
+            return pad_together(masks, self.fill_value)
+        return listed(masks, self.missing, kept)
 
     def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
         failed = []
@@ -46,7 +66,7 @@ class MaskRows(TensorRows):
         return failed
 
     def _fill(self, context: Context, row: int) -> None:
-        placement, out = context.placement, self.host[row].numpy()
+        placement, out = context.placement, self._each[row].numpy()
         stored, header = self.stored[row], self.headers[row]
         if stored is None:
             out[:] = 0
@@ -71,9 +91,19 @@ class MaskRows(TensorRows):
 class MaskField(Field):
     """A column of masks."""
 
-    def __init__(self, column: Column, optional: bool, fill_value: int, max_pixels: int) -> None:
-        """``fill_value`` is that of what lies outside of the image."""
+    def __init__(
+        self, column: Column, optional: bool, fill_value: int, max_pixels: int, form: str | None = None
+    ) -> None:
+        """
+        Args:
+            column: The column.
+            optional: Whether a record may have no value.
+            fill_value: Of what lies outside of the image.
+            max_pixels: Of the largest mask that is decoded.
+            form: ``"list"`` or ``"padded"`` if images and masks differ in size.
+        """
         super().__init__(column, optional)
+        self._form = form
         self._fill_value = fill_value
         self._max_pixels = max_pixels
 
@@ -95,7 +125,13 @@ class MaskField(Field):
                 context.note(row, error, column.name)
         if context.placement is not None:
             context.placement.prepare_masks()
-        host = new_buffer((len(stored), *self._size(context, stored, headers)), self._dtype(headers))
+        dtype = self._dtype(headers)
+        if self._form is not None:
+            assert context.placement is not None
+            sizes = context.placement.sizes
+            host = new_buffer((int(sizes.prod(1).sum()),), dtype)
+            return MaskRows(host, missing, column, stored, headers, self._fill_value, sizes, self._form)
+        host = new_buffer((len(stored), *self._size(context, stored, headers)), dtype)
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 
     def _dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
@@ -113,6 +149,27 @@ class MaskField(Field):
             if mask is not None:
                 return mask.shape if header is None else (header.height, header.width)
         return 0, 0
+
+
+def apart(values: torch.Tensor, sizes: NDArray[np.int64]) -> list[torch.Tensor]:
+    """Masks ``(h, w)`` of ``sizes`` ``(B, 2)``, which lie one after the other in ``values``."""
+    ends = np.cumsum(sizes.prod(1)).tolist()
+    return [
+        values[start:stop].view(height, width)
+        for start, stop, (height, width) in zip([0, *ends], ends, sizes.tolist(), strict=False)
+    ]
+
+
+def pad_together(values: Sequence[torch.Tensor], fill: float = 0) -> Padded:
+    """Tensors ``(…, h, w)`` as one of the largest height and width, each in the upper left corner of its own; and
+    their heights and widths, int64 ``(B, 2)``."""
+    if not values:
+        raise UsageError("a batch without images cannot be padded")
+    sizes = torch.tensor([each.shape[-2:] for each in values])
+    result = values[0].new_full((len(values), *values[0].shape[:-2], *sizes.amax(0).tolist()), fill)
+    for row, each in zip(result, values, strict=True):
+        row[..., : each.shape[-2], : each.shape[-1]] = each
+    return Padded(result, sizes)
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeGuard
@@ -25,6 +25,7 @@ from packstore.training.augment.mixing import STREAM, Drawn
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.loader.decoded_fields import pad_together
 from packstore.training.loader.finish import BY_ENGINE, Finish
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
@@ -202,6 +203,13 @@ class DeviceSteps:
         """
         with self._stats.timed("augment"):
             return self.mix(self.convert(self.augment(images, records, epoch)), ids, epoch)
+
+    def each(self, images: Sequence[torch.Tensor], form: str) -> Any:
+        """Images ``(3, h, w)`` that differ in size, converted: a list, or with the ``form`` ``"padded"``
+        :class:`Padded`; after the user's ``transform``."""
+        with self._stats.timed("augment"):
+            found = [self.convert(image[None])[0] for image in images]
+            return self.transform(pad_together(found) if form == "padded" else found)
 
     def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
         """A batch mixed with itself, after the user's ``transform``; and what was drawn for it."""

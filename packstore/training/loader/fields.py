@@ -44,6 +44,10 @@ class Padded(NamedTuple):
     lengths: torch.Tensor
 
 
+Note = Callable[[int, PackstoreError, str], None]
+"""Is told of the place of a record that failed, why, and in which column."""
+
+
 @dataclass(eq=False)
 class Context:
     """A batch whose columns are gathered.
@@ -285,7 +289,7 @@ class RaggedField(Field):
 
     def gather(self, context: Context, new_buffer: NewBuffer) -> RaggedRows:
         column, missing = self.column, self.missing(context)
-        flat, counts = self._read(context)
+        flat, counts = read_ragged(context.reader, column, context.numbers, context.failed, context.note)
         rows = np.repeat(np.arange(len(counts)), counts)
         placement = context.placement
         if column.type == "boxes":
@@ -304,25 +308,6 @@ class RaggedField(Field):
             raise StoreError(f"column {column.name!r} has {classes} classes, and holds numbers beyond them")
         return RaggedRows(as_tensor(column, flat), rows, len(counts), self._form, classes, missing)
 
-    def _read(self, context: Context) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """All rows of a batch in memory of their own, and how many each record has."""
-        column, value, nbytes = self.column, context.reader.value, self.column.record_nbytes
-        parts: list[Buffer] = []
-        for row, record in enumerate(context.numbers):
-            part: Buffer = b""
-            if row not in context.failed:
-                try:
-                    part = value(column.name, record)
-                    if len(part) % nbytes:
-                        from_rest(column, part)  # says what is wrong
-                except PackstoreError as error:
-                    context.note(row, error, column.name)
-                    part = b""
-            parts.append(part)
-        # All at once: numpy takes microseconds for each array, however small.
-        flat = np.frombuffer(bytearray().join(parts), NUMPY_DTYPE[column.dtype]).reshape(-1, *column.shape)
-        return flat, np.array([len(part) for part in parts]) // nbytes
-
     def _check_parallel(self, context: Context, counts: NDArray[np.int64], expected: NDArray[np.int64]) -> None:
         for row in np.flatnonzero(counts != expected).tolist():
             record, where = context.numbers[row], printable(str(context.reader.path))
@@ -330,3 +315,29 @@ class RaggedField(Field):
                 f"record {record} ({key_of(context.reader, record)}) of {where} is damaged: {counts[row]} rows of "
                 f"{self.column.name!r}, and {expected[row]} of {self.column.parallel!r}"
             )
+
+
+def read_ragged(
+    reader: Reader, column: Column, records: Sequence[int], skip: Set[int], note: Note | None
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """All rows of ``records`` in memory of their own, and how many each has: none in the places to ``skip``.
+
+    ``note`` is called with the place, the error and the column of a record that cannot be read; None passes over it.
+    """
+    nbytes = column.record_nbytes
+    parts: list[Buffer] = []
+    for place, record in enumerate(records):
+        part: Buffer = b""
+        if place not in skip:
+            try:
+                part = reader.value(column.name, record)
+                if len(part) % nbytes:
+                    from_rest(column, part)  # says what is wrong
+            except PackstoreError as error:
+                if note is not None:
+                    note(place, error, column.name)
+                part = b""
+        parts.append(part)
+    # All at once: numpy takes microseconds for each array, however small.
+    flat = np.frombuffer(bytearray().join(parts), NUMPY_DTYPE[column.dtype]).reshape(-1, *column.shape)
+    return flat, np.array([len(part) for part in parts], np.int64) // nbytes

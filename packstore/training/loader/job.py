@@ -47,6 +47,7 @@ class Job:
         self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
         self._prepared: Future[Columns | ViewColumns] | None = None
+        self._images: list[torch.Tensor | None] = []  # of each row, if they differ in size
         self._slices: list[Future[list[int]]] = []
         self._failed: list[int] = []
         self._called: list[list[torch.Tensor | None]] = []  # results of functions that threads call, by set of images
@@ -80,13 +81,15 @@ class Job:
                 return _new_memory
             return partial(ring.buffer, self._slot, _FIRST_OF_COLUMNS + place)
 
+        self._images = prepared.images
         columns = pipeline.fields.gather(prepared, assembler, new_buffer, self._errors)
         decoded = pipeline.dataset.manifest.holds_files
-        if not decoded and prepared.out.nbytes <= _SMALL_BYTES:  # sooner done than another thread is woken
+        made = assembler.bytes_made(prepared)
+        if not decoded and made <= _SMALL_BYTES:  # sooner done than another thread is woken
             self._failed = self._fill(prepared, columns, 0, count)
             return columns
         most = _DECODED_SLICE if decoded else _PIXELS_SLICE
-        most = max(most, _SMALL_BYTES * count // max(1, prepared.out.nbytes))
+        most = max(most, _SMALL_BYTES * count // max(1, made))
         parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE)) or 1
         if decoded and count:
             parts = min(count, max(parts, int(assembler.sizes(prepared).prod(1).sum()) // _MOST_PIXELS))
@@ -190,6 +193,9 @@ class Job:
             self._errors = None  # logged once, however often the batch is sent
         self._sent = len(ids)
         images = assembler.kept_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
+        if self._pipeline.form is not None:
+            rows = range(len(self._images)) if kept is None else kept.tolist()
+            images = [image for row in rows if (image := self._images[row]) is not None]
         for number, each in enumerate(sets):
             if each.steps.in_decoding:
                 results = [result for result in self._called[number] if result is not None]
@@ -219,6 +225,10 @@ class Job:
             views = self._pipeline.views.of_crops(tensors[:count], ids, self._epoch)
             others = columns.values(iter(tensors[count + 1 :]), kept, ids)
             return self._pipeline.device_steps.transform(views), *others
+        if self._pipeline.form is not None:
+            count = len(host_ids)
+            images = self._pipeline.device_steps.each(tensors[:count], self._pipeline.form)
+            return images, *columns.values(iter(tensors[count + 1 :]), kept, tensors[count])
         images, ids = tensors[:2]
         if self._pipeline.views is not None:
             views = self._pipeline.views.of_images(self._pipeline.assembler.as_images(images), ids, self._epoch)
@@ -238,7 +248,7 @@ class Job:
     def _release(self) -> None:
         """Breaks the circle of the job and its futures, so that buffers need not wait for the garbage collector."""
         self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
-        self._called, self._error = [], None
+        self._called, self._images, self._error = [], [], None
 
 
 def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -29,7 +29,7 @@ BatchCallable = Callable[[Any], Any]
 Shuffle = Literal["full", "lanes"]
 """Ways of shuffling, see :class:`packstore.PackedLoader`."""
 
-Collate = Literal["padded", "multi_hot", "optional"]
+Collate = Literal["padded", "multi_hot", "optional", "list"]
 """Forms of a column in a batch that are asked for, see :class:`packstore.PackedLoader`."""
 
 
@@ -120,6 +120,11 @@ class LoaderOptions:
             raise UsageError(f"collate should say by column one of {', '.join(forms)}, got {self.collate!r}")
         if (self.rank is None) != (self.world_size is None):
             raise UsageError("rank and world_size go together")
+
+    @property
+    def form_of_images(self) -> str | None:
+        """``"list"`` or ``"padded"`` if the main images are not to be a batch of one size."""
+        return None if self.collate is None else self.collate.get("image")
 
     @property
     def draws_for_batches(self) -> bool:

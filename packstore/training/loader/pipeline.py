@@ -12,11 +12,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
-from packstore.images.engine import get_engine
 from packstore.stores.remote.reader import FetchCounts, RemoteReader
-from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation
-from packstore.training.augment.operations import split_operations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
@@ -25,9 +22,17 @@ from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.places import (
+    augments_one_by_one,
+    form_of_images,
+    has_kernel,
+    operations_at_decoding,
+    size_of_all,
+)
 from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.residence import SMALL_IMAGE_BYTES
 from packstore.training.loader.stats import Stats
+from packstore.training.loader.unequal_assembler import UnequalAssembler
 from packstore.training.loader.view_assembler import ViewAssembler
 from packstore.training.loader.view_columns import ViewFields
 from packstore.training.loader.view_steps import ViewSteps
@@ -54,6 +59,8 @@ class Pipeline:
         device_steps: All other steps.
         kernel: What crops and finishes images that are resident on the CPU; None where torch does.
         views: Several views of each record; None for one image.
+        one_by_one: Whether the threads that decode augment images one by one, since these differ in size on their way.
+        form: ``"list"`` or ``"padded"`` if images differ in size in the end; None if they make a batch.
         fields: The other columns.
     """
 
@@ -64,24 +71,35 @@ class Pipeline:
         self._resident = resident
         image, on_cpu = dataset.manifest.image, dataset.device.type == "cpu"
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
+        self.one_by_one, self.form = augments_one_by_one(dataset, options), form_of_images(dataset, options)
         whole = options.views is not None and (resident or dataset.manifest.holds_floats)
-        kernel = resident and on_cpu and _has_kernel(image) and options.pre_transform is None and not whole
+        kernel = resident and on_cpu and has_kernel(image) and options.pre_transform is None and not whole
         self.operations_at_decoding = () if resident else at_decoding
+        if self.one_by_one:
+            at_decoding = ()
         self.programs = Programs.after(options.augment, len(at_decoding)) if _runs_programs(image) else NO_PROGRAMS
-        if not on_cpu or options.pre_transform is not None or (resident and not kernel):
+        if not on_cpu or options.pre_transform is not None or (resident and not kernel) or self.one_by_one:
             self.programs = NO_PROGRAMS
         self.device_steps = DeviceSteps(
             dataset.manifest,
             options,
             self.stats,
-            len(at_decoding) + len(self.programs) if kernel or not resident else 0,
+            len(options.augment)
+            if self.one_by_one
+            else len(at_decoding) + len(self.programs)
+            if kernel or not resident
+            else 0,
             in_threads=on_cpu and (kernel or not resident) and options.views is None,
             decoding=on_cpu and not resident,
         )
         self.kernel = self._kernel(image, at_decoding) if kernel else None
         self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
-        fields = Fields if options.views is None else ViewFields
-        self.fields = fields(dataset, options, self._further_assembler, self._further_images)
+        of_columns = dataset, options, self._further_assembler, self._further_images
+        self.fields: Fields | ViewFields = (
+            Fields(*of_columns, one_by_one=self.one_by_one, form=self.form)
+            if options.views is None
+            else ViewFields(*of_columns)
+        )
         self._classified = _mixed_columns(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None
 
@@ -112,6 +130,19 @@ class Pipeline:
                 alone=not self.fields.carried,
                 checks=self.checks,
             )
+        elif self._assembler is None and self.one_by_one:
+            dataset, image = self.dataset, self.dataset.manifest.image
+            assert isinstance(self.fields, Fields)
+            self._assembler = UnequalAssembler(
+                self.options.augment,
+                size_of_all(dataset, self.options),
+                self.fields.boxes,
+                self.device_steps.finish,
+                *(dataset.reader, image, dataset.decoder, (), self.stats),
+                exif_transpose=dataset.exif_transpose,
+                alone=not self.fields.carried,
+                checks=self.checks,
+            )
         elif self._assembler is None:
             self._assembler = self._new_assembler(
                 self.dataset.manifest.image,
@@ -124,20 +155,7 @@ class Pipeline:
         return self._assembler
 
     def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
-        """The first operations of the list that run while images are decoded.
-
-        Images that already have one size are augmented in whole batches, unless they are resized, since that is done
-        image by image anyway; or on the CPU, where the engine does it all."""
-        operations = self.options.augment
-        planned, _ = split_operations(operations, flip=True)
-        if image.kind == "fixed" and not all(op.samplings <= _known_samplings(image) for op in planned):
-            return ()  # the engine knows of no other way, and torch does whole batches
-        if self.dataset.device.type == "cpu" and _has_kernel(image):
-            padded, _ = split_operations(operations, flip=True, padded=True)
-            return padded if all(_can_fill(op, image) for op in padded) else planned
-        if image.layout == "CHW":
-            return ()
-        return planned if image.kind == "ragged" or any(op.resizes for op in planned) else ()
+        return operations_at_decoding(self.dataset, self.options.augment, image)
 
     def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel | None:
         """For resident images; None where they are small and only gathered, at which torch is as fast."""
@@ -228,25 +246,8 @@ def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
     return found
 
 
-def _known_samplings(image: Column) -> set[int]:
-    """How the engine can resize images of an array: numbers of :data:`SAMPLINGS`."""
-    return {0, 1, 2} if image.layout == "HWC" else {0}
-
-
 def _runs_programs(image: Column) -> bool:
     """Whether the threads that decode have bytes of three channels."""
     if image.layout is None:
         return True
     return image.layout == "HWC" and image.dtype == "uint8" and (image.kind == "ragged" or image.shape[-1] == 3)
-
-
-def _has_kernel(image: Column) -> bool:
-    """Whether the engine knows pixels as a column has them."""
-    if get_engine() is None or image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
-        return False
-    return image.shape[0 if image.layout == "CHW" else 2] == 3
-
-
-def _can_fill(operation: GeometricOperation, image: Column) -> bool:
-    """Whether pixels can have the value that the operation pads with."""
-    return image.layout == "CHW" or not isinstance(operation, RandomCrop) or 0 <= operation.fill <= 255

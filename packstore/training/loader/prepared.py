@@ -16,6 +16,7 @@ from packstore.images.engine import Requests
 from packstore.images.programs import Program
 from packstore.images.sniff import ImageInfo
 from packstore.training.augment.base import Crops
+from packstore.training.augment.unequal import Course, Cut
 from packstore.training.loader.checks import Suspects
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.rows import Rows
@@ -48,6 +49,9 @@ class Prepared:
         requests: All of it for the engine, where that is there and knows how.
         program: What happens to the bytes of each row, ``(B, n)``; None for nothing.
         views_planned: Of several views, what a :class:`ViewAssembler` has planned of each.
+        course: Of images that differ in size on their way, all operations; None for others.
+        first_cuts: Of these, what is cut while they are decoded, and how many operations that does.
+        images: Of these, each image under way, ``(1, 3, h, w)``; in the end ``(3, h, w)``.
     """
 
     out: torch.Tensor
@@ -67,6 +71,9 @@ class Prepared:
     requests: Requests | None = None
     program: Program | None = None
     views_planned: Sequence[Any] = ()
+    course: Course | None = None
+    first_cuts: Sequence[tuple[Cut, int]] = ()
+    images: list[Any] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
 
     @property

@@ -1,0 +1,179 @@
+"""Operations of detection: zooming out, and crops that are chosen by the boxes in them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import Crops, GeometricOperation, Size
+from packstore.training.augment.geometry import where, with_window
+from packstore.training.augment.program_operation import as_fill, check_probability, check_range
+from packstore.training.random_draws import Draws, to_float64, to_int64
+
+
+class Boxes(NamedTuple):
+    """The boxes of a batch.
+
+    Attributes:
+        corners: float32 ``(N, 4)``: left, top, right, bottom, in pixels.
+        rows: int64 ``(N,)``, ascending: the image of each.
+    """
+
+    corners: NDArray[np.float32]
+    rows: NDArray[np.int64]
+
+
+class _ImageByImage(GeometricOperation):
+    """An operation after which images differ in size, whatever they had."""
+
+    gives_sizes: ClassVar[bool] = True
+
+    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        raise UsageError(f"{self!r} gives images different sizes, so a loader has to run it image by image")
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return None
+
+    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class RandomZoomOut(_ImageByImage):
+    """Puts an image at a random place of a larger one of one colour, as torchvision's ``RandomZoomOut``.
+
+    Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
+
+    Args:
+        fill: The colour, a byte or three of them.
+        side_range: Least and largest ratio of the new sides to the old ones.
+        p: Probability.
+
+    Raises:
+        UsageError: A range that is not ascending from 1, no probability, or no colour.
+    """
+
+    fill: float | Sequence[float] = 0
+    side_range: tuple[float, float] = (1.0, 4.0)
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_probability(self, self.p)
+        object.__setattr__(self, "side_range", check_range(self, "side_range", self.side_range, 1, 100))
+        as_fill(self, self.fill)
+        if not isinstance(self.fill, int | float):
+            object.__setattr__(self, "fill", tuple(self.fill))
+
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
+        height, width = crops.window[:, 2], crops.window[:, 3]
+        low, high = self.side_range
+        ratio = draws.uniform(1) * (high - low) + low
+        happens = draws.bits(0) < round(self.p * 2**32)
+        tall, wide = (where(happens, to_int64(to_float64(length) * ratio), length) for length in (height, width))
+        left, top = (
+            to_int64(to_float64(more) * draws.uniform(draw)) for draw, more in ((2, wide - width), (3, tall - height))
+        )
+        fill = as_fill(self, self.fill)
+        return with_window(crops.replace(fill=fill), -top, -left, (tall, wide))
+
+
+@dataclass(frozen=True)
+class RandomIoUCrop(_ImageByImage):
+    """Cuts out a part that overlaps enough with some box, as torchvision's ``RandomIoUCrop``.
+
+    Draws one of ``sampler_options``, then up to ``trials`` parts until one holds the centre of a box and has an IoU
+    with such a box of at least that; draws again if none does. An option of 1 or more leaves the image whole. Boxes
+    whose centres are cut off are dropped. Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
+
+    Needs a column of boxes in ``columns=``.
+
+    Args:
+        min_scale: Least share of each side.
+        max_scale: Largest share of each side.
+        min_aspect_ratio: Least width / height.
+        max_aspect_ratio: Largest width / height.
+        sampler_options: Least IoUs.
+        trials: Parts that are drawn for an option.
+
+    Raises:
+        UsageError: A range that is not ascending, no option, no trial.
+    """
+
+    min_scale: float = 0.3
+    max_scale: float = 1.0
+    min_aspect_ratio: float = 0.5
+    max_aspect_ratio: float = 2.0
+    sampler_options: Sequence[float] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    trials: int = 40
+
+    def __post_init__(self) -> None:
+        check_range(self, "min_scale, max_scale", (self.min_scale, self.max_scale), 0, 1)
+        check_range(self, "min_aspect_ratio, max_aspect_ratio", (self.min_aspect_ratio, self.max_aspect_ratio), 0, 1e6)
+        object.__setattr__(self, "sampler_options", tuple(map(float, self.sampler_options)))
+        if not self.sampler_options or not isinstance(self.trials, int) or self.trials < 1:
+            raise UsageError("RandomIoUCrop takes at least one of sampler_options, and trials of at least 1")
+
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
+        raise UsageError("RandomIoUCrop chooses by boxes: load a column of them, columns=(..., 'boxes')")
+
+    def plan_around(self, sizes: NDArray[np.int64], boxes: Boxes, draws: Draws) -> Crops:
+        """The crops of whole images of ``sizes``, int64 ``(B, 2)``, that hold ``boxes``; ``draws`` of numpy."""
+        crops = Crops.full(sizes)
+        crops = crops.replace(window=crops.window.copy())
+        bounds = np.searchsorted(boxes.rows, np.arange(len(sizes) + 1)).tolist()
+        for row, (first, stop) in enumerate(itertools.pairwise(bounds)):
+            if first < stop:
+                crops.window[row] = self._window(sizes[row], boxes.corners[first:stop], draws[row : row + 1])
+        return crops
+
+    def _window(self, size: NDArray[np.int64], boxes: NDArray[np.float32], draws: Draws) -> Any:
+        """Top, left, height and width of the part of one image."""
+        height, width = size.tolist()
+        for attempt in range(_ROUNDS):
+            draw = attempt * (1 + 4 * self.trials)
+            least = self.sampler_options[int(draws.integers(len(self.sampler_options), draw)[0])]
+            if least >= 1:
+                break
+            uniform = draws.uniform(draw + 1, 4 * self.trials).reshape(4, -1)
+            scale = self.min_scale + (self.max_scale - self.min_scale) * uniform[:2]
+            wide, tall = (width * scale[0]).astype(np.int64), (height * scale[1]).astype(np.int64)
+            left = ((width - wide) * uniform[2]).astype(np.int64)
+            top = ((height - tall) * uniform[3]).astype(np.int64)
+            some = (wide > 0) & (tall > 0)
+            aspect = wide / np.where(some, tall, 1)
+            some &= (aspect >= self.min_aspect_ratio) & (aspect <= self.max_aspect_ratio)
+            parts = np.stack([left, top, left + wide, top + tall], 1).astype(np.float32)
+            overlaps = np.where(centres_inside(boxes, parts[:, None]), _iou(boxes, parts[:, None]), -1).max(1)
+            some &= (overlaps >= 0) & (overlaps >= least)
+            if some.any():
+                chosen = int(some.argmax())
+                return top[chosen], left[chosen], tall[chosen], wide[chosen]
+        return 0, 0, height, width
+
+
+_ROUNDS = 100
+"""Options that are drawn at most. With the usual ones, of which every seventh leaves the image whole, more would be
+drawn with a probability of 2e-7."""
+
+
+def centres_inside(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Whether the centres of ``boxes`` ``(N, 4)`` lie in ``part`` ``(…, 4)``; both left, top, right, bottom."""
+    x, y = 0.5 * (boxes[:, 0] + boxes[:, 2]), 0.5 * (boxes[:, 1] + boxes[:, 3])
+    inside: NDArray[np.bool_] = (part[..., 0] < x) & (x < part[..., 2]) & (part[..., 1] < y) & (y < part[..., 3])
+    return inside
+
+
+def _iou(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Intersection over union, float32, as torchvision's ``box_iou``."""
+    shared = (np.minimum(boxes[:, 2:], part[..., 2:]) - np.maximum(boxes[:, :2], part[..., :2])).clip(0).prod(-1)
+    areas = [(each[..., 2:] - each[..., :2]).prod(-1) for each in (boxes, part)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio: NDArray[np.float32] = np.nan_to_num(shared / (areas[0] + areas[1] - shared), nan=-1)
+    return ratio

@@ -1,0 +1,306 @@
+"""Lists of operations after which images differ in size: drawn for a batch at once, run image by image."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.images.programs import Program
+from packstore.training.augment.base import (
+    SAMPLINGS,
+    Crops,
+    GeometricOperation,
+    Operation,
+    PaddingMode,
+    Size,
+    Step,
+    is_channels_last,
+)
+from packstore.training.augment.crop import source_index
+from packstore.training.augment.detection import Boxes, RandomIoUCrop
+from packstore.training.augment.in_place import InPlace
+from packstore.training.augment.interpreter import run_program
+from packstore.training.augment.operations import output_size
+from packstore.training.augment.per_image import PerImage
+from packstore.training.augment.program_operation import ProgramOperation, holds_geometry
+from packstore.training.augment.resample import resize
+from packstore.training.augment.targets import Move, Placement, move_boxes, program_of
+from packstore.training.augment.warp_targets import Warp, warps_of
+from packstore.training.random_draws import Draws
+
+_Four = tuple[int, int, int, int]
+
+
+def gives_sizes(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
+    """Whether images have to be augmented one by one, since they differ in size on their way.
+
+    Args:
+        ops: The user's list.
+        planned: How many of them run while images are decoded, whatever the sizes of those.
+        size: Height and width of the images; None if they differ, or are not known to be the same.
+    """
+    if any(getattr(op, "gives_sizes", False) or holds_geometry(op) for op in ops[planned:]):
+        return True
+    size = output_size(ops[:planned], size)
+    if size is None and any(not getattr(op, "mirrors", False) for op in ops[:planned]):
+        return True
+    left = ops[planned:] if size is None else ()
+    known = takewhile(lambda op: isinstance(op, Operation) and not isinstance(op, PerImage | InPlace), left)
+    return any(getattr(op, "resizes", False) for op in known)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where the pixels of one image come from: a row of :class:`Crops`, with the same attributes."""
+
+    box: _Four
+    size: Size
+    window: _Four
+    flip: bool = False
+    pads: PaddingMode = "constant"
+    fill: float | tuple[float, ...] = 0
+    sampling: int = 0
+
+    @classmethod
+    def whole(cls, height: int, width: int) -> Cut:
+        """All of an image."""
+        return cls((0, 0, height, width), (height, width), (0, 0, height, width))
+
+    @classmethod
+    def of_each(cls, move: Move) -> list[Cut]:
+        """What ``move`` makes of each image."""
+        crops = move.crops
+        none = [0] * len(crops)
+        return [
+            cls(tuple(box), (size[0], size[1]), tuple(window), bool(flip), move.pads, crops.fill, sampling)
+            for box, size, window, flip, sampling in zip(
+                crops.box.tolist(),
+                crops.size.tolist(),
+                crops.window.tolist(),
+                none if crops.flip is None else crops.flip.tolist(),
+                none if crops.sampling is None else crops.sampling.tolist(),
+                strict=True,
+            )
+        ]
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the box is resized."""
+        return self.size != self.box[2:]
+
+    @property
+    def reaches_out(self) -> bool:
+        """Whether the window reaches out of the resized box."""
+        top, left, height, width = self.window
+        return min(top, left) < 0 or top + height > self.size[0] or left + width > self.size[1]
+
+    def then(self, other: Cut) -> Cut | None:
+        """Both, one after the other, as one; None if they are not one."""
+        top, left, height, width = self.window
+        if not other.resizes:
+            tall, wide = other.window[2:]
+            down, across = other.box[0] + other.window[0], other.box[1] + other.window[1]
+            pads, fill = self.pads, self.fill
+            if min(down, across) < 0 or down + tall > height or across + wide > width:
+                # Outside of what this one shows there may be pixels of the source, or another colour.
+                hides = self.resizes and other.fill != 0  # the engine has zeros around resized boxes
+                if self.window != (0, 0, *self.size) or hides or other.box != (0, 0, height, width):
+                    return None
+                pads, fill = other.pads, other.fill
+            window = top + down, left + _unmirrored(across, wide, width, self.flip), tall, wide
+            return dataclasses.replace(self, window=window, flip=self.flip != other.flip, pads=pads, fill=fill)
+        if self.resizes or self.reaches_out:
+            return None
+        y, x, rows, columns = other.box
+        x = self.box[1] + left + _unmirrored(x, columns, width, self.flip)
+        box = self.box[0] + top + y, x, rows, columns
+        down, across, tall, wide = other.window
+        across = _unmirrored(across, wide, other.size[1], self.flip)
+        return dataclasses.replace(other, box=box, window=(down, across, tall, wide), flip=self.flip != other.flip)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """The pixels of one image, or of several of one size, ``(B, C, H, W)``."""
+        top, left, height, width = self.box
+        images = images[..., top : top + height, left : left + width]
+        if self.resizes:
+            images = resize(images, self.size, SAMPLINGS[self.sampling])
+        top, left, rows, columns = self.window
+        images = self._padded(images) if self.reaches_out else images[..., top : top + rows, left : left + columns]
+        return images.flip(-1) if self.flip else images
+
+    def _padded(self, images: Tensor) -> Tensor:
+        """The window, with what there is around the resized box."""
+        (height, width), (top, left, rows, columns) = self.size, self.window
+        if self.pads != "constant":
+            y, x = (
+                source_index(torch.arange(first, first + count), length, self.pads).clip(0, length - 1)
+                for first, count, length in ((top, rows, height), (left, columns, width))
+            )
+            return images[..., y[:, None], x]
+        layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
+        found = torch.empty((*images.shape[:2], rows, columns), dtype=images.dtype, memory_format=layout)
+        fill = self.fill if isinstance(self.fill, tuple) else (self.fill,)
+        found[:] = torch.tensor(fill, dtype=images.dtype)[:, None, None]
+        y0, y1 = max(0, -top), min(rows, height - top)
+        x0, x1 = max(0, -left), min(columns, width - left)
+        if y0 < y1 and x0 < x1:
+            found[..., y0:y1, x0:x1] = images[..., top + y0 : top + y1, left + x0 : left + x1]
+        return found
+
+
+def _unmirrored(left: int, cut_width: int, width: int, flip: bool) -> int:
+    return width - cut_width - left if flip else left
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One operation, drawn for a batch: a move, a program, or a function with its draws."""
+
+    move: Move | None = None
+    program: Program | None = None
+    call: Step | None = None
+    draws: Draws | None = None
+
+    @cached_property
+    def cuts(self) -> list[Cut]:
+        """What the move makes of each image."""
+        assert self.move is not None
+        return Cut.of_each(self.move)
+
+    def run(self, row: int, image: Tensor) -> Tensor:
+        """The image of ``row``, ``(1, C, H, W)``, after a program or a function."""
+        if self.program is not None:
+            return run_program(image, self.program[row : row + 1])
+        assert self.call is not None
+        assert self.draws is not None
+        if isinstance(self.call, PerImage):
+            draws = self.draws[row : row + 1]
+            found = self.call.stack(self.call.call_each([image[0]], draws.bits(0).tolist()))
+        elif isinstance(self.call, Operation):
+            found = self.call(image, self.draws[row : row + 1])
+        else:
+            found = self.call(image)
+        if not isinstance(found, Tensor) or found.ndim != 4 or len(found) != 1:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise UsageError(f"{self.call!r} should give one image (1, C, H, W) for one, and gave {shape}")
+        return found
+
+
+class Course:
+    """All operations of a list, drawn for the images of a batch.
+
+    Attributes:
+        placement: Where they put the pixels.
+    """
+
+    def __init__(self, sizes: NDArray[np.int64], ops: Sequence[Step], draws: Draws, boxes: Boxes | None = None) -> None:
+        """
+        Args:
+            sizes: int64 ``(B, 2)``: heights and widths of the images.
+            ops: The user's list, whole.
+            draws: Of the records, numpy; the streams are set here.
+            boxes: The images' boxes, if an operation chooses by them.
+
+        Raises:
+            UsageError: As :meth:`GeometricOperation.plan`; there are no boxes to choose by.
+        """
+        self._stages: list[Stage] = []
+        self._sizes, self._first = sizes, sizes
+        self._boxes = boxes
+        self._moves: list[Move | Warp] = []
+        everywhere = np.ones(len(sizes), np.bool_)
+        for stream, op in enumerate(ops):
+            self._add(op, draws.replace(stream=stream), everywhere)
+        self.placement = Placement(tuple(self._moves), self._sizes)
+
+    def _add(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
+        """Adds an operation that runs for ``rows``."""
+        if holds_geometry(op):
+            for part, own, mine in op.parts(draws, rows):
+                self._add(part, own, mine)
+        elif isinstance(op, GeometricOperation):
+            self._add_move(op, draws, rows)
+        elif isinstance(op, ProgramOperation):
+            program = program_of(op, draws, self._sizes)
+            program[~rows] = 0
+            self._stages.append(Stage(program=program))
+            for warp in warps_of(program, self._sizes) if op.moves_pixels else ():
+                self._note(warp)
+        else:
+            self._stages.append(Stage(call=op, draws=draws))
+
+    def _add_move(self, op: GeometricOperation, draws: Draws, rows: NDArray[np.bool_]) -> None:
+        chosen = np.flatnonzero(rows)
+        if not len(chosen):
+            return
+        sizes, own = self._sizes[chosen], draws[chosen]
+        drops = None
+        if isinstance(op, RandomIoUCrop) and self._boxes is not None:
+            mine = rows[self._boxes.rows]
+            numbers = np.cumsum(rows) - 1
+            part = op.plan_around(sizes, Boxes(self._boxes.corners[mine], numbers[self._boxes.rows[mine]]), own)
+            drops = np.zeros(len(rows), np.bool_)
+            drops[chosen] = (part.window != part.box).any(1)
+        else:
+            part = op.crops_of_whole(sizes, own)
+        move = Move(part if len(chosen) == len(rows) else _scattered(part, self._sizes, chosen), op.pads, drops)
+        self._stages.append(Stage(move=move))
+        self._note(move)
+        self._sizes = move.crops.window[:, 2:]
+
+    def _note(self, move: Move | Warp) -> None:
+        self._moves.append(move)
+        if self._boxes is not None:
+            corners, rows = self._boxes
+            self._boxes = Boxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
+
+    def first_cut(self, row: int) -> tuple[Cut, int]:
+        """As many of the first operations as the engine can do while it decodes the image of ``row``; and how many."""
+        cut, done = Cut.whole(*self._first[row].tolist()), 0
+        for stage in self._stages:
+            joined = None if stage.move is None else cut.then(stage.cuts[row])
+            if joined is None or (joined.reaches_out and (joined.pads != "constant" or joined.fill != 0)):
+                break
+            cut, done = joined, done + 1
+        return cut, done
+
+    def run(self, row: int, image: Tensor, done: int = 0) -> Tensor:
+        """The image of ``row``, ``(1, C, H, W)``, after all operations but the first that are ``done``."""
+        cut = Cut.whole(image.shape[-2], image.shape[-1])
+        for place, stage in enumerate(self._stages[done:], done + 1):
+            if stage.move is None:
+                image = cut(image)
+                size, image = image.shape[-2:], stage.run(row, image)
+                if image.shape[-2:] != size and any(later.call is None for later in self._stages[place:]):
+                    raise UsageError(
+                        f"{stage.call!r} changed the size of an image, and operations after it were drawn for the size "
+                        "that it had: put it last"
+                    )
+                cut = Cut.whole(image.shape[-2], image.shape[-1])
+                continue
+            joined = cut.then(stage.cuts[row])
+            if joined is None:
+                image, joined = cut(image), stage.cuts[row]
+            cut = joined
+        return cut(image)
+
+
+def _scattered(part: Crops, sizes: NDArray[np.int64], chosen: NDArray[np.int64]) -> Crops:
+    """``part`` of the images ``chosen`` of all of ``sizes``, of which the others stay as they are."""
+    crops = Crops.full(sizes)
+    box, size, window = crops.box.copy(), crops.size.copy(), crops.window.copy()
+    box[chosen], size[chosen], window[chosen] = part.box, part.size, part.window
+    flip, sampling = np.zeros(len(sizes), np.bool_), np.zeros(len(sizes), np.int64)
+    flip[chosen] = False if part.flip is None else part.flip
+    sampling[chosen] = 0 if part.sampling is None else part.sampling
+    return Crops(box, size, window, flip, part.pads, part.fill, sampling)

@@ -1,0 +1,103 @@
+"""Where the operations of a user's list run: while images are decoded, on batches, or image by image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Column
+from packstore.images.engine import get_engine
+from packstore.training.augment import RandomCrop
+from packstore.training.augment.base import GeometricOperation, Size, Step
+from packstore.training.augment.operations import output_size, split_operations
+from packstore.training.augment.per_image import PerImage
+from packstore.training.augment.unequal import gives_sizes
+from packstore.training.dataset import PackedDataset
+from packstore.training.loader.options import LoaderOptions
+
+
+def operations_at_decoding(
+    dataset: PackedDataset, operations: Sequence[Step], image: Column
+) -> tuple[GeometricOperation, ...]:
+    """The first operations of a list that run while images of a column are decoded.
+
+    Images that already have one size are augmented in whole batches, unless they are resized, since that is done image
+    by image anyway; or on the CPU, where the engine does it all.
+    """
+    planned, _ = split_operations(operations, flip=True)
+    if image.kind == "fixed" and not all(op.samplings <= _known_samplings(image) for op in planned):
+        return ()  # the engine knows of no other way, and torch does whole batches
+    if dataset.device.type == "cpu" and has_kernel(image):
+        padded, _ = split_operations(operations, flip=True, padded=True)
+        return padded if all(_can_fill(op, image) for op in padded) else planned
+    if image.layout == "CHW":
+        return ()
+    return planned if image.kind == "ragged" or any(op.resizes for op in planned) else ()
+
+
+def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
+    """Whether images have to be augmented one by one, since they differ in size on their way or in the end."""
+    if options.views is not None or options.pre_transform is not None:
+        return False
+    if options.form_of_images is not None:
+        return True
+    image = dataset.manifest.image
+    planned = operations_at_decoding(dataset, options.augment, image)
+    return gives_sizes(options.augment, len(planned), _stored_size(image))
+
+
+def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None:
+    """``"list"`` or ``"padded"`` if images may differ in size in the end; None if they make a batch.
+
+    Raises:
+        UsageError: They may differ, and ``collate`` does not say what becomes of them; or they make no batch, and are
+            to be mixed or masked; or a function cannot run in threads.
+    """
+    form, one_by_one = options.form_of_images, augments_one_by_one(dataset, options)
+    for op in options.augment if one_by_one else ():
+        if isinstance(op, PerImage) and not op.runs_in_threads:
+            raise UsageError(
+                f"{op!r} draws from the process's generators, and images that differ in size are augmented by several "
+                "threads: give the function a generator, PerImage(fn, generator=True)"
+            )
+    if form is None and one_by_one and size_of_all(dataset, options) is None:
+        raise UsageError(
+            "images differ in size after augment=: end it with a crop or Resize((height, width)), or say "
+            "collate={'image': 'list'} for a list of images, or 'padded' for a batch of the largest size"
+        )
+    if form is not None:
+        for name in ("views", "mix", "masking", "pre_transform"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"collate={{'image': {form!r}}} gives no batch of one size, which {name}= needs")
+    return form
+
+
+def size_of_all(dataset: PackedDataset, options: LoaderOptions) -> Size | None:
+    """Height and width that all images have in the end; None if these differ, or are to be a list all the same."""
+    if options.form_of_images is not None:
+        return None
+    return output_size(options.augment, _stored_size(dataset.manifest.image))
+
+
+def _stored_size(image: Column) -> Size | None:
+    if image.kind != "fixed" or image.layout is None:
+        return None
+    height, width = image.shape[1:] if image.layout == "CHW" else image.shape[:2]
+    return height, width
+
+
+def has_kernel(image: Column) -> bool:
+    """Whether the engine knows pixels as a column has them."""
+    if get_engine() is None or image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
+        return False
+    return image.shape[0 if image.layout == "CHW" else 2] == 3
+
+
+def _known_samplings(image: Column) -> set[int]:
+    """How the engine can resize images of an array: numbers of :data:`SAMPLINGS`."""
+    return {0, 1, 2} if image.layout == "HWC" else {0}
+
+
+def _can_fill(operation: GeometricOperation, image: Column) -> bool:
+    """Whether pixels can have the value that the operation pads with."""
+    return image.layout == "CHW" or not isinstance(operation, RandomCrop) or 0 <= operation.fill <= 255

@@ -1,0 +1,390 @@
+"""Batches of images that differ in size: operations of detection, lists and padded batches, and what goes along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packstore import PackedDataset, PackedLoader, UsageError
+from packstore.augment import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    Pad,
+    PerImage,
+    RandomApply,
+    RandomChoice,
+    RandomCrop,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomIoUCrop,
+    RandomPhotometricDistort,
+    RandomResize,
+    RandomResizedCrop,
+    RandomShortestSize,
+    RandomVerticalFlip,
+    RandomZoomOut,
+    Resize,
+    ScaleJitter,
+)
+from packstore.training.augment.detection import Boxes
+from packstore.training.augment.unequal import Course
+from packstore.training.loader import Padded
+from packstore.training.random_draws import Draws
+from tests.makers.stores import change
+from tests.makers.torchvision import import_torchvision
+from tests.makers.typed import Typed, make_typed
+from tests.makers.typed import png as typed_png
+
+NAMES = ("mask", "raw", "deep", "boxes", "labels", "points", "corners", "image_id", "right")
+CARRIED = ("image", "mask", "raw", "deep", "boxes", "labels", "points", "corners", "image_id")
+DETECTION = [RandomPhotometricDistort(), RandomZoomOut((9, 8, 7)), RandomIoUCrop(), RandomHorizontalFlip()]
+DETR = [
+    RandomHorizontalFlip(),
+    RandomChoice(
+        [
+            RandomShortestSize([30, 50, 70], max_size=90),
+            Compose([RandomShortestSize([40, 50]), RandomCrop(24), RandomShortestSize([30, 50, 70], max_size=90)]),
+        ]
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def tv() -> Any:
+    return import_torchvision()
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Typed]:
+    """Image files of many sizes, in shards; image files of one size; and pixels."""
+    folder = tmp_path_factory.mktemp("unequal")
+    return {
+        "sizes": make_typed(folder / "sizes.lmdb", NAMES, 9, shard_size=9000),
+        "files": make_typed(folder / "files.pth", NAMES, 9, size=(44, 52)),
+        "pixels": make_typed(folder / "pixels.h5", NAMES, 9, size=(44, 52), encoding="uint8"),
+    }
+
+
+def load(made: Typed, columns: Any = CARRIED, epoch: int = 0, **options: Any) -> list[dict[str, Any]]:
+    named = {"batch_size": 4, "collate": {"image": "list"}, **options}
+    loader = PackedLoader(PackedDataset(made.path, columns=columns, output="dict"), **named)
+    loader.set_epoch(epoch)
+    return list(loader)
+
+
+def flat(batches: list[dict[str, Any]], name: str) -> list[Any]:
+    return [value for batch in batches for value in batch[name]]
+
+
+def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+    return all(
+        torch.equal(a, b) for name in one[0] for a, b in zip(flat(one, name), flat(other, name), strict=True)
+    ) and len(one) == len(other)
+
+
+UNRESIZED = {
+    "none": [],
+    "zoom and crop": [RandomZoomOut(), RandomIoUCrop(), RandomHorizontalFlip()],
+    "crop and zoom": [RandomHorizontalFlip(), RandomIoUCrop(min_scale=0.5), RandomZoomOut(0, (1, 2), p=1)],
+    "a choice": [RandomChoice([RandomIoUCrop(), Compose([RandomCrop(30), Pad((1, 2, 3, 4))])]), RandomHorizontalFlip()],
+    "sometimes": [RandomApply([CenterCrop(70), RandomHorizontalFlip(1)]), RandomZoomOut(p=1)],
+}
+
+
+@pytest.mark.parametrize("kind", ["sizes", "files", "pixels"])
+@pytest.mark.parametrize("name", UNRESIZED)
+def test_all_goes_where_the_pixels_say_that_they_come_from(stores: dict[str, Typed], kind: str, name: str) -> None:
+    made = stores[kind]
+    batches = load(made, augment=UNRESIZED[name], shuffle=True, seed=4, epoch=1, mask_fill=255, min_area=0)
+    assert sorted(flat(batches, "image_id")) == list(range(1000, 1009))
+    kept, sizes = [], set()
+    for place, number in enumerate(int(n) - 1000 for n in flat(batches, "image_id")):
+        values, image = made.values[number], flat(batches, "image")[place].numpy().astype(np.int64)
+        inside = image[2] > 0
+        sizes.add(image.shape)
+        from_rows, from_columns = image[0] // 3, image[1] // 3
+        mask = np.where(inside, from_rows // 8 * 16 + from_columns // 8, 255)
+        for column in ("mask", "raw"):
+            np.testing.assert_array_equal(flat(batches, column)[place], mask)
+        np.testing.assert_array_equal(flat(batches, "deep")[place].numpy()[inside], mask[inside] * 200)
+        row, column = np.argwhere(inside[:, :-1] & inside[:, 1:])[0]
+        mirrored = bool(from_columns[row, column + 1] < from_columns[row, column])
+        down, sign = row - from_rows[row, column], -1 if mirrored else 1
+        across = column + sign * (values["corners"][:, 0] - from_columns[row, column])
+        moved = np.stack([across, values["corners"][:, 1] + down], 1)
+        np.testing.assert_allclose(flat(batches, "corners")[place], moved, atol=1e-4)
+        boxes = values["boxes"]
+        sides = column + mirrored + sign * (boxes[:, 0::2] - from_columns[row, column])
+        moved = np.stack([sides.min(1), boxes[:, 1] + down, sides.max(1), boxes[:, 3] + down], 1)
+        shown = np.argwhere(inside)[:, ::-1]
+        moved = np.clip(moved, [*shown.min(0)] * 2, [*shown.max(0) + 1] * 2)
+        found = flat(batches, "boxes")[place].numpy()
+        dropped = (found[:, 2:] <= found[:, :2]).any(1)
+        np.testing.assert_allclose(found[~dropped], moved[~dropped], atol=1e-4)
+        kept.append(~dropped)
+    assert len(sizes) > 1 or (name == "none" and kind != "sizes")
+    assert np.concatenate(kept).any()
+    if name == "none":
+        assert np.concatenate(kept).all()
+
+
+LISTS: dict[str, list[Any]] = {
+    "detection": DETECTION,
+    "detr": DETR,
+    "jitter": [ScaleJitter(60, (0.3, 1.5)), RandomVerticalFlip(), RandomErasing(1.0), RandomZoomOut(3, (1, 1.5), p=1)],
+    "twice": [RandomResize(30, 60), RandomHorizontalFlip(), RandomResizedCrop((20, 30)), RandomZoomOut(5, p=1)],
+    "into one size": [*DETECTION, Resize((40, 48))],
+    "padded": [RandomShortestSize([20, 30]), RandomCrop(35, pad_if_needed=True), ColorJitter(0.4), RandomCrop(30, 4)],
+}
+
+
+def by_torchvision(tv: Any, made: Typed, number: int, ops: list[Any], draws: Draws) -> dict[str, Any]:
+    """What torchvision's functions make of a record, with the parameters that were drawn for it alone."""
+    v2, types, values = tv.transforms.v2.functional, tv.tv_tensors, made.values[number]
+    size = made.images[number].shape[:2]
+    course = Course(np.array([size]), ops, draws, Boxes(values["boxes"], np.zeros(len(values["boxes"]), np.int64)))
+    now: dict[str, Any] = {
+        "image": types.Image(torch.from_numpy(made.images[number]).permute(2, 0, 1)),
+        "raw": types.Mask(torch.from_numpy(np.asarray(values["raw"]))),
+        "boxes": types.BoundingBoxes(torch.from_numpy(values["boxes"]), format="XYXY", canvas_size=size),
+    }
+    keep = torch.ones(len(values["boxes"]), dtype=torch.bool)
+    for stage in course._stages:
+        if stage.move is None:
+            if stage.program is not None:
+                image = stage.run(0, torch.as_tensor(now["image"])[None])[0]
+                now["image"] = types.Image(image)
+                if any(int(code) == 20 for code in stage.program["code"][0]):  # FLIP
+                    now = {k: v2.vertical_flip(v) if k != "image" else v for k, v in now.items()}
+            continue
+        cut = stage.cuts[0]
+        now = {k: v2.crop(v, *cut.box) for k, v in now.items()}
+        if cut.resizes:
+            assert cut.size[1] > 1  # to images one pixel wide torch 2.13 resizes wrongly
+            now = {k: v2.resize(v, list(cut.size), antialias=True) for k, v in now.items()}
+        top, left, height, width = cut.window
+        if stage.move.drops is not None and stage.move.drops[0]:
+            b = torch.as_tensor(now["boxes"])
+            x, y = (b[:, 0] + b[:, 2]) * 0.5, (b[:, 1] + b[:, 3]) * 0.5
+            keep &= (left < x) & (x < left + width) & (top < y) & (y < top + height)
+        sides = [max(0, -left), max(0, -top), max(0, left + width - cut.size[1]), max(0, top + height - cut.size[0])]
+        if any(sides):
+            fill = list(cut.fill) if isinstance(cut.fill, tuple) else cut.fill
+            now = {k: v2.pad(v, sides, fill=fill if k == "image" else 0) for k, v in now.items()}
+        now = {k: v2.crop(v, max(0, top), max(0, left), height, width) for k, v in now.items()}
+        if cut.flip:
+            now = {k: v2.horizontal_flip(v) for k, v in now.items()}
+    return {**now, "keep": keep}
+
+
+@pytest.mark.parametrize("kind", ["sizes", "pixels"])
+@pytest.mark.parametrize("name", LISTS)
+def test_images_masks_and_boxes_are_those_of_torchvision(
+    tv: Any, stores: dict[str, Typed], kind: str, name: str
+) -> None:
+    made, ops = stores[kind], LISTS[name]
+    one_size = name in ("into one size", "padded")
+    batches = load(made, augment=ops, seed=7, shuffle=True, min_area=4, collate=None if one_size else {"image": "list"})
+    shapes = set()
+    for place, number in enumerate(int(n) - 1000 for n in flat(batches, "image_id")):
+        expected = by_torchvision(tv, made, number, ops, Draws(7, 0, np.array([number])))
+        image = flat(batches, "image")[place]
+        shapes.add(tuple(image.shape))
+        assert torch.equal(image, torch.as_tensor(expected["image"])), number
+        assert torch.equal(flat(batches, "raw")[place], torch.as_tensor(expected["raw"])), number
+        boxes = torch.as_tensor(expected["boxes"])
+        large = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) >= 4
+        found = flat(batches, "boxes")[place]
+        torch.testing.assert_close(found, boxes[large & expected["keep"]], atol=1e-4, rtol=0)
+        labels = torch.as_tensor(made.values[number]["labels"])[large & expected["keep"]]
+        assert torch.equal(flat(batches, "labels")[place], labels)
+    assert (len(shapes) == 1) == one_size
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_batches_are_the_same_whoever_makes_them(stores: dict[str, Typed], name: str) -> None:
+    made, options = stores["sizes"], {"augment": LISTS[name], "seed": 3, "shuffle": True}
+    batches = load(made, workers=1, **options)
+    assert same(batches, load(made, workers=3, **options))
+    assert same(flat_by_id(batches), flat_by_id(load(made, batch_size=2, **options)))
+    loader = PackedLoader(PackedDataset(made.path, columns=CARRIED), 4, collate={"image": "list"}, **options)
+    items = iter(loader)
+    next(items)
+    state = loader.state_dict()
+    items.close()
+    other = PackedLoader(
+        PackedDataset(made.path, columns=CARRIED, output="dict"), 4, collate={"image": "list"}, **options
+    )
+    other.load_state_dict(state)
+    assert same(list(other), batches[1:])
+
+
+def flat_by_id(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    order = np.argsort([int(n) for n in flat(batches, "image_id")])
+    return [{name: [flat(batches, name)[place] for place in order] for name in batches[0]}]
+
+
+@pytest.mark.parametrize("normalize", [None, "imagenet"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_padded_batches_and_arrays_hold_the_same_images(
+    stores: dict[str, Typed], normalize: str | None, channels_last: bool
+) -> None:
+    options: dict[str, Any] = {"augment": DETR, "normalize": normalize, "channels_last": channels_last, "mask_fill": 9}
+    each = load(stores["sizes"], **options)
+    for batch, padded in zip(each, load(stores["sizes"], collate={"image": "padded"}, **options), strict=True):
+        for name in ("image", "mask"):
+            assert isinstance(padded[name], Padded)
+            values, sizes = padded[name]
+            fill = 9 if name == "mask" else 0
+            for image, row, (height, width) in zip(batch[name], values, sizes.tolist(), strict=True):
+                assert image.shape[-2:] == (height, width)
+                assert torch.equal(row[..., :height, :width], image)
+                rest = row.clone()
+                rest[..., :height, :width] = fill
+                assert (rest == fill).all()
+    arrays = load(stores["sizes"], output="numpy", **options)
+    for image, array in zip(flat(each, "image"), flat(arrays, "image"), strict=True):
+        assert np.array_equal(image.permute(1, 2, 0) if channels_last else image, array)
+
+
+def test_the_end_of_a_list_decides_on_the_form(stores: dict[str, Typed]) -> None:
+    made = stores["sizes"]
+    batches = load(made, augment=[*DETR, Resize((30, 40))], collate=None, normalize="imagenet")
+    assert [batch["image"].shape for batch in batches] == [(4, 3, 30, 40), (4, 3, 30, 40), (1, 3, 30, 40)]
+    as_list = load(made, augment=[*DETR, Resize((30, 40))], normalize="imagenet")
+    assert same(batches, as_list)
+    assert isinstance(as_list[0]["image"], list)
+    with pytest.raises(UsageError, match=r"collate={'image': 'list'}"):
+        load(made, augment=DETR, collate=None)
+
+
+def test_functions_of_the_user_run_image_by_image(stores: dict[str, Typed]) -> None:
+    def darker(images: torch.Tensor) -> torch.Tensor:
+        assert len(images) == 1
+        return images // 2
+
+    def noisy(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return image + torch.randint(0, 9, image.shape, generator=generator, dtype=torch.uint8)
+
+    made, columns = stores["sizes"], ("image", "image_id")
+    plain = load(made, columns, augment=DETR)
+    dark = load(made, columns, augment=[*DETR, darker])
+    for a, b in zip(flat(plain, "image"), flat(dark, "image"), strict=True):
+        assert torch.equal(a // 2, b)
+    runs = [load(made, columns, augment=[PerImage(noisy, generator=True), *DETR], workers=n) for n in (1, 3)]
+    assert same(*runs)
+    assert not same(runs[0], load(made, columns, augment=[torch.clone, *DETR]))
+    with pytest.raises(UsageError, match="changed the size of an image, and operations after it were drawn"):
+        load(made, columns, augment=[RandomZoomOut(), lambda images: images[..., :9, :9], RandomHorizontalFlip()])
+    with pytest.raises(UsageError, match=r"should give one image \(1, C, H, W\)"):
+        load(made, columns, augment=[RandomZoomOut(), lambda images: images[0]])
+
+
+def test_damaged_records_are_named_or_left_out(tmp_path: Path) -> None:
+    made = make_typed(tmp_path / "a.lmdb", NAMES, 9)
+    change(made.path, typed_png(made.images[4]), 60)
+    options: dict[str, Any] = {"augment": DETECTION, "seed": 1}
+    with pytest.raises(Exception, match="record 4"):
+        load(made, **options)
+    batches = load(made, on_error="skip", **options)
+    assert [int(n) - 1000 for n in flat(batches, "image_id")] == [0, 1, 2, 3, 5, 6, 7, 8]
+    whole = make_typed(tmp_path / "whole.lmdb", NAMES, 9)
+    sound = flat(load(whole, **options), "image")
+    for found, expected in zip(flat(batches, "image"), [*sound[:4], *sound[5:]], strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"augment": DETECTION, "columns": ("image", "image_id")}, "RandomIoUCrop chooses by boxes"),
+        ({"augment": DETECTION, "columns": ("image", "boxes", "right")}, "right cannot follow"),
+        ({"augment": DETECTION, "resident": True, "columns": ("image",)}, "one by one"),
+        ({"augment": DETECTION, "masking": "random"}, "masking"),
+        ({"collate": {"image": "multi_hot"}}, "images are a list, or padded"),
+        ({"augment": [PerImage(np.random.permutation), RandomZoomOut()], "columns": ("image",)}, "generator=True"),
+    ],
+)
+def test_what_cannot_be_is_refused(stores: dict[str, Typed], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load(stores["pixels"], **{"columns": CARRIED, **options})
+
+
+@pytest.mark.parametrize("size", [(100, 60), (50, 90)])
+def test_zooming_out_draws_as_torchvision_does(tv: Any, size: tuple[int, int]) -> None:
+    count, blank = 4000, torch.zeros(3, *size, dtype=torch.uint8)
+    theirs = tv.transforms.v2.RandomZoomOut(p=1)
+    torch.manual_seed(0)
+    pads = np.array([theirs.make_params([blank])["padding"] for _ in range(count)])  # left, top, right, bottom
+    crops = RandomZoomOut(p=1).crops_of_whole(np.tile(np.array([size]), (count, 1)), Draws(1, 0, np.arange(count)))
+    window = crops.window
+    ours = np.stack([-window[:, 1], -window[:, 0], window[:, 3] - size[1], window[:, 2] - size[0]], 1)
+    ours[:, 2:] -= ours[:, :2]
+    for column in range(4):
+        assert chi_square(pads[:, column], ours[:, column]) < 40
+    happens = RandomZoomOut(p=0.3).crops_of_whole(np.tile(np.array([size]), (count, 1)), Draws(1, 0, np.arange(count)))
+    assert 0.27 < (happens.window[:, 2] > size[0]).mean() < 0.33
+
+
+def chi_square(one: Any, other: Any) -> float:
+    """Of the shares of eight ranges."""
+    edges = np.unique(np.quantile(np.concatenate([one, other]), np.linspace(0, 1, 9)[1:-1]))
+    shares = np.array([np.bincount(np.searchsorted(edges, x), minlength=len(edges) + 1) for x in (one, other)])
+    expected = shares.sum(0) / 2
+    return float(((shares - expected) ** 2 / expected.clip(1)).sum())
+
+
+@pytest.mark.slow
+def test_crops_by_boxes_are_drawn_as_torchvision_draws_them(tv: Any) -> None:
+    size, count = (90, 120), 1500
+    boxes = np.array([[10, 10, 60, 50], [70, 30, 110, 85], [5, 60, 20, 70]], np.float32)
+    of_torch = tv.tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=size)
+    theirs, blank = tv.transforms.v2.RandomIoUCrop(), torch.zeros(3, *size, dtype=torch.uint8)
+    torch.manual_seed(0)
+    drawn = [theirs.make_params([blank, of_torch]) for _ in range(count)]
+    expected = np.array([[p["top"], p["left"], p["height"], p["width"]] if p else [0, 0, *size] for p in drawn])
+    rows = np.repeat(np.arange(count), len(boxes))
+    crops = RandomIoUCrop().plan_around(
+        np.tile(np.array([size]), (count, 1)), Boxes(np.tile(boxes, (count, 1)), rows), Draws(2, 0, np.arange(count))
+    )
+    for column in range(4):
+        assert chi_square(expected[:, column], crops.window[:, column]) < 40
+    whole = [(each == [0, 0, *size]).all(1).mean() for each in (expected, crops.window)]
+    assert abs(whole[0] - whole[1]) < 0.06
+
+
+@given(st.data())
+def test_cuts_one_after_the_other_are_one_cut(data: st.DataObject) -> None:
+    """Any chain, run operation by operation or joined."""
+    image = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (1, 3, 23, 31), np.uint8))
+    numbers = st.integers(0, 9)
+    ops = data.draw(
+        st.lists(
+            st.one_of(
+                st.just(RandomHorizontalFlip()),
+                st.builds(lambda a, b, c, d: Pad((a, b, c, d), fill=7), numbers, numbers, numbers, numbers),
+                st.builds(lambda a: Pad(a % 4, padding_mode="edge"), numbers),
+                st.builds(lambda a, b: CenterCrop((5 + 4 * a, 9 + 3 * b)), numbers, numbers),
+                st.builds(lambda a, b: Resize((9 + 3 * a, 5 + 4 * b)), numbers, numbers),
+                st.just(RandomShortestSize([12, 20])),
+                st.just(RandomZoomOut(4, (1, 2))),
+                st.just(RandomResizedCrop((14, 17))),
+            ),
+            max_size=6,
+        )
+    )
+    course = Course(np.array([[23, 31]]), ops, Draws(data.draw(st.integers(0, 99)), 0, np.array([5])))
+    expected = image
+    for stage in course._stages:
+        expected = stage.cuts[0](expected)
+    assert torch.equal(course.run(0, image), expected)
+    cut, done = course.first_cut(0)
+    assert torch.equal(course.run(0, cut(image), done), expected)
+    assert tuple(expected.shape[-2:]) == tuple(course.placement.sizes[0])
