@@ -695,7 +695,7 @@ def test_images_of_differing_sizes_make_no_batch(
 def test_images_of_differing_sizes_need_an_operation(stores: Stores) -> None:
     with pytest.raises(UsageError, match="RandomResizedCrop"):
         all_batches(PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4))
-    with pytest.raises(UsageError, match="collate={'image': 'list'}"):
+    with pytest.raises(UsageError, match=r"collate={'image': 'list'}"):
         all_batches(PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, augment=[Resize(20)]))
 
 

@@ -14,7 +14,7 @@ from packstore.images.normalization import as_normalization
 from packstore.seeing.augment_text import parse_augment
 from packstore.training.augment.per_image import as_operations
 
-LISTS = [name for name in A.RECIPES if A.recipe(name).views is None]
+LISTS = [name for name in A.RECIPES if A.recipe(name).views is None and name not in ("ssd", "detr")]
 
 
 @pytest.mark.parametrize("name", A.RECIPES)

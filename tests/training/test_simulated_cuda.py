@@ -17,7 +17,17 @@ import torch
 import packstore
 from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
 from packstore.diagnose.bench import BenchOptions, bench
-from packstore.training.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.training.augment import (
+    CenterCrop,
+    Cutout,
+    Mosaic,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomIoUCrop,
+    RandomResizedCrop,
+    RandomZoomOut,
+    Resize,
+)
 from packstore.training.loader.job import Job
 from packstore.training.loader.streaming import Streaming
 from packstore.training.ring import CudaTransport, transport_to
@@ -265,6 +275,29 @@ def test_columns_of_every_type_come_with_the_images(tmp_path: Path, device: Simu
         pass
     assert device.waits == []
     assert device.staged == []
+
+
+@pytest.mark.parametrize("form", ["list", "padded", "one size", "mosaic"])
+def test_images_that_differ_in_size_come_as_on_the_cpu(tmp_path: Path, device: Simulation, form: str) -> None:
+    names = ("mask", "boxes", "labels", "image_id")
+    made = make_typed(tmp_path / "a.h5", names, 9)
+    ops = [RandomZoomOut(7), RandomIoUCrop(), RandomHorizontalFlip()]
+    options: dict[str, Any] = {"augment": [*ops, Resize((40, 30))] if form == "one size" else ops, "shuffle": True}
+    options |= {"collate": {"image": form} if form in ("list", "padded") else None, "normalize": "imagenet"}
+    options["mix"] = Mosaic(64) if form == "mosaic" else None
+    there, here = (
+        PackedLoader(PackedDataset(made.path, columns=("image", *names), output="dict", device=where), 4, **options)
+        for where in (HERE, torch.device("cpu"))
+    )
+    for theirs, ours in zip(there, here, strict=True):
+        for name, value in theirs.items():
+            assert _equal(value, ours[name], name), name
+    device.waits.clear()
+    device.staged.clear()
+    for _batch in there:
+        pass
+    assert device.staged == []
+    assert device.waits == [] or form == "mosaic"  # which of its boxes are left decides on shapes
 
 
 def _equal(there: Any, here: Any, name: str) -> bool:

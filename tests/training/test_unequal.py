@@ -16,6 +16,7 @@ from packstore.augment import (
     CenterCrop,
     ColorJitter,
     Compose,
+    Mosaic,
     Pad,
     PerImage,
     RandomApply,
@@ -32,14 +33,18 @@ from packstore.augment import (
     RandomZoomOut,
     Resize,
     ScaleJitter,
+    recipe,
 )
+from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
+from packstore.seeing.augment_text import parse_augment
+from packstore.stores import create_store
 from packstore.training.augment.detection import Boxes
 from packstore.training.augment.unequal import Course
 from packstore.training.loader import Padded
 from packstore.training.random_draws import Draws
 from tests.makers.stores import change
 from tests.makers.torchvision import import_torchvision
-from tests.makers.typed import Typed, make_typed
+from tests.makers.typed import COLUMNS, IMAGE, ORIGIN, Typed, append, make_typed
 from tests.makers.typed import png as typed_png
 
 NAMES = ("mask", "raw", "deep", "boxes", "labels", "points", "corners", "image_id", "right")
@@ -299,6 +304,74 @@ def test_damaged_records_are_named_or_left_out(tmp_path: Path) -> None:
     sound = flat(load(whole, **options), "image")
     for found, expected in zip(flat(batches, "image"), [*sound[:4], *sound[5:]], strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["ssd", "detr"])
+def test_recipes_of_detection_load(stores: dict[str, Typed], name: str) -> None:
+    columns, found = ("image", "boxes", "labels"), recipe(name)
+    options: dict[str, Any] = {"collate": None if name == "ssd" else {"image": "list"}, "batch_size": 9}
+    (batch,), (again,) = (
+        load(stores["sizes"], columns, augment=augment, workers=1, **options) for augment in (name, list(found))
+    )
+    assert parse_augment(name) == list(found)
+    assert all(map(torch.equal, batch["image"], again["image"]))
+    for image, boxes, labels in zip(batch["image"], batch["boxes"], batch["labels"], strict=True):
+        height, width = image.shape[1:]
+        assert (height, width) == (300, 300) if name == "ssd" else 480 <= max(height, width) <= 1333
+        assert len(boxes) == len(labels)
+        assert bool((boxes >= 0).all())
+        assert bool((boxes <= torch.tensor([width, height] * 2)).all())
+
+
+@pytest.mark.parametrize("sizes", ["one size", "many sizes"])
+@pytest.mark.parametrize("p", [1.0, 0.0])
+def test_a_mosaic_shows_four_images_with_their_boxes_and_masks(tmp_path: Path, sizes: str, p: float) -> None:
+    """Each image has one colour, with a box around it, and a mask of its number."""
+    rng, chosen = np.random.default_rng(3), [c for c in COLUMNS if c.name in ("raw", "boxes", "labels", "image_id")]
+    path, given = tmp_path / "a.lmdb", []
+    with create_store(
+        path,
+        format="lmdb",
+        encoding="original",
+        columns=[IMAGE, *chosen, KEY, CHECKSUM, ROW_CHECKSUM, *(n for c in chosen for n in c.companions)],
+    ) as builder:
+        for number in range(12):
+            height, width = (20, 30) if sizes == "one size" else rng.integers(8, 40, 2).tolist()
+            pixels = np.full((height, width, 3), 10 + number, np.uint8)
+            values = {
+                "raw": pixels[..., 0],
+                "boxes": np.array([[0, 0, width, height]], np.float32),
+                "labels": np.array([number % 3]),
+                "image_id": number,
+            }
+            given.append((height, width))
+            append(builder, IMAGE, chosen, number, pixels, values)
+        builder.commit(origin=ORIGIN)
+    made = Typed(path=path)
+    options: dict[str, Any] = {"mix": Mosaic((40, 50), p=p, fill=1), "mask_fill": 1, "collate": None, "min_area": 1}
+    options |= {"augment": [RandomHorizontalFlip()] if sizes == "one size" else [RandomZoomOut(p=0)], "seed": 5}
+    columns, sources = ("image", "raw", "boxes", "labels", "image_id"), []
+    batches = load(made, columns, **options)
+    for batch in batches:
+        assert batch["image"].shape == (4, 3, 40, 50)
+        assert torch.equal(batch["image"][:, 0].int(), batch["raw"].int())
+        for place, image in enumerate(batch["image"][:, 0].numpy()):
+            covered = np.zeros_like(image, bool)
+            for box, label in zip(batch["boxes"][place], batch["labels"][place], strict=True):
+                left, top, right, bottom = map(int, box.tolist())
+                colours = np.unique(image[top:bottom, left:right])
+                assert len(colours) == 1
+                assert (int(colours[0]) - 10) % 3 == int(label)
+                assert not covered[top:bottom, left:right].any()
+                covered[top:bottom, left:right] = True
+                sources.append(int(colours[0]) - 10)
+            assert ((image != 1) == covered).all()
+            assert int(batch["image_id"][place]) + 10 in image
+    assert len(sources) > 30 if p else sources == list(range(12))
+    again = load(made, columns, workers=3, **options)
+    assert same(batches, again)
+    with pytest.raises(UsageError, match="'labels'"):
+        load(made, ("image", "labels"), **options)
 
 
 @pytest.mark.parametrize(

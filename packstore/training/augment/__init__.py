@@ -21,7 +21,7 @@ from packstore.training.augment.colour import (
     RandomPosterize,
     RandomSolarize,
 )
-from packstore.training.augment.detection import RandomIoUCrop, RandomZoomOut
+from packstore.training.augment.detection import RandomIoUCrop, RandomSizeCrop, RandomZoomOut
 from packstore.training.augment.erasing import Cutout, RandomErasing
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
@@ -29,6 +29,7 @@ from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.logic import Compose, RandomApply, RandomChoice, RandomOrder
 from packstore.training.augment.masking import Masking, RandomMasking
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixedLabels, MixUp
+from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, ThreeAugment, TrivialAugmentWide
 from packstore.training.augment.recipes import RECIPES, Recipe, recipe
@@ -56,6 +57,7 @@ __all__ = [
     "Masking",
     "MixUp",
     "MixedLabels",
+    "Mosaic",
     "Operation",
     "Pad",
     "PerImage",
@@ -83,6 +85,7 @@ __all__ = [
     "RandomResizedCrop",
     "RandomRotation",
     "RandomShortestSize",
+    "RandomSizeCrop",
     "RandomSolarize",
     "RandomVerticalFlip",
     "RandomZoomOut",

@@ -158,6 +158,42 @@ class RandomIoUCrop(_ImageByImage):
         return 0, 0, height, width
 
 
+@dataclass(frozen=True)
+class RandomSizeCrop(_ImageByImage):
+    """Cuts out a part of a random size at a random place, as the ``RandomSizeCrop`` of DETR.
+
+    Carion et al., "End-to-end object detection with transformers" (2020); facebookresearch/detr,
+    ``datasets/transforms.py``. A side that is shorter than ``min_size`` stays whole.
+
+    Args:
+        min_size: Least length of a side.
+        max_size: Largest length of a side.
+
+    Raises:
+        UsageError: A length that is not positive, or a range that is not ascending.
+    """
+
+    min_size: int
+    max_size: int
+
+    def __post_init__(self) -> None:
+        if not all(type(n) is int for n in (self.min_size, self.max_size)) or not 0 < self.min_size <= self.max_size:
+            raise UsageError(
+                "RandomSizeCrop: min_size and max_size should be integers, 0 < min_size <= max_size, got "
+                f"{self.min_size!r} and {self.max_size!r}"
+            )
+
+    def plan(self, crops: Crops, draws: Draws) -> Crops:
+        lengths, places = [], []
+        for draw, column in ((1, 2), (0, 3)):  # widths are drawn first
+            length = crops.window[:, column]
+            least = length.clip(max=self.min_size)
+            cut = least + draws.integers(length.clip(max=self.max_size) - least + 1, draw)
+            lengths.append(cut)
+            places.append(draws.integers(length - cut + 1, draw + 2))
+        return with_window(crops, places[0], places[1], (lengths[0], lengths[1]))
+
+
 _ROUNDS = 100
 """Options that are drawn at most. With the usual ones, of which every seventh leaves the image whole, more would be
 drawn with a probability of 2e-7."""

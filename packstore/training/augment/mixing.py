@@ -20,6 +20,7 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import is_channels_last
 from packstore.training.augment.distributions import GAMMA_DRAWS, beta, chance
 from packstore.training.augment.logic import choose
+from packstore.training.augment.mosaic import Mosaic
 from packstore.training.random_draws import Draws
 
 STREAM = -1
@@ -241,9 +242,10 @@ class Drawn:
         return result.contiguous(memory_format=layout)
 
 
-def as_mix(mix: Any) -> BatchMixer | None:
-    """A user's ``mix=``. Raises :class:`UsageError` for anything but mixers, lists of them and :class:`BatchMixer`."""
-    if mix is None or isinstance(mix, BatchMixer):
+def as_mix(mix: Any) -> BatchMixer | Mosaic | None:
+    """A user's ``mix=``. Raises :class:`UsageError` for anything but mixers, lists of them, :class:`BatchMixer` and
+    :class:`Mosaic`."""
+    if mix is None or isinstance(mix, BatchMixer | Mosaic):
         return mix
     mixers = [mix] if isinstance(mix, MixUp | CutMix) else mix
     if isinstance(mixers, Sequence) and not mixers:

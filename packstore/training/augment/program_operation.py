@@ -48,7 +48,7 @@ def check_probability(operation: Operation, p: Any) -> None:
         raise UsageError(f"{type(operation).__name__}: p should be 0 … 1, got {p!r}")
 
 
-def check_range(operation: Operation, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:
+def check_range(operation: Any, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:
     """``pair`` as two ascending numbers from ``low`` to ``high``. Raises :class:`UsageError` for anything else."""
     values = tuple(pair) if isinstance(pair, list | tuple) else ()
     numbers = len(values) == 2 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)

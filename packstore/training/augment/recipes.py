@@ -9,14 +9,21 @@ from typing import Any
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Step
-from packstore.training.augment.colour import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
+from packstore.training.augment.colour import (
+    ColorJitter,
+    GaussianBlur,
+    RandomGrayscale,
+    RandomPhotometricDistort,
+    RandomSolarize,
+)
+from packstore.training.augment.detection import RandomIoUCrop, RandomSizeCrop, RandomZoomOut
 from packstore.training.augment.erasing import RandomErasing
 from packstore.training.augment.flips import RandomHorizontalFlip
-from packstore.training.augment.geometry import RandomCrop, RandomResizedCrop
-from packstore.training.augment.logic import RandomApply
+from packstore.training.augment.geometry import RandomCrop, RandomResizedCrop, Resize
+from packstore.training.augment.logic import Compose, RandomApply, RandomChoice
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
 from packstore.training.augment.policies import RandAugment, ThreeAugment, TrivialAugmentWide
-from packstore.training.augment.sizes import RandomResize
+from packstore.training.augment.sizes import RandomResize, RandomShortestSize
 from packstore.training.augment.timm_policies import TimmAugment
 
 IMAGENET_MEAN = (124, 116, 104)
@@ -103,6 +110,9 @@ def _view(
     ]
     return [*operations, RandomSolarize(128, p=solarize)] if solarize else operations
 
+
+_DETR = tuple(range(480, 801, 32))
+"""Lengths of the shorter side."""
 
 _JITTER = (0.4, 0.4, 0.2, 0.1)
 
@@ -192,6 +202,36 @@ _RECIPES = {
         lambda: [RandomResize(260, 1040), RandomHorizontalFlip(), RandomCrop(480, pad_if_needed=True)],
         "pytorch/vision, references/segmentation/presets.py, SegmentationPresetTrain, base_size 520, crop_size 480; "
         "masks with mask_fill=255",
+    ),
+    "ssd": _Source(
+        lambda: [
+            RandomPhotometricDistort(),
+            RandomZoomOut(fill=(123, 117, 104)),
+            RandomIoUCrop(),
+            RandomHorizontalFlip(),
+            Resize((300, 300)),
+        ],
+        "Liu et al., 'SSD: Single Shot MultiBox Detector' (2016); pytorch/vision, references/detection/presets.py, "
+        "'ssd', and the resizing that SSD300 begins with; with columns=('image', 'boxes', ...)",
+    ),
+    "detr": _Source(
+        lambda: [
+            RandomHorizontalFlip(),
+            RandomChoice(
+                [
+                    RandomShortestSize(_DETR, max_size=1333),
+                    Compose(
+                        [
+                            RandomShortestSize((400, 500, 600)),
+                            RandomSizeCrop(384, 600),
+                            RandomShortestSize(_DETR, max_size=1333),
+                        ]
+                    ),
+                ]
+            ),
+        ],
+        "Carion et al., 'End-to-end object detection with transformers' (2020); facebookresearch/detr, "
+        "datasets/coco.py; with collate={'image': 'padded'} or 'list'",
     ),
     "yolo-cls": _Source(
         lambda: [

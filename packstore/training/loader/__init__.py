@@ -31,6 +31,7 @@ from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
 from packstore.training.augment.masking import RandomMasking
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp, as_mix
+from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.per_image import as_operations
 from packstore.training.augment.views import as_views
 from packstore.training.dataset import PackedDataset
@@ -130,8 +131,8 @@ class PackedLoader:
             it in ``PerImage``. ``Compose`` is taken apart.
         mix: :class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list of which each batch draws one,
             or a :class:`packstore.augment.BatchMixer` that says more. Mixes each batch with itself, after operations
-            and normalisation; labels become shares of classes, float32 ``(B, C)``. What is mixed is a function of
-            the rank's batch.
+            and normalisation; labels become shares of classes, float32 ``(B, C)``. Or
+            :class:`packstore.augment.Mosaic` for detection. What is mixed is a function of the rank's batch.
         views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
             The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are
             then a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
@@ -197,7 +198,7 @@ class PackedLoader:
         sampler: Iterable[int] | None = None,
         indices: Sequence[int] | NDArray[np.int64] | torch.Tensor | None = None,
         augment: Sequence[Any] | Step | str = (),
-        mix: BatchMixer | Sequence[MixUp | CutMix] | MixUp | CutMix | None = None,
+        mix: BatchMixer | Mosaic | Sequence[MixUp | CutMix] | MixUp | CutMix | None = None,
         views: Mapping[str, Any] | Sequence[Sequence[Any]] | None = None,
         masking: RandomMasking | None = None,
         normalize: str | Normalization | MeanAndStd | None = None,

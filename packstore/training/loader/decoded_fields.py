@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -39,19 +40,22 @@ class MaskRows(TensorRows):
     @cached_property
     def _each(self) -> torch.Tensor | list[torch.Tensor]:
         """The mask of each row."""
-        return self.host if self.sizes is None else apart(self.host, self.sizes)
+        return self.host if self.sizes is None else apart(self.host, self.sizes.tolist())
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        if self.sizes is None or kept is None:
-            return super().tensors(None if self.sizes is not None else kept)
-        return [torch.cat([self._each[row].reshape(-1) for row in kept.tolist()] or [self.host[:0]])]
+        if self.sizes is None:
+            return super().tensors(kept)
+        host = self.host
+        if kept is not None:
+            host = torch.cat([self._each[row].reshape(-1) for row in kept.tolist()] or [host[:0]])
+        return [host, torch.from_numpy(some(self.sizes, kept))]
 
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         if self.sizes is None:
             return super().value(there, kept, ids)
-        masks = apart(next(there), self.sizes if kept is None else self.sizes[kept])
+        masks, sizes = apart(next(there), some(self.sizes, kept).tolist()), next(there)
         if self.form == "padded":
-            return pad_together(masks, self.fill_value)
+            return pad_together(masks, sizes, self.fill_value)
         return listed(masks, self.missing, kept)
 
     def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
@@ -151,22 +155,19 @@ class MaskField(Field):
         return 0, 0
 
 
-def apart(values: torch.Tensor, sizes: NDArray[np.int64]) -> list[torch.Tensor]:
-    """Masks ``(h, w)`` of ``sizes`` ``(B, 2)``, which lie one after the other in ``values``."""
-    ends = np.cumsum(sizes.prod(1)).tolist()
-    return [
-        values[start:stop].view(height, width)
-        for start, stop, (height, width) in zip([0, *ends], ends, sizes.tolist(), strict=False)
-    ]
+def apart(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Tensors of ``shapes``, which lie one after the other in ``values``."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+    return [values[start:stop].view(*shape) for start, stop, shape in zip([0, *ends], ends, shapes, strict=False)]
 
 
-def pad_together(values: Sequence[torch.Tensor], fill: float = 0) -> Padded:
-    """Tensors ``(…, h, w)`` as one of the largest height and width, each in the upper left corner of its own; and
-    their heights and widths, int64 ``(B, 2)``."""
+def pad_together(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: float = 0) -> Padded:
+    """Tensors ``(…, h, w)`` as one of the largest height and width, each in the upper left corner of its own; with
+    their ``sizes``, int64 ``(B, 2)``. Raises :class:`UsageError` if there are none."""
     if not values:
         raise UsageError("a batch without images cannot be padded")
-    sizes = torch.tensor([each.shape[-2:] for each in values])
-    result = values[0].new_full((len(values), *values[0].shape[:-2], *sizes.amax(0).tolist()), fill)
+    largest = [max(each.shape[axis] for each in values) for axis in (-2, -1)]
+    result = values[0].new_full((len(values), *values[0].shape[:-2], *largest), fill)
     for row, each in zip(result, values, strict=True):
         row[..., : each.shape[-2], : each.shape[-1]] = each
     return Padded(result, sizes)

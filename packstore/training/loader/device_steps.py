@@ -21,7 +21,8 @@ from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.masking import MASKING_STREAM, Masking
-from packstore.training.augment.mixing import STREAM, Drawn
+from packstore.training.augment.mixing import STREAM, BatchMixer, Drawn
+from packstore.training.augment.mosaic import Mosaic, Tiles
 from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
@@ -39,10 +40,12 @@ class DrawnForBatch(NamedTuple):
     Attributes:
         mixed: How it was mixed; None if it was not.
         masks: Hidden patches; None if none were asked for.
+        tiles: How mosaics were made of it; None if none were.
     """
 
     mixed: Drawn | None = None
     masks: Masking | None = None
+    tiles: Tiles | None = None
 
 
 class DeviceSteps:
@@ -204,12 +207,25 @@ class DeviceSteps:
         with self._stats.timed("augment"):
             return self.mix(self.convert(self.augment(images, records, epoch)), ids, epoch)
 
-    def each(self, images: Sequence[torch.Tensor], form: str) -> Any:
-        """Images ``(3, h, w)`` that differ in size, converted: a list, or with the ``form`` ``"padded"``
-        :class:`Padded`; after the user's ``transform``."""
+    def each(
+        self, images: Sequence[torch.Tensor], sizes: torch.Tensor, form: str, ids: NDArray[np.int64], epoch: int
+    ) -> tuple[Any, DrawnForBatch]:
+        """Images ``(3, h, w)`` that differ in size, converted, and what was drawn for them.
+
+        They become a list, with the ``form`` ``"padded"`` :class:`Padded`, or mosaics; then the user's ``transform``
+        is called. ``sizes``, int64 ``(B, 2)``, are their heights and widths; ``ids`` are of the records, on the host.
+        """
+        mix = self._options.mix
         with self._stats.timed("augment"):
-            found = [self.convert(image[None])[0] for image in images]
-            return self.transform(pad_together(found) if form == "padded" else found)
+            found: Any = [self.convert(image[None])[0] for image in images]
+            tiles = None
+            if isinstance(mix, Mosaic) and found:
+                host_sizes = np.array([image.shape[-2:] for image in found], np.int64)
+                tiles = mix.draw(Draws(self._seed, epoch, ids, STREAM), host_sizes)
+                found = tiles.images(found, self._options.channels_last)
+            elif form == "padded":
+                found = pad_together(found, sizes)
+            return self.transform(found), DrawnForBatch(tiles=tiles)
 
     def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
         """A batch mixed with itself, after the user's ``transform``; and what was drawn for it."""
@@ -221,10 +237,14 @@ class DeviceSteps:
         if masking is not None:
             found = masking(draws.replace(stream=MASKING_STREAM), size)
             masks = Masking(*(each.to(images.device, non_blocking=True) for each in found))
-        if mix is not None:
+        tiles = None
+        if isinstance(mix, Mosaic):
+            tiles = mix.draw(draws.replace(stream=STREAM), np.tile(np.array(size), (len(images), 1)))
+            images = tiles.images(images, self._options.channels_last)
+        elif mix is not None:
             mixed = mix.draw(draws.replace(stream=STREAM), size)
             images = mixed.mix_images(images)
-        return self.transform(images), DrawnForBatch(mixed, masks)
+        return self.transform(images), DrawnForBatch(mixed, masks, tiles)
 
     def transform(self, images: Any) -> Any:
         """The user's ``transform``, of a batch's images, or of all views of them."""
@@ -232,7 +252,7 @@ class DeviceSteps:
 
     def mix_labels(self, labels: torch.Tensor, mixed: Drawn, classes: int | None) -> Any:
         """Labels of a mixed batch; ``classes`` is how many there are, if the store says."""
-        assert self._options.mix is not None
+        assert isinstance(self._options.mix, BatchMixer)
         return self._options.mix.mix_labels(labels, mixed, classes)
 
     def labels(self, labels: Any) -> Any:

@@ -15,11 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.training.loader.columns import Columns
+from packstore.training.loader.decoded_fields import apart
 from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.unequal_assembler import UnequalAssembler
 from packstore.training.loader.view_assembler import ViewAssembler
 from packstore.training.loader.view_columns import ViewColumns
 from packstore.training.random_draws import MASK
@@ -47,7 +49,9 @@ class Job:
         self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
         self._prepared: Future[Columns | ViewColumns] | None = None
-        self._images: list[torch.Tensor | None] = []  # of each row, if they differ in size
+        self._images: list[torch.Tensor | None] = []  # each row, if they differ in size
+        self._shapes: list[torch.Size] = []  # of those that are sent
+        self._image_tensors = 1
         self._slices: list[Future[list[int]]] = []
         self._failed: list[int] = []
         self._called: list[list[torch.Tensor | None]] = []  # results of functions that threads call, by set of images
@@ -195,18 +199,32 @@ class Job:
         images = assembler.kept_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
         if self._pipeline.form is not None:
             rows = range(len(self._images)) if kept is None else kept.tolist()
-            images = [image for row in rows if (image := self._images[row]) is not None]
+            images = self._one_by_one(ring, [image for row in rows if (image := self._images[row]) is not None])
         for number, each in enumerate(sets):
             if each.steps.in_decoding:
                 results = [result for result in self._called[number] if result is not None]
                 images[number] = each.steps.in_decoding[-1].stack(results) if results else each.images[:0]
         others = [torch.from_numpy(ids), *columns.tensors(kept)]
+        if isinstance(assembler, UnequalAssembler) and assembler.as_list:
+            sizes = [assembler.made.size(shape) for shape in self._shapes]
+            others.append(torch.tensor(sizes, dtype=torch.int64, device="cpu").view(-1, 2))
         if ring.transport.asynchronous:
             others = [
                 self._page_locked(ring, number, tensor) for number, tensor in enumerate(others, _FIRST_OF_COLUMNS)
             ]
+        self._image_tensors = len(images)
         finish = partial(self._on_device, columns, kept, ids)
         self._slot.shipment = ring.transport.send((*images, *others), finish)
+
+    def _one_by_one(self, ring: Ring, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Rows of different sizes; one after the other in page-locked memory if they have a way to go."""
+        self._shapes = [row.shape for row in rows]
+        if not ring.transport.asynchronous:
+            return rows
+        flat = ring.buffer(self._slot, 0, (max(1, sum(row.numel() for row in rows)),), self._buffer.dtype)
+        for part, row in zip(apart(flat, self._shapes), rows, strict=True):
+            part.copy_(row)
+        return [flat]
 
     def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
         """``column`` in a buffer of the ring: from other memory the host may have to wait for the copy."""
@@ -226,9 +244,13 @@ class Job:
             others = columns.values(iter(tensors[count + 1 :]), kept, ids)
             return self._pipeline.device_steps.transform(views), *others
         if self._pipeline.form is not None:
-            count = len(host_ids)
-            images = self._pipeline.device_steps.each(tensors[:count], self._pipeline.form)
-            return images, *columns.values(iter(tensors[count + 1 :]), kept, tensors[count])
+            count = self._image_tensors
+            rows = apart(tensors[0], self._shapes) if count == 1 and tensors[0].ndim == 1 else tensors[:count]
+            images, self._drawn = self._pipeline.device_steps.each(
+                [self._pipeline.assembler.as_images(row[None])[0] for row in rows],
+                *(tensors[-1], self._pipeline.form, host_ids, self._epoch),
+            )
+            return images, *columns.values(iter(tensors[count + 1 : -1]), kept, tensors[count])
         images, ids = tensors[:2]
         if self._pipeline.views is not None:
             views = self._pipeline.views.of_images(self._pipeline.assembler.as_images(images), ids, self._epoch)

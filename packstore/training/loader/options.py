@@ -18,6 +18,7 @@ from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
 from packstore.training.augment.masking import RandomMasking
 from packstore.training.augment.mixing import BatchMixer
+from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.per_image import check_functions
 from packstore.training.augment.targets import check_target_options
 from packstore.training.augment.views import Views
@@ -46,7 +47,7 @@ class LoaderOptions:
     sampler: Iterable[int] | None = None
     indices: Any = None
     augment: tuple[Any, ...] = ()
-    mix: BatchMixer | None = None
+    mix: BatchMixer | Mosaic | None = None
     views: Views | None = None
     masking: RandomMasking | None = None
     normalize: str | Normalization | MeanAndStd | None = None

@@ -14,6 +14,7 @@ from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
 from packstore.stores.remote.reader import FetchCounts, RemoteReader
 from packstore.training.augment.base import GeometricOperation
+from packstore.training.augment.mosaic import Mosaic, check_columns
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
@@ -214,6 +215,10 @@ class Pipeline:
                 values[name] = self.device_steps.mix_labels(
                     values[name], drawn.mixed, None if classes is None else len(classes)
                 )
+        if drawn.tiles is not None:
+            options = self.options
+            given = {name: self.dataset.manifest.column(name) for name in values if name != "image"}
+            values = drawn.tiles.columns(values, given, options.mask_fill, options.min_area, options.min_visible)
         if "label" in values:
             values["label"] = self.device_steps.labels(values["label"])
         if drawn.masks is not None:
@@ -230,6 +235,9 @@ def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
         UsageError: There are none, or columns that cannot be mixed.
     """
     collate, found = options.collate or {}, []
+    if isinstance(options.mix, Mosaic):
+        check_columns([dataset.manifest.column(name) for name in dataset.columns], collate)
+        return []
     for name in dataset.columns:
         column = dataset.manifest.column(name)
         if column.type in ("image", "mask", "boxes", "keypoints") and name != "image":

@@ -9,6 +9,7 @@ from packstore.core.manifest import Column
 from packstore.images.engine import get_engine
 from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation, Size, Step
+from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.unequal import gives_sizes
@@ -60,11 +61,14 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
                 f"{op!r} draws from the process's generators, and images that differ in size are augmented by several "
                 "threads: give the function a generator, PerImage(fn, generator=True)"
             )
-    if form is None and one_by_one and size_of_all(dataset, options) is None:
+    mosaic = isinstance(options.mix, Mosaic)
+    if form is None and one_by_one and size_of_all(dataset, options) is None and not mosaic:
         raise UsageError(
             "images differ in size after augment=: end it with a crop or Resize((height, width)), or say "
             "collate={'image': 'list'} for a list of images, or 'padded' for a batch of the largest size"
         )
+    if mosaic:  # of images of any sizes it makes a batch
+        return "list" if one_by_one and size_of_all(dataset, options) is None else None
     if form is not None:
         for name in ("views", "mix", "masking", "pre_transform"):
             if getattr(options, name) is not None:

@@ -51,7 +51,7 @@ class Prepared:
         views_planned: Of several views, what a :class:`ViewAssembler` has planned of each.
         course: Of images that differ in size on their way, all operations; None for others.
         first_cuts: Of these, what is cut while they are decoded, and how many operations that does.
-        images: Of these, each image under way, ``(1, 3, h, w)``; in the end ``(3, h, w)``.
+        images: Of these, each image under way, ``(1, 3, h, w)``; in the end, if they make no batch, its row.
     """
 
     out: torch.Tensor

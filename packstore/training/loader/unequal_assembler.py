@@ -33,6 +33,7 @@ class UnequalAssembler(Assembler):
 
     Attributes:
         as_list: Whether each image is a tensor of its own.
+        made: What rows are in the end.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class UnequalAssembler(Assembler):
         self._list = tuple(list_of_operations)
         self._box_columns = box_columns
         self._finish = finish
-        self._made = finish or Finish(self.dtype, self.planes)
-        self.planes, self.dtype, self.as_list = self._made.planes, self._made.dtype, size is None
-        self.shape = self._made.shape(size or (1, 1))  # of a list nothing is written there
+        self.made = finish or Finish(self.dtype, self.planes)
+        self.planes, self.dtype, self.as_list = self.made.planes, self.made.dtype, size is None
+        self.shape = self.made.shape(size or (1, 1))  # of a list nothing is written there
         self._whole = self._kernel = None
 
     def _row(self, image: Column) -> tuple[int, ...]:
@@ -170,7 +171,7 @@ class UnequalAssembler(Assembler):
 
     def _put(self, prepared: Prepared, row: int, image: torch.Tensor) -> None:
         """Writes an image ``(1, 3, h, w)`` into its row, or into memory of its own."""
-        made, finish, size = self._made, self._finish, (image.shape[-2], image.shape[-1])
+        made, finish, size = self.made, self._finish, (image.shape[-2], image.shape[-1])
         expected = torch.uint8 if finish is not None and finish.normalizer is not None else self.dtype
         if image.dtype != expected:
             raise UsageError(
@@ -178,7 +179,7 @@ class UnequalAssembler(Assembler):
             )
         if self.as_list:
             out = torch.empty((1, *made.shape(size)), dtype=self.dtype, device="cpu")
-            prepared.images[row] = made.as_images(out)[0]
+            prepared.images[row] = out[0]
         else:
             out, prepared.images[row] = prepared.out[row : row + 1], None
             if made.size(out.shape[1:]) != size:

@@ -1,0 +1,193 @@
+"""Mosaics: four images of a batch around a point, with their boxes, keypoints and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Column
+from packstore.training.augment.base import Size
+from packstore.training.augment.distributions import chance
+from packstore.training.augment.geometry import as_size
+from packstore.training.augment.program_operation import check_range
+from packstore.training.random_draws import Draws
+
+
+@dataclass(frozen=True)
+class Mosaic:
+    """Puts each image of a batch with three others of it around a random point of a canvas; for ``mix=``.
+
+    The first mosaic was that of YOLOv4 (Bochkovskiy et al., 2020); this one is that of ultralytics and MMDetection
+    before they crop it. Images keep the size that ``augment`` gives them; what reaches out of the canvas is cut off.
+    Boxes, what belongs to them, keypoints and masks follow.
+
+    Args:
+        size: Height and width of the canvas: ``S`` for a square, or ``(height, width)``.
+        center_range: Least and largest place of the point, as shares of the canvas.
+        fill: Value of what is left free, in the units of the images, which may be normalised by then.
+        p: Probability. Other images lie alone in the middle of the canvas.
+
+    Raises:
+        UsageError: A size that is not positive, a range or a probability that is none.
+    """
+
+    size: int | Size
+    center_range: tuple[float, float] = (0.25, 0.75)
+    fill: float = 0
+    p: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", as_size(self.size, "Mosaic"))
+        object.__setattr__(self, "center_range", check_range(self, "center_range", self.center_range, 0, 1))
+        if isinstance(self.p, bool) or not isinstance(self.p, int | float) or not 0 <= self.p <= 1:
+            raise UsageError(f"Mosaic: p should be 0 … 1, got {self.p!r}")
+
+    def draw(self, draws: Draws, sizes: NDArray[np.int64]) -> Tiles:
+        """Where the images of a batch lie.
+
+        Args:
+            draws: Of its records, numpy.
+            sizes: int64 ``(B, 2)``: heights and widths of the images.
+        """
+        assert not isinstance(self.size, int)
+        count, (low, high) = len(draws), self.center_range
+        happens = chance(draws, self.p, 0)
+        points = [
+            (length * (draws.uniform(1 + n) * (high - low) + low)).astype(np.int64)
+            for n, length in enumerate(self.size)
+        ]
+        others = draws.integers(max(1, count), 3, 3).T
+        tiles = []
+        for row in range(count):
+            if not happens[row]:
+                height, width = sizes[row].tolist()
+                tiles.append([(row, (self.size[0] - height) // 2, (self.size[1] - width) // 2)])
+                continue
+            y, x = int(points[0][row]), int(points[1][row])
+            sources = [row, *others[row].tolist()]
+            corners = ((above, before) for above in (True, False) for before in (True, False))
+            tiles.append(
+                [
+                    (source, y - sizes[source, 0] * above, x - sizes[source, 1] * before)
+                    for source, (above, before) in zip(sources, corners, strict=True)
+                ]
+            )
+        return Tiles(self.size, self.fill, [[(s, int(y), int(x)) for s, y, x in row] for row in tiles])
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Where the images of a batch lie in its mosaics.
+
+    Attributes:
+        size: Height and width of the mosaics.
+        fill: Value of what is left free.
+        tiles: Of each mosaic, the rows that its images have in the batch, and their tops and lefts.
+    """
+
+    size: Size
+    fill: float
+    tiles: Sequence[Sequence[tuple[int, int, int]]]
+
+    def lay(self, values: Any, fill: float) -> Tensor:
+        """Images or masks ``(…, h, w)`` of a batch, a tensor or a list, as mosaics ``(B, …, *size)``."""
+        like = values[0]
+        result: Tensor = like.new_full((len(self.tiles), *like.shape[:-2], *self.size), fill)
+        for canvas, tiles in zip(result, self.tiles, strict=True):
+            for source, top, left in tiles:
+                value = values[source]
+                y, x = max(0, top), max(0, left)
+                bottom, right = min(self.size[0], top + value.shape[-2]), min(self.size[1], left + value.shape[-1])
+                if y < bottom and x < right:
+                    canvas[..., y:bottom, x:right] = value[..., y - top : bottom - top, x - left : right - left]
+        return result
+
+    def images(self, images: Any, channels_last: bool) -> Tensor:
+        """:meth:`lay` of the images of a batch."""
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        return self.lay(images, self.fill).contiguous(memory_format=layout)
+
+    def columns(
+        self,
+        values: Mapping[str, Any],
+        columns: Mapping[str, Column],
+        mask_fill: int,
+        min_area: float,
+        min_visible: float,
+    ) -> dict[str, Any]:
+        """The other values of a batch: boxes and what goes with them, keypoints and masks of all images of a
+        mosaic, else its own."""
+        found = dict(values)
+        kept: dict[str, list[list[Tensor]]] = {}
+        for name, column in columns.items():
+            if column.type == "boxes":
+                found[name], kept[name] = self._boxes(values[name], min_area, min_visible)
+        for name, column in columns.items():
+            if column.type == "mask":
+                found[name] = self.lay(values[name], mask_fill)
+            elif column.type != "boxes" and (column.type == "keypoints" or column.parallel in kept):
+                found[name] = self._rows(values[name], kept.get(column.parallel or ""), column.type == "keypoints")
+        return found
+
+    def _boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """The boxes of each mosaic, clipped, and which of those of its images they are."""
+        results, kept = [], []
+        for tiles in self.tiles:
+            parts: list[Tensor] = []
+            keeps: list[Tensor] = []
+            for source, top, left in tiles:
+                own = boxes[source]
+                moved = own.clone()
+                for first, shift, length in ((0, left, self.size[1]), (1, top, self.size[0])):
+                    moved[:, first::2] = (moved[:, first::2] + shift).clamp(0, length)
+                area, whole = ((b[:, 2:] - b[:, :2]).clamp(min=0).double().prod(1) for b in (moved, own))
+                keep = (area >= min_area) & (area >= min_visible * whole)
+                parts.append(moved[keep])
+                keeps.append(keep)
+            results.append(torch.cat(parts))
+            kept.append(keeps)
+        return results, kept
+
+    def _rows(self, values: Any, kept: list[list[Tensor]] | None, points: bool) -> list[Tensor]:
+        """Rows of each mosaic's images, those that are kept; keypoints are moved."""
+        results = []
+        for row, tiles in enumerate(self.tiles):
+            parts = []
+            for number, (source, top, left) in enumerate(tiles):
+                own = values[source] if kept is None else values[source][kept[row][number]]
+                parts.append(self._moved(own, top, left) if points else own)
+            results.append(torch.cat(parts))
+        return results
+
+    def _moved(self, points: Tensor, top: int, left: int) -> Tensor:
+        """Keypoints ``(…, 2 or 3)`` moved. Those with a visibility become zeros if they have none, or leave the canvas,
+        as :func:`packstore.training.augment.targets.place_points` has it."""
+        moved = points.clone()
+        moved[..., 0] += left
+        moved[..., 1] += top
+        if points.shape[-1] == 3:
+            x, y = moved[..., 0], moved[..., 1]
+            shown = (x > -1) & (y > -1) & (x < self.size[1]) & (y < self.size[0]) & (points[..., 2] != 0)
+            moved[~shown] = 0
+        return moved
+
+
+def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None:
+    """Raises :class:`UsageError` for columns that cannot be those of four images."""
+    boxes = {column.name for column in columns if column.type == "boxes"}
+    for column in columns:
+        moves = column.type in ("boxes", "keypoints", "mask") or column.parallel in boxes
+        if column.type in ("label", "labels", "image") and column.name != "image" and not moves:
+            raise UsageError(
+                f"Mosaic shows four images, and the column {column.name!r} ({column.type}) is of one: load labels that "
+                "belong to boxes, with the boxes"
+            )
+        if moves and column.name in collate:
+            raise UsageError(f"Mosaic joins lists: leave {column.name!r} out of collate=")
