@@ -46,7 +46,7 @@ def test_names_that_are_no_recipes_are_refused() -> None:
         A.recipe("dino2")
     with pytest.raises(UsageError, match="views=recipe"):
         as_operations("dino")
-    with pytest.raises(UsageError, match="begins with rand"):
+    with pytest.raises(UsageError, match="begins with rand, augmix"):
         as_operations("timm-rsb-a9")
     with pytest.raises(UsageError, match="there is no recipe"):
         as_operations("imagenet")

@@ -22,6 +22,8 @@ CONFIGS = [
     "rand-m4-t3a",
     "original",
     "v0r-mstd0.5",
+    "augmix-m5-w4-d2",
+    "augmix-mstd0.5-a0.5-b1",
 ]
 
 
@@ -40,11 +42,14 @@ def test_operations_are_as_frequent_and_as_strong_as_timms(config: str) -> None:
     timm = import_timm()
     import random
 
+    from PIL import Image
+
     random.seed(0)
     np.random.seed(0)
     found: Counter[str] = Counter()
     levels: dict[str, list[float]] = {}
-    make = timm.rand_augment_transform if config.startswith("rand") else timm.auto_augment_transform
+    makers = {"rand": timm.rand_augment_transform, "augm": timm.augment_and_mix_transform}
+    make = makers.get(config[:4], timm.auto_augment_transform)
     theirs = make(config, {"translate_const": 100, "img_mean": (124, 116, 104)})
     operations = theirs.ops if hasattr(theirs, "ops") else [op for pair in theirs.policy for op in pair]
     for operation in operations:
@@ -56,9 +61,9 @@ def test_operations_are_as_frequent_and_as_strong_as_timms(config: str) -> None:
             return image
 
         operation.aug_fn = record
-    trials = 4000
+    trials, blank = 4000, Image.new("RGB", (2, 2))
     for _ in range(trials):
-        theirs(None)
+        theirs(blank)
     program = TimmAugment(config).program(draws(trials, seed=1), (224, 224))
     for code, count in found.items():
         mine = program["code"] == Code[code]
@@ -105,7 +110,7 @@ def test_pixels_are_near_those_of_pillow(name: str) -> None:
     own = draws(1)
     sign = -1.0 if own.uniform(5)[0] > 0.5 else 1.0
     fill = TimmAugment("rand", interpolation="bilinear")._flags(own)
-    steps = _steps(name, np.array([7.0]), own, np.arange(1), (64, 80), fill)
+    steps = _steps(name, np.array([7.0]), own, np.arange(1), (64, 80), fill, np.array([sign]))
     found = run_program(image, steps[:, None])[0].permute(1, 2, 0).int().numpy()
     argument = {"Rotate": 21.0 * sign, "TranslateXRel": 0.315 * sign, "TranslateYRel": 0.315 * sign}.get(name)
     argument = (
@@ -131,8 +136,30 @@ def test_fills_and_interpolations() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", ["", "randm9", "rand-x3", "rand-m", "rand-tall", "augmix-m3", "original-m3", "rand-n99", "rand--"]
+    "config",
+    [
+        *("", "randm9", "rand-x3", "rand-m", "rand-tall", "original-m3", "rand-n99", "rand--"),
+        *("augmix-n3", "augmix-w0", "augmix-d21", "augmix-a0", "augmix-inc1"),
+    ],
 )
 def test_what_timm_does_not_know_is_refused(config: str) -> None:
     with pytest.raises(UsageError):
         TimmAugment(config)
+
+
+def test_augmix_mixes_chains_by_shares_that_sum_to_one() -> None:
+    program = TimmAugment("augmix-w4-a0.7").program(draws(300), (64, 64))
+    kept = program["code"][:, 0] == Code.KEEP
+    added = program["code"] == Code.ADD
+    assert kept.all()
+    assert (added.sum(1) == 4).all()
+    assert (program["code"][:, -1] == Code.MIX).all()
+    shares = program["p"][:, 0, 0] + np.where(added, program["p"][..., 0], 0).sum(1)
+    np.testing.assert_allclose(shares, 1, atol=1e-5)
+    between = np.diff(np.flatnonzero(added[0])) - 1
+    assert set(between.tolist()) == {3}
+    depths = (program["code"][:, 1:4] != 0).sum(1)
+    assert set(depths.tolist()) == {1, 2, 3}
+    assert (np.bincount(depths, minlength=4)[1:] > 70).all()
+    images = torch.randint(0, 256, (5, 3, 20, 30), dtype=torch.uint8)
+    assert TimmAugment("augmix-m3")(images, draws(5)).shape == images.shape

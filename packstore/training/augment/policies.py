@@ -319,9 +319,7 @@ class AugMix(_Policy, ProgramOperation):
 
     def chains(self, draws: Draws, size: Size) -> tuple[list[Program], NDArray[np.float32]]:
         """The program of each chain, and float32 weights ``(B, 1 + chains)``: of the image itself, then of each."""
-        own = dirichlet(draws.child(0), self.alpha, 2, 0)
-        shares = dirichlet(draws.child(1), self.alpha, self.mixture_width, 0)
-        weights = np.concatenate([own[:, :1], shares * own[:, 1:]], 1).astype(np.float32)
+        weights = chain_weights(draws, self.alpha, self.mixture_width)
         return [self._chain(draws.child(2 + n), size) for n in range(self.mixture_width)], weights
 
     def _chain(self, draws: Draws, size: Size) -> Program:
@@ -336,12 +334,23 @@ class AugMix(_Policy, ProgramOperation):
         return program
 
     def program(self, draws: Draws, size: Size) -> Program:
-        chains, weights = self.chains(draws, size)
-        count = len(draws)
-        parts = [step(count, Code.KEEP, weights[:, 0])]
-        for number, chain in enumerate(chains, 1):
-            parts += [chain, step(count, Code.ADD, weights[:, number])]
-        return join_programs([*parts, step(count, Code.MIX)], count)
+        return mixed_program(*self.chains(draws, size))
+
+
+def chain_weights(draws: Draws, alpha: float, chains: int) -> NDArray[np.float32]:
+    """Shares of AugMix, float32 ``(B, 1 + chains)``: of the image itself, then of each chain; uses two children."""
+    own = dirichlet(draws.child(0), alpha, 2, 0)
+    shares = dirichlet(draws.child(1), alpha, chains, 0)
+    return np.concatenate([own[:, :1], shares * own[:, 1:]], 1).astype(np.float32)
+
+
+def mixed_program(chains: Sequence[Program], weights: NDArray[np.float32]) -> Program:
+    """The program that mixes an image with what ``chains`` make of it; ``weights`` as of :func:`chain_weights`."""
+    count = len(weights)
+    parts = [step(count, Code.KEEP, weights[:, 0])]
+    for number, chain in enumerate(chains, 1):
+        parts += [chain, step(count, Code.ADD, weights[:, number])]
+    return join_programs([*parts, step(count, Code.MIX)], count)
 
 
 def check_bins(operation: Operation, bins: Any) -> None:

@@ -25,6 +25,7 @@ from packstore.training.augment.in_place import InPlace, named
 from packstore.training.augment.per_image import PerImage, is_of_torchvision, parts_of
 from packstore.training.augment.policies import AugMix
 from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.augment.timm_policies import TimmAugment
 from packstore.training.augment.warp_targets import Warp, warps_of
 from packstore.training.random_draws import Draws
 
@@ -376,8 +377,9 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
 
 
 def _mixes(op: Any) -> bool:
-    """Whether an operation is AugMix, or holds it."""
-    return isinstance(op, AugMix) or any(map(_mixes, getattr(op, "transforms", ())))
+    """Whether an operation is AugMix, timm's too, or holds it."""
+    timm = isinstance(op, TimmAugment) and op.config.startswith("augmix")
+    return timm or isinstance(op, AugMix) or any(map(_mixes, getattr(op, "transforms", ())))
 
 
 def _all_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:

@@ -6,6 +6,7 @@ torchvision's, but for warps, whose edges and fills are Pillow's.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from packstore.training.augment.auto_augment_tables import TIMM_POLICIES
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import normal
 from packstore.training.augment.matrices import inverse_affine, rotation
+from packstore.training.augment.policies import chain_weights, mixed_program
 from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
 from packstore.training.random_draws import Draws
 
@@ -30,6 +32,11 @@ _RAND = (
     *("Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"),
 )
 _INCREASING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
+_AUGMIX = (
+    *("AutoContrast", "ColorIncreasing", "ContrastIncreasing", "BrightnessIncreasing", "SharpnessIncreasing"),
+    *("Equalize", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing", "ShearX", "ShearY", "TranslateXRel"),
+    "TranslateYRel",
+)
 _WEIGHTED: dict[str, dict[str, float | None]] = {
     "weights": {
         "Rotate": 3,
@@ -61,15 +68,17 @@ _LEVELS = 10.0
 
 @dataclass(frozen=True)
 class TimmAugment(ProgramOperation):
-    """A policy of timm's, by its notation: ``rand-…`` (RandAugment) or a learned one: ``original``, ``v0``, ``3a``, ….
+    """A policy of timm's, by its notation: ``rand-…`` (RandAugment), ``augmix-…``, or a learned one: ``original``, ….
 
     In a loader's list the text alone is enough.
 
     Args:
-        config: ``rand`` or ``original``, ``originalr``, ``v0``, ``v0r``, ``3a``; then parts after dashes: ``m``
-            magnitude (10), ``n`` operations (2), ``p`` probability of each (0.5), ``mstd`` standard deviation of the
-            magnitude (0; above 100 it is uniform up to it), ``mmax`` largest magnitude (10), ``inc1`` for operations
-            that grow with the magnitude, ``t`` set of operations: ``weights``, ``3a`` or ``3aw``.
+        config: ``rand``, ``augmix``, or ``original``, ``originalr``, ``v0``, ``v0r``, ``3a``; then parts after dashes:
+            ``m`` magnitude (10; augmix 3), ``mstd`` standard deviation of the magnitude (0; above 100, and unsaid for
+            augmix, it is uniform up to it). Of rand also ``n`` operations (2), ``p`` probability of each (0.5),
+            ``mmax`` largest magnitude (10), ``inc1`` for operations that grow with the magnitude, ``t`` set of
+            operations: ``weights``, ``3a`` or ``3aw``. Of augmix ``w`` chains (3), ``d`` operations in each (1 … 3),
+            ``a`` of the distributions of weights (1), and ``b1``, which gives the same sum.
         fill: Bytes where a warp shows what lies outside; timm's are the mean of ImageNet.
         interpolation: Of warps; ``"random"`` for bilinear or bicubic.
 
@@ -92,6 +101,13 @@ class TimmAugment(ProgramOperation):
 
     def program(self, draws: Draws, size: Size) -> Program:
         plan = _parse(self.config)
+        if not plan.chains:
+            return self._chain(plan, draws, size)
+        mixed = draws.child(2)
+        chains = [self._chain(plan, mixed.child(number), size) for number in range(plan.chains)]
+        return mixed_program(chains, chain_weights(draws, plan.alpha, plan.chains))
+
+    def _chain(self, plan: _Plan, draws: Draws, size: Size) -> Program:
         program = new_program(len(draws), plan.steps)
         names, chosen, shares, levels = plan.choose(draws)
         for step in range(plan.steps):
@@ -103,6 +119,8 @@ class TimmAugment(ProgramOperation):
                 rows = np.flatnonzero((chosen[:, step] == number) & happens)
                 if len(rows):
                     program[rows, step] = _steps(names[number], level[rows], own, rows, size, flags[rows], signs[rows])
+        if plan.random_depth:
+            program[np.arange(plan.steps) > draws.child(plan.steps).integers(plan.steps, 0)[:, None]] = 0
         return program
 
     def _flags(self, draws: Draws) -> NDArray[np.int32]:
@@ -122,6 +140,9 @@ class _Plan:
         steps: Operations an image.
         names: Operations to choose from, or pairs of (name, probability, magnitude) in lists.
         weights: Of names; None for equal ones, with replacement.
+        chains: How many chains of them are mixed; 0 for one that is not.
+        random_depth: Whether any number of steps is taken, from 1 on.
+        alpha: Of the distributions of the chains' shares.
     """
 
     steps: int = 2
@@ -131,6 +152,9 @@ class _Plan:
     share: float = 0.5
     deviation: float = 0.0
     most: float = _LEVELS
+    chains: int = 0
+    random_depth: bool = False
+    alpha: float = 1.0
     learned: list[list[tuple[str, float, int]]] = field(default_factory=list)
 
     def choose(self, draws: Draws) -> tuple[list[str], NDArray[np.int64], Floats, Floats]:
@@ -151,22 +175,33 @@ class _Plan:
         return list(self.names), which, np.full(shape, self.share), np.full(shape, self.magnitude)
 
 
+_RAND_PARTS = {"m": "magnitude", "n": "steps", "p": "share", "mstd": "deviation", "mmax": "most", "inc": ""}
+_AUGMIX_PARTS = {"m": "magnitude", "mstd": "deviation", "w": "chains", "d": "steps", "a": "alpha", "b": ""}
+_PARTS: dict[str, dict[str, str]] = {
+    "rand": _RAND_PARTS,
+    "augmix": _AUGMIX_PARTS,
+    **{key: {"mstd": "deviation"} for key in TIMM_POLICIES},
+}
+"""What the letters of a text stand for: attributes of :class:`_Plan`."""
+
+
 def _parse(config: str) -> _Plan:
     first, *parts = config.split("-") if isinstance(config, str) else [""]
     plan, chosen, increasing = _Plan(), "", False
     if first in TIMM_POLICIES:
         plan.learned = TIMM_POLICIES[first]
         plan.steps = len(plan.learned[0])
+    elif first == "augmix":
+        plan = _Plan(3, _AUGMIX, magnitude=3, share=1.0, deviation=math.inf, chains=3, random_depth=True)
     elif first != "rand":
         raise UsageError(
-            f"a policy in timm's notation begins with rand, {', '.join(TIMM_POLICIES)}, got {config!r}; AugMix is an "
-            "operation of its own"
+            f"a policy in timm's notation begins with rand, augmix, {', '.join(TIMM_POLICIES)}, got {config!r}"
         )
     for part in parts:
         found = re.fullmatch(r"([a-z]+)(.*)", part)
         key, value = found.groups() if found else (part, "")
-        known = {"mstd"} if plan.learned else {"m", "n", "p", "mstd", "mmax", "inc"}
-        if not plan.learned and part[1:] in _WEIGHTED and part[0] == "t":
+        known = set(_PARTS[first])
+        if first == "rand" and part[1:] in _WEIGHTED and part[0] == "t":
             chosen = part[1:]
             continue
         try:
@@ -177,10 +212,12 @@ def _parse(config: str) -> _Plan:
             raise UsageError(f"{part!r} in {config!r} is no part of timm's notation, such as rand-m9-mstd0.5-inc1")
         if key == "inc":
             increasing = bool(number)
-        else:
-            name = {"m": "magnitude", "n": "steps", "p": "share", "mstd": "deviation", "mmax": "most"}[key]
-            setattr(plan, name, int(number) if key in ("m", "n") else number)
-    if not plan.learned:
+        elif key != "b":
+            setattr(plan, _PARTS[first][key], int(number) if key in ("m", "n", "w", "d") else number)
+            plan.random_depth &= key != "d"
+    if plan.chains and not (1 <= plan.chains <= 20 and 1 <= plan.steps <= 20 and plan.alpha > 0):
+        raise UsageError(f"{config!r}: w and d should be 1 … 20, and a above 0")
+    if first == "rand":
         table = _WEIGHTED.get(chosen)
         names = _RAND if table is None else tuple(table)
         if increasing and table is None:
