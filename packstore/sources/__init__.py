@@ -236,7 +236,7 @@ def _left_by(source: Source, survey: Survey) -> list[Finding]:
         return []
     left = survey.ledger.names(Role.LEFT)
     rules = ignore_rules(source.options.ignore)
-    return find_left(tree, (path for path in left if not rules.hides(path)))
+    return find_left(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
 
 
 def _would_leave(path: Path, kind: Kind, options: SourceOptions) -> list[Finding]:

@@ -339,6 +339,10 @@ class Source(ABC):
         """Says why a file is left; None for what its name says."""
         return self.left_images if name.lower().endswith(IMAGE_SUFFIXES) else None
 
+    def expects_left(self, path: str) -> bool:
+        """Whether a file that it leaves is one that its layout always has, so that nobody is asked about it."""
+        return False
+
     def left_members(self) -> Mapping[str, int]:
         """Counts what is left of what lies in packed files (records, arrays, columns), by reason."""
         return {}

@@ -27,6 +27,8 @@ from tests.makers.arrayrecord import write_arrayrecord
 from tests.makers.datasets import make_cifar10
 from tests.makers.images import tiny
 from tests.makers.layouts import MAKERS, imagenet32, make_layout, tar
+from tests.makers.published import SETS as PUBLISHED
+from tests.makers.published import make_set
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 Make = Callable[[Path], Path]
@@ -361,3 +363,5 @@ for _kind in ANNOTATED:
     )  # fmt: skip
 for _kind in PATHS:
     LAYOUTS[f"folders of {_kind}"] = (_kind, lambda root, kind=_kind: make_folder_set(kind, root / "set", 6))  # type: ignore[misc]
+for _kind in PUBLISHED:
+    LAYOUTS[f"published: {_kind}"] = ("published", lambda root, kind=_kind: make_set(kind, root / "set", 6))  # type: ignore[misc]

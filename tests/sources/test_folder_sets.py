@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from packstore.core.errors import SampleError
+from packstore.core.errors import AmbiguousSourceError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.makers.annotated import jpeg
@@ -76,13 +76,13 @@ def test_what_names_say_is_kept(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", PATHS)
-def test_a_name_of_another_form_is_a_bad_sample(kind: str, tmp_path: Path) -> None:
+def test_a_name_of_another_form_is_asked_about_or_left(kind: str, tmp_path: Path) -> None:
     root = make(kind, tmp_path, 9)
-    folder = (root / PATHS[kind][0]).parent if "{" not in str(Path(PATHS[kind][0]).parent) else None
-    folder = folder or next(file.parent for file in sorted(root.rglob("*")) if file.is_file())
+    folder = next(file.parent for file in sorted(root.rglob("*")) if file.is_file())
     (folder / "zz strange.jpg").write_bytes(jpeg(50))
+    with pytest.raises(AmbiguousSourceError, match=r"1 of its images are named otherwise, .*zz strange"):
+        open_source(root)
     with closing(open_source(root, kind=kind)) as source:
-        assert source.survey().records == 10
-        (entry,) = (entry for entry in source.entries() if entry.key.endswith("strange.jpg"))
-        with pytest.raises(SampleError, match="no value"):
-            source.read(entry)
+        survey = source.survey()
+        assert survey.records == 9
+        assert survey.ledger.left == {"images that are named otherwise than the set names its own": 1}

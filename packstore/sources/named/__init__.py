@@ -140,15 +140,17 @@ def named(source: type[NamedSource]) -> Kind:
 def find_base(tree: Tree, signs: Sequence[str]) -> str | None:
     """The folder of ``tree`` that holds all of ``signs``: its root, or one that lies alone in the root, beside
     archives at most, or alone in that one."""
-    base = ""
+    return next((base for base in lone_folders(tree) if all(holds(tree, base, sign) for sign in signs)), None)
+
+
+def lone_folders(tree: Tree) -> Iterator[str]:
+    """Yields the root, and the folders that lie alone in it, beside archives at most, or alone in such a one."""
+    base: str | None = ""
     for _ in range(_DEPTH + 1):
-        if all(holds(tree, base, sign) for sign in signs):
-            return base
-        inside = _alone(tree, base)
-        if inside is None:
-            return None
-        base = inside
-    return None
+        if base is None:
+            return
+        yield base
+        base = _alone(tree, base)
 
 
 def holds(tree: Tree, base: str, name: str, *, sound: bool = False) -> bool:

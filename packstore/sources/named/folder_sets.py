@@ -1,125 +1,304 @@
-"""Published sets whose folders and file names say all, as rows of a table: splits are folders, columns parts of paths.
+"""Sets whose folders and file names say all, as rows of a table: one pattern of paths, and what lies beside an image.
 
-- Market-1501 and DukeMTMC-reID: ``0002_c1s3_000151_00.jpg`` is identity 2 from camera 1; -1 is junk, 0 a distractor.
-- MARS: ``bbox_train/0001/0001C1T0001F001.jpg`` is identity 1, camera 1, tracklet 1, frame 1; ``00-1`` is junk.
-- Omniglot: ``images_background/Greek/character01/0390_01.png``; the class is the character with its alphabet.
+A row fits a source if every image there matches its pattern, or lies beside one that does. So a set with other files
+among its images is a question, and never taken for another.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
-from packstore.core.fields import Array, Field, Image, Label
-from packstore.sources.named import NamedSource, named
-from packstore.sources.rows import FileRow
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Array, Field, Image, Json, Label, Text
+from packstore.sources.annotations import asked
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.beside import is_file, join, mask_field
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.named import holds, lone_folders
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.tree import Tree
+
+_PROBED, _MOST_FOLDERS = 32, 64
+_MASK = re.compile(r".*(mask|vessels|field_of_view|panoptic).*")
+_JSON = (".json", ".geojson")
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSet:
-    """One set.
+    """One set. Paths are those below the folder that holds all :attr:`signs`.
 
     Attributes:
-        kind: Its name in the registry.
         title: What its publisher calls it.
-        splits: Folders by split.
-        path: Matches a path within a split's folder: ``label`` is the class, other groups are whole numbers.
+        signs: Files and folders by which it is told, all of them; ``a|b`` is either, ``*/a`` is ``a`` in any
+            folder, if these are few.
+        path: Matches the path of an image. Its groups are columns: ``split`` is the split, those of :attr:`labels` are
+            classes, those of :attr:`texts` texts, others whole numbers; a group ``_name`` is no column.
+        splits: Names of splits by the text of the group, if they differ.
+        labels: Groups that are classes.
+        texts: Groups that are texts.
+        beside: Paths of further files of an image by column, of groups: images, masks, ``.json`` and ``.txt``.
+        whole: Columns of :attr:`beside` that each image has.
+        left: Matches images that are no samples.
+        known: Matches other files that may lie there.
+        unless: Files and folders with which it is another layout.
     """
 
-    kind: str
     title: str
-    splits: Mapping[str, str]
+    signs: tuple[str, ...]
     path: str
+    splits: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ("label",)
+    texts: tuple[str, ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
+    whole: tuple[str, ...] = ()
+    left: str = ""
+    known: str = ""
+    unless: tuple[str, ...] = ()
+
+    def files_of(self, match: re.Match[str]) -> dict[str, str]:
+        """Paths of the further files of an image, by column."""
+        groups = {name: text or "" for name, text in match.groupdict().items()}
+        return {column: template.format_map(groups) for column, template in self.beside.items()}
 
 
-_RE_ID = {"train": "bounding_box_train", "test": "bounding_box_test", "query": "query"}
-_SETS = (
-    FolderSet(
-        "market1501",
-        "Market-1501",
-        _RE_ID,
-        r"(?P<identity>-?\d+)_c(?P<camera>\d+)s(?P<sequence>\d+)_(?P<frame>\d+)_(?P<number>\d+)(\.jpg)?\.jpg",
-    ),
-    FolderSet("dukemtmc", "DukeMTMC-reID", _RE_ID, r"(?P<identity>\d+)_c(?P<camera>\d+)_f(?P<frame>\d+)\.jpg"),
-    FolderSet(
-        "mars",
-        "MARS",
-        {"train": "bbox_train", "test": "bbox_test"},
-        r"[^/]+/(?P<identity>\d{4}|00-1)C(?P<camera>\d)T(?P<track>\d{4})F(?P<frame>\d{3})\.jpg",
-    ),
-    FolderSet(
-        "omniglot",
-        "Omniglot",
-        {"train": "images_background", "test": "images_evaluation"},
-        r"(?P<label>[^/]+/character\d+)/\d+_(?P<drawer>\d+)\.png",
-    ),
-)
+class Fit(NamedTuple):
+    """How a row fits a source.
+
+    Attributes:
+        base: The folder that holds its signs.
+        images: Number of its images.
+        strangers: Number of images that are none of it.
+        first: The first of them.
+        lacking: Columns that an image lacks though each should have them.
+    """
+
+    base: str
+    images: int
+    strangers: int = 0
+    first: str = ""
+    lacking: tuple[str, ...] = ()
 
 
-class FolderSetSource(NamedSource):
-    """The images of a set, folder by folder; one whose name is not as the set has it is a bad sample."""
+class FolderSetSource(FileRowSource):
+    """The images of a set, folder by folder."""
 
-    row: ClassVar[FolderSet]
+    left_images = "images that are named otherwise than the set names its own"
+    rows_tried: ClassVar[Sequence[FolderSet]]
 
-    @classmethod
-    def find(cls, tree: Any) -> str | None:
-        """The folder that holds the splits' folders, if the first image there is named as the set has it."""
-        base = super().find(tree)
-        if base is None:
-            return None
-        for folder in cls.row.splits.values():
-            top = f"{base}/{folder}" if base else folder
-            for place, listing in tree.walk(top, tree.above, None, True):
-                if listing.images:
-                    within = f"{place}/{listing.images[0]}"[len(top) + 1 :]
-                    return base if re.fullmatch(cls.row.path, within) else None
-        return None
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        found = find_fit(self.tree, self.rows_tried)
+        if found is None:
+            titles = [row.title for row in self.rows_tried]
+            raise SourceError(
+                f"{printable(str(path))} is not {' or '.join(titles) if len(titles) < 4 else 'one of the known sets'}"
+            )
+        self.row, fit = found
+        self.base = fit.base
+        self._path = re.compile(self.row.path)
+        self.evidence = f"{self.row.title}, by {', '.join(self.row.signs)} and the names of {fit.images:,} images"
 
-    def splits(self) -> tuple[str, ...]:
+    def splits(self) -> Sequence[str]:
         """See :meth:`RowSource.splits`."""
-        return tuple(split for split, folder in self.row.splits.items() if self.has(folder))
+        return in_packing_order({self._split_of(match) for _, match in self._matches()})
 
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""
-        groups = [name for name in self._path.groupindex if name != "label"]
-        label: dict[str, Field] = {"label": Label(self._classes)} if "label" in self._path.groupindex else {}
-        return {"image": Image(), **label, **{name: Array("int64") for name in groups}}
+        found: dict[str, Field] = {"image": Image()}
+        for name in self._columns:
+            if name in self.row.labels:
+                found[name] = Label(self._classes[name])
+            else:
+                found[name] = Text() if name in self.row.texts else Array("int64")
+        for name, files in self._beside.items():
+            suffix = "." + files[0].rpartition(".")[2].lower()
+            if suffix in IMAGE_SUFFIXES:
+                found[name] = mask_field(self.tree, files) if _MASK.fullmatch(name) else Image(optional=True)
+            else:
+                found[name] = Json(optional=True) if suffix in _JSON else Text(optional=True)
+        return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """See :meth:`FileRowSource.file_rows`."""
-        for image, match in self._matches(split):
-            found: dict[str, Any] = {} if match is None else match.groupdict()
-            yield FileRow(image, {name: text if name == "label" else _number(text) for name, text in found.items()})
+        for image, match in self._matches():
+            if self._split_of(match) != split:
+                continue
+            values: dict[str, Any] = {name: self._value(name, match[name]) for name in self._columns}
+            files = self.row.files_of(match)
+            for name in self._beside:
+                values[name] = InTree(join(self.base, files[name]), optional=name not in self.row.whole)
+            yield FileRow(image, values)
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        for name, files in self._beside.items():
+            content = found.get(name)
+            if isinstance(content, bytes) and files[0].lower().endswith(_JSON):
+                try:
+                    found[name] = json.loads(content)
+                except (ValueError, RecursionError) as error:
+                    reason = "nested too deeply" if isinstance(error, RecursionError) else f"no JSON ({error})"
+                    raise ValueError(f"its {name} is {reason}") from None
+            elif isinstance(content, bytes) and not files[0].lower().endswith(IMAGE_SUFFIXES):
+                found[name] = content.decode()
+        return found
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return ()
+
+    def expects_left(self, path: str) -> bool:
+        """See :meth:`Source.expects_left`."""
+        return re.fullmatch(self.row.known, path[len(self.base) + 1 if self.base else 0 :]) is not None
+
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """See :meth:`Source.left_reason`."""
+        below = join(folder, name)[len(self.base) + 1 if self.base else 0 :]
+        if self.row.left and re.fullmatch(self.row.left, below):
+            return f"images that {self.row.title} does not count"
+        return super().left_reason(folder, name)
+
+    def _split_of(self, match: re.Match[str]) -> str:
+        found = match.groupdict().get("split") or ""
+        return self.row.splits.get(found, found.lower())
+
+    def _value(self, column: str, text: str) -> Any:
+        """A label as its class number, a text as it is, another group as a number; MARS's ``00-1`` is -1."""
+        if column in self.row.labels:
+            return self._numbers[column][text]
+        return text if column in self.row.texts else -1 if text == "00-1" else int(text)
+
+    def _matches(self) -> Iterator[tuple[str, re.Match[str]]]:
+        for image in _images(self.tree, self.base, self.options.skip_bad):
+            match = self._path.fullmatch(image[len(self.base) + 1 if self.base else 0 :])
+            if match is not None:
+                yield image, match
 
     @cached_property
-    def _path(self) -> re.Pattern[str]:
-        return re.compile(self.row.path)
+    def _columns(self) -> tuple[str, ...]:
+        named = [name for name in self._path.groupindex if name != "split" and name[0] != "_"]
+        return (*(name for name in named if name in self.row.labels), *(n for n in named if n not in self.row.labels))
 
     @cached_property
-    def _classes(self) -> tuple[str, ...]:
-        matches = (match for split in self.splits() for _, match in self._matches(split))
-        return tuple(sorted({match["label"] for match in matches if match is not None}))
+    def _classes(self) -> dict[str, tuple[str, ...]]:
+        """Classes of each group of labels: by number if all are numbers, else by name."""
+        found: dict[str, set[str]] = {name: set() for name in self._columns if name in self.row.labels}
+        for _, match in self._matches():
+            for name, texts in found.items():
+                texts.add(match[name])
+        return {
+            name: tuple(sorted(texts, key=int if all(map(str.isdecimal, texts)) else str))
+            for name, texts in found.items()
+        }
 
-    def _matches(self, split: str) -> Iterator[tuple[str, re.Match[str] | None]]:
-        top = self.at(self.row.splits[split])
-        for image in self.images(self.row.splits[split]):
-            yield image, self._path.fullmatch(image[len(top) + 1 :])
+    @cached_property
+    def _numbers(self) -> dict[str, dict[str, int]]:
+        return {name: {text: n for n, text in enumerate(texts)} for name, texts in self._classes.items()}
+
+    @cached_property
+    def _beside(self) -> dict[str, list[str]]:
+        """Some files of each column of which any is there."""
+        found: dict[str, list[str]] = {}
+        for name in self.row.beside:
+            files = (join(self.base, self.row.files_of(match)[name]) for _, match in self._matches())
+            some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
+            found |= {name: some} if some else {}
+        return found
 
 
-def _number(text: str) -> int:
-    return -1 if text == "00-1" else int(text)
+def find_fit(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, Fit] | None:
+    """The first row with images in a tree, and how it fits; rows that fit without exception come first."""
+    found: list[tuple[FolderSet, Fit]] = []
+    for base in lone_folders(tree):
+        names = tree.names(base)
+        there = {*names.folders, *names.files}
+        for row in rows:
+            if not all(_holds(tree, base, there, sign) for sign in row.signs):
+                continue
+            if any(_holds(tree, base, there, name) for name in row.unless):
+                continue
+            fit = _fit(tree, base, row)
+            if fit.images and not fit.lacking:
+                found.append((row, fit))
+        if found:
+            break
+    return min(found, key=lambda each: each[1].strangers > 0, default=None)
 
 
-def _source(row: FolderSet) -> type[FolderSetSource]:
-    signs = tuple(list(row.splits.values())[:2])
-    return type(
-        f"{row.kind.title()}Source",
-        (FolderSetSource,),
-        {"kind": row.kind, "title": row.title, "signs": signs, "row": row, "__module__": __name__},
-    )
+def _fit(tree: Tree, base: str, row: FolderSet) -> Fit:
+    pattern, left = re.compile(row.path), re.compile(row.left)
+    others: set[int] = set()
+    beside: set[int] = set()
+    whole: dict[str, set[int]] = {name: set() for name in row.whole}
+    images = 0
+
+    def below() -> Iterator[str]:
+        return (image[len(base) + 1 if base else 0 :] for image in _images(tree, base, True))
+
+    for image in below():
+        match = pattern.fullmatch(image)
+        if match is None:
+            if not left.fullmatch(image):
+                others.add(hash(image))
+            continue
+        images += 1
+        files = row.files_of(match)
+        beside.update(map(hash, files.values()))
+        for name in whole:
+            whole[name].add(hash(files[name]))
+    lacking = tuple(name for name, wanted in whole.items() if not wanted <= others)
+    strangers = others - beside
+    first = next((image for image in below() if hash(image) in strangers), "") if images and strangers else ""
+    return Fit(base, images, len(strangers), first, lacking)
 
 
-MARKET1501, DUKEMTMC, MARS, OMNIGLOT = (named(_source(row)) for row in _SETS)
+def _holds(tree: Tree, base: str, there: set[str], sign: str) -> bool:
+    for each in sign.split("|"):
+        top, _, rest = each.partition("/")
+        fitting = fnmatch.filter(there, top) if "*" in top else [top] if top in there else []
+        if not rest and fitting:
+            return True
+        if len(fitting) <= _MOST_FOLDERS and any(holds(tree, base, f"{name}/{rest}") for name in fitting):
+            return True
+    return False
+
+
+def _images(tree: Tree, base: str, skip_cycles: bool) -> Iterator[str]:
+    for folder, listing in tree.walk(base, tree.above, None, skip_cycles):
+        yield from (join(folder, name) for name in listing.images)
+
+
+def folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
+    """The kind of some rows: certain if one fits all images, a question if it fits most."""
+    source = type(f"{name.title()}Source", (FolderSetSource,), {"kind": name, "rows_tried": tuple(rows)})
+
+    def recognise(path: Path, options: SourceOptions) -> Certainty:
+        try:
+            tree = open_tree(path)
+        except SourceError:
+            return Certainty.NO  # the general kinds say what is wrong with an archive
+        found = None if tree is None else find_fit(tree, rows)
+        if found is None:
+            return Certainty.NO
+        row, fit = found
+        if fit.strangers > fit.images:
+            return Certainty.NO
+        if fit.strangers:
+            raise asked(
+                path,
+                f"looks like {row.title}, but {fit.strangers:,} of its images are named otherwise, "
+                f"{printable(fit.first)} among them",
+            )
+        return Certainty.CERTAIN
+
+    return Kind(name, help, recognise, source, in_objects=True)
