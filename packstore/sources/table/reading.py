@@ -59,6 +59,13 @@ def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
         yield TableRow(place, dict(zip(names, cells, strict=True)))
 
 
+def cells_of(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tuple[int, list[str]]]:
+    """Line and cells of each row of a text, its header among them; ``data`` is its beginning, None for all. Raises
+    :class:`SourceError`."""
+    data = read_whole(tree, file, MAX_BYTES) if data is None else data
+    return _lines_of_cells(data, tree.name(file), suffix_of(file))
+
+
 def _json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         found = load_json(data)

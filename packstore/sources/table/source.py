@@ -53,13 +53,7 @@ class TableSource(FileRowSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         given = parse_given(options.columns)
-        self._tables = find_tables(self.tree, given, options.named)
-        check_given(given, self._tables, self.tree)
-        if not self._tables:
-            raise SourceError(
-                f"{printable(str(path))} has no table whose rows name its images: name the column with "
-                "--column image=COL"
-            )
+        self._find_tables(given)
         self._missing: Counter[str] = Counter()
         self._names: list[bytes] = []
         self._split_names: list[str] = []
@@ -80,6 +74,16 @@ class TableSource(FileRowSource):
         self._place_splits()
         self._convention = self._find_convention()
         self.evidence = self._describe()
+
+    def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
+        """Finds :attr:`_tables`. Raises :class:`SourceError` for none."""
+        self._tables: Sequence[Any] = find_tables(self.tree, given, self.options.named)
+        check_given(given, self._tables, self.tree)
+        if not self._tables:
+            raise SourceError(
+                f"{printable(str(self.path))} has no table whose rows name its images: name the column with "
+                "--column image=COL"
+            )
 
     def _read_all(self) -> Iterator[Any]:
         """Yields place and cells of each row that names an image."""

@@ -1,0 +1,258 @@
+"""Tables whose cells are pixels: FER2013 (a column ``pixels``), MNIST as CSV, ``sign_mnist``, HAM10000's ``hmnist``.
+
+A row is an image: a column ``pixels`` with numbers parted by blanks, columns ``pixel0`` …, ``1x1`` … (Joseph Redmon's
+MNIST), or no header, a label and the numbers. Numbers are 0 to 255, row by row; as many as a square has pixels are gray,
+three times as many red, green, blue of each pixel.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.fields import Field, Image
+from packstore.sources.annotation_formats.documents import split_of_file
+from packstore.sources.archives import open_tree
+from packstore.sources.archives.index import OpenFile
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.contents import contents_of, suffix_of
+from packstore.sources.dataset import key_of
+from packstore.sources.given import parse_given
+from packstore.sources.ignoring import pattern_of
+from packstore.sources.ledger import Claims, Role
+from packstore.sources.rows import Row
+from packstore.sources.table.columns import ColumnFacts
+from packstore.sources.table.finding import SAMPLE, candidates, samples
+from packstore.sources.table.reading import cells_of
+from packstore.sources.table.source import TableSource
+from packstore.sources.tree import Tree
+
+_SUFFIXES = (".csv", ".tsv")
+_START = 1 << 20
+_LEAST = 64
+"""Pixels of the smallest image, 8 x 8."""
+_PIXEL = re.compile(r"(pixel|pix|px|p)[_ ]?\d+|\d+x\d+", re.I)
+_NOTES = re.compile(r"(readme|licen[cs]e|.*class|.*label_?names|.*mapping)[^/]*", re.I)
+
+
+@dataclass(slots=True)
+class PixelTable:
+    """A table of pixels.
+
+    Attributes:
+        file: Its path in the tree.
+        header: Its first line names the columns.
+        names: Names of all columns.
+        pixels: Places of those that are pixels, in their order; of one, each cell is an image.
+        split: Split that its name tells; ``""`` for none.
+    """
+
+    file: str
+    header: bool
+    names: list[str]
+    pixels: list[int]
+    split: str
+    further: dict[str, Any] = field(default_factory=dict)
+    image: str = "the pixels"
+
+
+class PixelTableSource(TableSource):
+    """The rows of tables of pixels, in their order. Opening writes all pixels to a temporary file."""
+
+    kind = "pixel_table"
+    _tables: Sequence[Any]
+
+    def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
+        self._tables = find_pixel_tables(self.tree, given)
+        if not self._tables:
+            raise SourceError(
+                f"{printable(str(self.path))} has no table of pixels: a column pixels, or columns pixel0, pixel1 …"
+            )
+        splits = [table.split for table in self._tables]
+        if len(set(splits)) < len(splits) or (len(splits) > 1 and "" in splits):
+            named = [table.file for table in self._tables]
+            raise AmbiguousSourceError(
+                f"{self.tree.name()} has {len(named)} tables of pixels, {' and '.join(map(printable, named[:3]))}, "
+                "whose names do not tell different splits: leave all but one out with --ignore",
+                [
+                    Answer(tuple(p for each in named if each != kept for p in ("--ignore", f"/{pattern_of(each)}")))
+                    for kept in named[:8]
+                ],
+            )
+
+    def _read_all(self) -> Iterator[Any]:
+        """Yields place and cells of each row; pixels go to a file of their own."""
+        table_of = array("q")
+        self._sizes = 0
+        with tempfile.TemporaryFile() as kept:
+            for place, table in enumerate(self._tables):
+                rest = [n for n in range(len(table.names)) if n not in set(table.pixels)]
+                for number, (line, cells) in enumerate(cells_of(self.tree, table.file)):
+                    where = f"{self.tree.name(table.file)}, line {line}"
+                    if number == 0 and table.header:
+                        continue
+                    if len(cells) != len(table.names):
+                        raise SourceError(f"{where}: {len(cells)} fields, the first line has {len(table.names)}")
+                    self._keep(kept, cells, table.pixels, where)
+                    values = {table.names[n]: cells[n] for n in rest}
+                    for name, value in values.items():
+                        self._facts.setdefault(name, ColumnFacts()).add(value, text=True)
+                    self._owners.append(len(self._names))
+                    self._names.append(b"%d" % len(self._names))
+                    table_of.append(place)
+                    yield [where, values]
+            kept.flush()
+            self._pixels: OpenFile | None = OpenFile(os.dup(kept.fileno()))
+        self._table_of = table_of
+
+    def _keep(self, file: Any, cells: Sequence[str], pixels: Sequence[int], where: str) -> None:
+        texts = cells[pixels[0]].split() if len(pixels) == 1 else [cells[n] for n in pixels]
+        try:
+            raw = bytes(map(int, texts))
+        except ValueError:
+            odd = next((text for text in texts if not text.isdecimal() or int(text) > 255), "")
+            raise SourceError(
+                f"{where}: the pixel {printable(odd[:20])!r} is no whole number from 0 to 255; pack other "
+                "numbers from Python (packstore guide packing)"
+            ) from None
+        self._sizes = self._sizes or len(raw)
+        if len(raw) != self._sizes:
+            raise SourceError(f"{where}: {len(raw):,} pixels, the first image has {self._sizes:,}")
+        if shape_of(len(raw)) is None:
+            raise SourceError(
+                f"{where}: {len(raw):,} pixels are no square in gray or RGB; pack them from Python (packstore guide "
+                "packing)"
+            )
+        file.write(raw)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        self.shape = (*self._shape[:2], 3)
+        return {**super().fields(), "image": Image("uint8")}
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """See :meth:`RowSource.rows`."""
+        number = self._split_names.index(split)
+        chosen = np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist()
+        for index, image in enumerate(chosen):
+            yield Row(key_of(split, index), image, 3 * math.prod(self._shape[:2]))
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        if self._pixels is None:
+            raise ValueError("its source is closed")
+        raw = self._pixels.read(self._sizes, ref * self._sizes)
+        image: NDArray[np.uint8] = np.frombuffer(raw, np.uint8).reshape(self._shape)
+        return {"image": np.ascontiguousarray(np.broadcast_to(image, (*self._shape[:2], 3)))} | self._columns(
+            [cells for _, cells in self._rows_of(ref)], b""
+        )
+
+    def claim_row(self, claims: Claims, row: Row) -> None:
+        """See :meth:`RowSource.claim_row`."""
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`."""
+        for table in self._tables:
+            claims.claim(table.file)
+        for file in samples(self.tree):
+            claims.claim(file, Role.EVIDENCE)
+
+    def locate_row(self, ref: Any) -> None:
+        """See :meth:`RowSource.locate_row`."""
+
+    def close(self) -> None:
+        """See :meth:`Source.close`."""
+        self._pixels = None
+        super().close()
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return shape_of(self._sizes) or (0, 0, 1)
+
+
+def shape_of(count: int) -> tuple[int, int, int] | None:
+    """Height, width and colours of an image of so many numbers; None if it is no square."""
+    for colours in (1, 3):
+        side = math.isqrt(count // colours)
+        if colours * side * side == count and side * side >= _LEAST:
+            return side, side, colours
+    return None
+
+
+def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[PixelTable]:
+    """The tables whose first line has columns of pixels. Raises :class:`AmbiguousSourceError` if there is no header and
+    the label could be the first or the last number."""
+    files = [file for file in candidates(tree) if suffix_of(file) in _SUFFIXES]
+    return [table for file in files if (table := _examine(tree, file, given)) is not None]
+
+
+def _examine(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> PixelTable | None:
+    start = tree.start(file, _START)
+    if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
+        return None
+    lines = cells_of(tree, file, start[: start.rfind(b"\n") + 1] or start)
+    first = next(lines, (0, []))[1]
+    split = split_of_file(file)
+    one = [n for n, name in enumerate(first) if name.lower() in ("pixels", "pixel", "image_pixels")]
+    if len(one) == 1:
+        second = next(lines, (0, []))[1]
+        full = len(second) == len(first) and len(second[one[0]].split()) >= _LEAST
+        return PixelTable(file, True, first, one, split) if full else None
+    many = [n for n, name in enumerate(first) if _PIXEL.fullmatch(name)]
+    if len(many) >= _LEAST and shape_of(len(many)) is not None:
+        return PixelTable(file, True, first, many, split)
+    if not all(cell.isdecimal() and int(cell) <= 255 for cell in first) or shape_of(len(first) - 1) is None:
+        return None
+    names = [str(n) for n in range(1, len(first) + 1)]
+    label = (*given.get("label", ()), "")[0]
+    if not label:
+        last, other = names[-1], names[0]
+        raise AmbiguousSourceError(
+            f"{tree.name(file)} has no header: its class is in column {other} or in column {last}: say which with "
+            "--column label=COL",
+            [Answer(("--column", f"label={other}")), Answer(("--column", f"label={last}"))],
+        )
+    return PixelTable(file, False, names, [n for n, name in enumerate(names) if name != label], split)
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Tables of pixels and no images; other tables beside them are a question."""
+    tree = open_tree(path)
+    if tree is None or (contents_of(tree).images and not options.named):
+        return Certainty.NO
+    try:
+        found = {table.file for table in find_pixel_tables(tree, parse_given(options.columns))}
+    except SourceError as error:
+        if isinstance(error, AmbiguousSourceError):
+            raise
+        return Certainty.NO
+    if not found:
+        return Certainty.NO
+    others = Counter(
+        file
+        for file in candidates(tree)
+        if file not in found and not _NOTES.fullmatch(name := file.rpartition("/")[2]) and not SAMPLE.fullmatch(name)
+    )
+    return Certainty.PARTIAL if others else Certainty.CERTAIN
+
+
+KIND = Kind(
+    "pixel_table",
+    "tables whose cells are pixels: FER2013, MNIST as CSV",
+    _recognise,
+    PixelTableSource,
+    takes_columns=True,
+    in_objects=True,
+)

@@ -1,0 +1,180 @@
+"""Tables whose cells are pixels: every number is kept, and a row that is none ends it with its line."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from packstore import AmbiguousSourceError
+from packstore.core.errors import SourceError
+from packstore.sources import Entry, open_source
+from packstore.testing import SourceSuite
+from tests.makers.annotated import fill
+from tests.makers.images import tiny
+
+SIDE = 8
+
+
+def pixels(n: int, count: int = SIDE * SIDE) -> list[int]:
+    return [(n * 7 + i) % 256 for i in range(count)]
+
+
+def fer(samples: int, usage: str = "Training") -> str:
+    return "emotion,pixels,Usage\n" + "".join(
+        f"{n % 7},{' '.join(map(str, pixels(n)))},{usage if n % 3 else 'PublicTest'}\n" for n in range(samples)
+    )
+
+
+def wide(samples: int, header: str = "pixel{}", count: int = SIDE * SIDE, label: str = "label") -> str:
+    names = ",".join(header.format(i) for i in range(count))
+    rows = "".join(f"{n % 10},{','.join(map(str, pixels(n, count)))}\n" for n in range(samples))
+    return f"{label},{names}\n{rows}" if header else rows
+
+
+def grid(samples: int) -> str:
+    names = ",".join(f"{y}x{x}" for y in range(1, SIDE + 1) for x in range(1, SIDE + 1))
+    return "label," + names + "\n" + wide(samples, "")
+
+
+def read(path: Path, **options: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
+    with closing(open_source(path, **options)) as source:
+        assert source.kind == "pixel_table"
+        assert not source.survey().ledger.left.keys() - {"left out by --ignore"}
+        found = [(entry, source.read(entry)) for entry in source.entries()]
+        return {entry.key: (sample.image, dict(sample.values)) for entry, sample in found}  # type: ignore[union-attr]
+
+
+class TestPixelTable(SourceSuite):
+    kind = "pixel_table"
+    bytes_per_sample = 700
+    undecodable_keys = False
+    many = 1000
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return fill(folder, {"mnist_train.csv": wide(samples)})
+
+    def change(self, path: Path) -> None:
+        (path / "mnist_train.csv").write_text(wide(5))
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        return False
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("samples", [3, 300, 3000])
+@pytest.mark.parametrize("name", ["fer", "wide", "grid", "rgb"])
+def test_all_numbers_are_kept(name: str, samples: int, tmp_path: Path) -> None:
+    colours = 3 if name == "rgb" else 1
+    text = {"fer": fer, "wide": wide, "grid": grid}.get(name, lambda n: wide(n, count=SIDE * SIDE * 3))(samples)
+    path = fill(tmp_path / "set", {"train.csv": text})
+    for place in (path, path / "train.csv", Path(shutil.make_archive(str(tmp_path / "a"), "zip", path))):
+        found = read(place)
+        assert len(found) == samples
+        images = {image.tobytes() for image, _ in found.values()}
+        expected = [np.array(pixels(n, SIDE * SIDE * colours), np.uint8).reshape(SIDE, SIDE, colours)
+                    for n in range(samples)]  # fmt: skip
+        assert images == {np.ascontiguousarray(np.broadcast_to(each, (SIDE, SIDE, 3))).tobytes() for each in expected}
+
+
+def test_usage_is_the_split_and_emotion_the_label(tmp_path: Path) -> None:
+    found = read(fill(tmp_path, {"fer2013.csv": fer(9)}))
+    assert [key.split("/")[0] for key in found] == ["training"] * 6 + ["PublicTest"] * 3
+    assert [values for _, values in found.values()] == [{"label": n} for n in (1, 2, 4, 5, 0, 1, 0, 3, 6)]
+
+
+def test_tables_of_splits(tmp_path: Path) -> None:
+    found = read(fill(tmp_path, {"sign_mnist_train.csv": wide(4), "sign_mnist_test.csv": wide(3)}))
+    assert list(found) == [*(f"train/{n:010}" for n in range(4)), *(f"test/{n:010}" for n in range(3))]
+
+
+def test_tables_of_which_one_has_no_labels(tmp_path: Path) -> None:
+    """Kaggle's digits."""
+    bare = "\n".join(line.partition(",")[2] for line in wide(3).splitlines())
+    form = "ImageId,Label\n1,0\n2,0\n3,0\n"
+    path = fill(tmp_path, {"train.csv": wide(4), "test.csv": bare, "sample_submission.csv": form})
+    labels = [values["label"] for _, values in read(path).values()]
+    assert labels == [0, 1, 2, 3, None, None, None]
+
+
+def test_without_a_header_the_class_is_asked(tmp_path: Path) -> None:
+    path = fill(tmp_path, {"mnist_train.csv": wide(9, "")})
+    with pytest.raises(AmbiguousSourceError, match="in column 1 or in column 65") as caught:
+        open_source(path)
+    assert [answer.options for answer in caught.value.answers] == [("--column", f"label={n}") for n in (1, 65)]
+    found = read(path, columns=["label=1"])
+    assert [values["label"] for _, values in found.values()] == list(range(9))
+
+
+def test_two_tables_of_no_splits_are_asked_about(tmp_path: Path) -> None:
+    path = fill(tmp_path, {"a.csv": fer(4), "b.csv": fer(4)})
+    with pytest.raises(AmbiguousSourceError, match="do not tell different splits"):
+        open_source(path)
+    assert len(read(path, ignore=["b.csv"])) == 4
+
+
+def test_other_tables_are_asked_about(tmp_path: Path) -> None:
+    path = fill(tmp_path, {"fer.csv": fer(4), "fer2013new.csv": "usage,neutral,happy\n" + "a,1,2\n" * 4})
+    with pytest.raises(AmbiguousSourceError):
+        open_source(path)
+
+
+def test_beside_images_a_table_of_pixels_is_left(tmp_path: Path) -> None:
+    path = fill(tmp_path, {"hmnist_8_8_L.csv": wide(4), **{f"{s}/ISIC{s}.png": tiny(n) for n, s in enumerate("abcd")}})
+    with closing(open_source(path)) as source:
+        assert source.kind == "imagefolder"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("1," + ",".join(["256"] * 64), "line 5: the pixel '256' is no whole number from 0 to 255"),
+        ("1," + ",".join(["-1"] * 64), "line 5: the pixel '-1' is no"),
+        ("1," + ",".join(["0.5"] * 64), "line 5: the pixel '0.5' is no"),
+        ("1," + ",".join(["1"] * 63), "line 5: 64 fields, the first line has 65"),
+        ('1,"' + ",".join(["1"] * 64), "a quote is not closed"),
+    ],
+)
+def test_a_damaged_row_is_named(row: str, message: str, tmp_path: Path) -> None:
+    path = fill(tmp_path, {"mnist_train.csv": wide(3) + row + "\n"})
+    with pytest.raises(SourceError, match=message):
+        open_source(path)
+
+
+def test_images_of_another_size_are_named(tmp_path: Path) -> None:
+    text = fer(3) + f"1,{' '.join(['7'] * 81)},Training\n"
+    with pytest.raises(SourceError, match="line 5: 81 pixels, the first image has 64"):
+        open_source(fill(tmp_path, {"fer.csv": text}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,pixels\n1,2\n",  # no image
+        "time," + ",".join(f"s{n}" for n in range(64)) + "\n" + "1," + ",".join(["3"] * 64) + "\n",
+        "label," + ",".join(f"pixel{n}" for n in range(65)) + "\n",  # no square
+    ],
+)
+def test_other_tables_are_none(text: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(SourceError, match="holds no images"),
+        closing(open_source(fill(tmp_path, {"a.csv": text}))) as s,
+    ):
+        s.survey()
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 99), st.binary(min_size=64, max_size=64)), min_size=1, max_size=8))
+def test_cells_come_back(tmp_path_factory: pytest.TempPathFactory, cells: list[tuple[int, bytes]]) -> None:
+    names = ",".join(f"pixel{n}" for n in range(64))
+    text = f"label,{names}\n" + "".join(f"{label},{','.join(map(str, raw))}\n" for label, raw in cells)
+    found = read(fill(tmp_path_factory.mktemp("pixels"), {"x.csv": text}))
+    assert [(v["label"], image[..., 0].tobytes()) for image, v in found.values()] == cells
