@@ -235,6 +235,7 @@ SOURCES = Registry(
         "hf_imagefolder": "packstore.sources.huggingface.imagefolder:KIND",
         "captions": "packstore.sources.captions:KIND",
         "segmentation": "packstore.sources.segmentation:KIND",
+        "caption_files": "packstore.sources.caption_files:KIND",
         "pixel_table": "packstore.sources.table.pixels:KIND",
         "table": "packstore.sources.table.source:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",

@@ -297,6 +297,8 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "captions": ("captions", captions("csv")),
     "table": ("table", table),
     "table, zip": ("table", archived(table, ".zip")),
+    "captions beside images": ("caption_files", lambda root: fill(root / "set", {
+        **{f"a{n}.jpg": jpeg(n) for n in range(6)}, **{f"a{n}.txt": f"a photo of {n} things" for n in range(6)}})),
     "pixels in a table": ("pixel_table", lambda root: fill(root / "set", {"train.csv": "label," + ",".join(
         f"pixel{n}" for n in range(64)) + "\n" + "1" + ",7" * 64 + "\n"})),
     "COCO": ("coco", coco),

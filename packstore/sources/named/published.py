@@ -21,6 +21,8 @@ _MARKET = FolderSet(
     _PERSON,
     _PEOPLE + r"(?P<identity>-?\d+)_c(?P<camera>\d+)s(?P<sequence>\d+)_(?P<frame>\d+)_(?P<number>\d+)(\.jpg)?\.jpg",
     splits=_RE_ID,
+    left=r"gt_bbox/.*",
+    known=rf"gt_query/.*|{_NOTES}",
 )
 _DUKE = FolderSet(
     "DukeMTMC-reID", _PERSON, _PEOPLE + r"(?P<identity>\d+)_c(?P<camera>\d+)_f(?P<frame>\d+)\.jpg", splits=_RE_ID

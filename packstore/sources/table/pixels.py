@@ -1,8 +1,8 @@
 """Tables whose cells are pixels: FER2013 (a column ``pixels``), MNIST as CSV, ``sign_mnist``, HAM10000's ``hmnist``.
 
-A row is an image: a column ``pixels`` with numbers parted by blanks, columns ``pixel0`` …, ``1x1`` … (Joseph Redmon's
-MNIST), or no header, a label and the numbers. Numbers are 0 to 255, row by row; as many as a square has pixels are gray,
-three times as many red, green, blue of each pixel.
+A row is an image: a column ``pixels`` with numbers parted by blanks, columns ``pixel0`` …, ``1x1`` …, or no header, a
+label and the numbers. Numbers are 0 to 255, row by row; as many as a square has pixels are gray, three times as many
+are red, green and blue of each pixel.
 """
 
 from __future__ import annotations

@@ -1,0 +1,138 @@
+"""Images with a file of text each, ``a.jpg`` and ``a.txt`` or ``a.caption``: what diffusers, kohya and others train on.
+
+All texts are read before the layout is taken for this one: lines of numbers, JSON and XML are other annotations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field, Image, Text
+from packstore.sources.archives import open_tree
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.beside import join, read_whole
+from packstore.sources.contents import contents_of, stem_of
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.tree import Tree
+
+_SUFFIXES = (".txt", ".caption", ".cap")
+_MAX_BYTES, _MANY_NUMBERS = 1 << 16, 4
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?", re.I)
+_NO_TEXT = re.compile(r"\s*[\[{<]|.*\0", re.S)
+
+
+class CaptionFilesSource(FileRowSource):
+    """Images with the column ``caption``, and ``folder`` if they lie in several; an image without a text has none."""
+
+    kind = "caption_files"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        suffix = find_suffix(self.tree)
+        if suffix is None:
+            raise SourceError(f"{printable(str(path))} has no images with a text each (a.jpg, a.txt)")
+        self._suffix = suffix
+        holding = [folder for folder, _ in self._images()]
+        splits = {_split_of(folder) for folder in holding}
+        self._splits = splits if "" not in splits else {""}
+        self._folders = len({folder.rpartition("/")[2] for folder in holding} - {*SPLIT_ORDER}) > 1
+        self.evidence = f"a file {suffix} for images in {len(holding):,} folders"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(self._splits)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {"image": Image(), "caption": Text(optional=True), **({"folder": Text()} if self._folders else {})}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        for folder, images in self._images():
+            if (_split_of(folder) if self._splits != {""} else "") != split:
+                continue
+            more = {"folder": folder.rpartition("/")[2]} if self._folders else {}
+            for name in images:
+                text = InTree(join(folder, stem_of(name) + self._suffix), optional=True)
+                yield FileRow(join(folder, name), {"caption": text, **more})
+
+    def values(self, ref: object) -> Mapping[str, object]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        text = found["caption"]
+        return found | {"caption": text.decode("utf-8-sig").strip() if isinstance(text, bytes) else None}
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return ()
+
+    def _images(self) -> Iterator[tuple[str, Sequence[str]]]:
+        for folder, listing in self.tree.walk("", self.tree.above, None, self.options.skip_bad):
+            if listing.images:
+                yield folder, listing.images
+
+
+def find_suffix(tree: Tree) -> str | None:
+    """The suffix of the texts, if half of the images or more have one, each of which is one; None for none, and if
+    files of two suffixes have stems of images."""
+    counts = dict.fromkeys(_SUFFIXES, 0)
+    images = 0
+    for folder in contents_of(tree).folders.values():
+        images += folder.images.count
+        for suffix in _SUFFIXES:
+            if suffix in folder.others:
+                counts[suffix] += folder.images.shared(folder.others[suffix])
+    found = [suffix for suffix, count in counts.items() if count]
+    if len(found) != 1 or 2 * counts[found[0]] < images:
+        return None
+    return found[0] if all(map(is_caption, _texts(tree, found[0]))) else None
+
+
+def _texts(tree: Tree, suffix: str) -> Iterator[bytes]:
+    for folder, names in tree.folders(is_passed_over):
+        there = frozenset(names.ending(suffix))
+        stems = dict.fromkeys(stem_of(name) + suffix for name in names.ending(*IMAGE_SUFFIXES))
+        for name in stems:
+            if name in there:
+                path = join(folder, name)
+                yield read_whole(tree, path, _MAX_BYTES) if tree.stat(path).size <= _MAX_BYTES else b"\0"
+
+
+def is_caption(raw: bytes) -> bool:
+    """Whether a text is a caption or empty: words, and no line with four numbers or more."""
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return False
+    if not text.strip():
+        return True
+    if _NO_TEXT.match(text) or not any(map(str.isalpha, text)):
+        return False
+    lines = (re.split(r"[\s,;:|]+", line) for line in text.splitlines())
+    return all(sum(_NUMBER.fullmatch(word) is not None for word in words) < _MANY_NUMBERS for words in lines)
+
+
+def _split_of(folder: str) -> str:
+    return next((part.lower() for part in folder.split("/") if part.lower() in SPLIT_ORDER), "")
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Certain if all texts beside images are captions."""
+    tree = open_tree(path)
+    try:
+        return Certainty.CERTAIN if tree is not None and find_suffix(tree) is not None else Certainty.NO
+    except SourceError:
+        return Certainty.NO
+
+
+KIND = Kind(
+    "caption_files",
+    "images with a text each: a.jpg and a.txt",
+    _recognise,
+    CaptionFilesSource,
+    in_objects=True,
+)
