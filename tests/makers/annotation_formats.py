@@ -240,6 +240,44 @@ def funsd(samples: int) -> Files:
     return files | {f"{notes}/a{n:05}.json": json.dumps({"form": [field] * (n % 3)}) for n in range(samples)}
 
 
+def mlt(samples: int) -> Files:
+    lines = ["\ufeff2,0,4,3,2,6,0,3,Latin,a, b\n", "0,0,4,0,4,4,0,4,None,###\n"]
+    files = {f"ImagesPart1/tr_img_{n:05}.jpg": jpeg(n) for n in range(samples)}
+    return files | {f"train_gt_t13/tr_img_{n:05}.txt": "".join(lines[: 1 + n % 2]) for n in range(samples)}
+
+
+def sroie(samples: int) -> Files:
+    files: Files = {}
+    for n in range(samples):
+        files[f"train/img/X{n:03}.jpg"] = jpeg(n)
+        files[f"train/box/X{n:03}.txt"] = "1,2,5,2,5,6,1,6,TOTAL, 1\n" * (1 + n % 2)
+        files[f"train/entities/X{n:03}.txt"] = json.dumps({"company": "A", "total": str(n)})
+    return files
+
+
+def cord(samples: int) -> Files:
+    quad = {"x1": 1, "y1": 2, "x2": 5, "y2": 2, "x3": 5, "y3": 6, "x4": 1, "y4": 6}
+    line = {"words": [{"quad": quad, "text": "a"}], "category": "menu.nm"}
+    notes = {f"train/json/receipt_{n:05}.json": json.dumps({"valid_line": [line] * (n % 3)}) for n in range(samples)}
+    return notes | {f"train/image/receipt_{n:05}.png": jpeg(n) for n in range(samples)}
+
+
+def textocr(samples: int) -> Files:
+    names = [f"a{n:05}" for n in range(samples)]
+    shown = {name: {"id": name, "set": "train", "file_name": f"train/{name}.jpg"} for name in names}
+    words = {
+        f"{name}_{k}": {"image_id": name, "bbox": [1, 2, 4, 4], "utf8_string": "w", "points": [1, 2, 5, 2, 5, 6, 1, 6]}
+        for n, name in enumerate(names) for k in range(n % 3)
+    }  # fmt: skip
+    return images(samples, "train_images/") | {"TextOCR_0.1_train.json": json.dumps({"imgs": shown, "anns": words})}
+
+
+def art(samples: int) -> Files:
+    word = {"transcription": "w", "points": [[1, 2], [5, 2], [5, 6], [1, 6]], "illegibility": False}
+    names = {f"a{n:05}": [word, {**word, "transcription": "###"}][: 1 + n % 2] for n in range(samples)}
+    return images(samples, "train_images/") | {"train_labels.json": json.dumps(names)}
+
+
 MAKERS: dict[str, Callable[[int], Files]] = {
     "labelme": labelme,
     "cvat": cvat,
@@ -260,6 +298,11 @@ MAKERS: dict[str, Callable[[int], Files]] = {
     "mot": mot,
     "icdar": icdar,
     "funsd": funsd,
+    "mlt": mlt,
+    "sroie": sroie,
+    "cord": cord,
+    "textocr": textocr,
+    "art": art,
 }
 
 

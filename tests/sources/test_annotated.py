@@ -131,6 +131,26 @@ class TestFunsd(AnnotatedSuite):
     kind = "funsd"
 
 
+class TestMlt(AnnotatedSuite):
+    kind = "mlt"
+
+
+class TestSroie(AnnotatedSuite):
+    kind = "sroie"
+
+
+class TestCord(AnnotatedSuite):
+    kind = "cord"
+
+
+class TestTextocr(AnnotatedSuite):
+    kind = "textocr"
+
+
+class TestArt(AnnotatedSuite):
+    kind = "art"
+
+
 def read_all(path: Path) -> dict[str, Any]:
     """The values of each sample by key, as lists."""
     with closing(open_source(path)) as source:
@@ -149,6 +169,7 @@ def read_all(path: Path) -> dict[str, Any]:
 
 
 DOG, CAT, EYE = [1, 2, 5, 6], [0, 0, 4, 3.5], [3, 1]
+SQUARE = [[1, 2, 5, 2, 5, 6, 1, 6]]
 TRIANGLE = [[0, 0, 4, 0, 4, 3.5]]
 WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
     "labelme": ("a00003.jpg", [DOG, CAT, [6, 2, 10, 6]], ["dog", "cat", "cat"], [None, TRIANGLE, None]),
@@ -189,6 +210,16 @@ WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
     "mot": ("train/MOT17-02/img1/000003.jpg", [DOG, DOG], ["pedestrian", "person on vehicle"], None),
     "icdar": ("img_1.jpg", [[0, 0, 4, 6], [0, 0, 4, 4]], [], [[[2, 0, 4, 3, 2, 6, 0, 3]], [[0, 0, 4, 0, 4, 4, 0, 4]]]),
     "funsd": ("training_data/images/a00002.png", [DOG, DOG], ["question", "question"], None),
+    "mlt": (
+        "ImagesPart1/tr_img_00001.jpg",
+        [[0, 0, 4, 6], [0, 0, 4, 4]],
+        ["Latin", "None"],
+        [[[2, 0, 4, 3, 2, 6, 0, 3]], [[0, 0, 4, 0, 4, 4, 0, 4]]],
+    ),
+    "sroie": ("train/img/X001.jpg", [DOG, DOG], [], [SQUARE, SQUARE]),
+    "cord": ("train/image/receipt_00002.png", [DOG, DOG], ["menu.nm", "menu.nm"], [SQUARE, SQUARE]),
+    "textocr": ("train_images/a00002.jpg", [DOG, DOG], [], [SQUARE, SQUARE]),
+    "art": ("train_images/a00001.jpg", [DOG, DOG], [], [SQUARE, SQUARE]),
     "sa1b": ("a00002.jpg", [DOG, DOG], [], [{"size": [8, 16], "counts": "023m3"}] * 2),
 }
 
@@ -277,7 +308,14 @@ HOSTILE = (
 
 
 def test_words_and_tracks_go_with_their_boxes(tmp_path: Path) -> None:
-    found = {kind: read_all(fill(tmp_path / kind, MAKERS[kind](6))) for kind in ("icdar", "funsd", "mot")}
+    found = {
+        kind: read_all(fill(tmp_path / kind, MAKERS[kind](6)))
+        for kind in ("icdar", "funsd", "mot", "mlt", "sroie", "art")
+    }
+    assert found["mlt"]["ImagesPart1/tr_img_00001.jpg"]["texts"] == ["a, b", None]
+    assert found["sroie"]["train/img/X001.jpg"]["texts"] == ["TOTAL, 1"] * 2
+    assert found["sroie"]["train/img/X001.jpg"]["entities"] == {"company": "A", "total": "1"}
+    assert found["art"]["train_images/a00001.jpg"]["texts"] == ["w", None]
     assert found["icdar"]["img_1.jpg"]["texts"] == ["a, b", None]
     assert found["icdar"]["img_1.jpg"]["json"] == ["2,0,4,3,2,6,0,3,a, b", "0,0,4,0,4,4,0,4,###"]
     assert found["funsd"]["training_data/images/a00002.png"]["texts"] == ["a b", "a b"]

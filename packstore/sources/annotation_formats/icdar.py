@@ -24,8 +24,13 @@ class IcdarSource(SidecarSource):
 
     kind = "icdar"
     title = "ICDAR"
-    folders = (("", ""), ("images", ""), ("images", "gt"), ("imgs", "annotations"), ("train_images", "train_gts"),
-               ("test_images", "test_gts"), ("imgs", "gt"))  # fmt: skip
+    folders = (
+        *(("", ""), ("images", ""), ("images", "gt"), ("imgs", "annotations"), ("train_images", "train_gts")),
+        *(("test_images", "test_gts"), ("imgs", "gt")),
+        *(("ch4_training_images", "ch4_training_localization_transcription_gt"), ("ch4_test_images", "ch4_test_gt")),
+        *(("ch4_test_images", "Challenge4_Test_Task1_GT"), ("ch4_test_images", "Challenge4_Test_Task4_GT")),
+        *((f"Challenge2_{name}_Task12_Images", f"Challenge2_{name}_Task1_GT") for name in ("Training", "Test")),
+    )
     patterns = ("gt_{stem}.txt", "res_{stem}.txt")
     signature = re.compile(rb"^(\xef\xbb\xbf)?\s*-?\d+(\.\d+)?([,\s]\s*-?\d+(\.\d+)?){3}")
     further: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}

@@ -1,0 +1,59 @@
+"""SROIE (https://rrc.cvc.uab.es/?ch=13): ``img``, words in ``box`` as ICDAR has them, ``entities`` or ``key``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from packstore.core.fields import Field, Json
+from packstore.sources.annotation_formats.icdar import IcdarSource
+from packstore.sources.annotation_formats.objects import load_json
+from packstore.sources.annotation_formats.source import annotated_kind
+from packstore.sources.beside import join
+from packstore.sources.contents import stem_of
+from packstore.sources.rows import FileRow, InTree
+
+_ENTITIES = (("entities", ".txt"), ("key", ".json"), ("entities", ".json"))
+
+
+class SroieSource(IcdarSource):
+    """Receipts with words, and ``entities``: company, date, address and total."""
+
+    kind = "sroie"
+    title = "SROIE"
+    folders = (("img", "box"), ("images", "box"))
+    patterns = ("{stem}.txt", "{stem}.csv")
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {**super().fields(), "entities": Json(optional=True)}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        there: dict[str, frozenset[str]] = {}
+        for row in super().file_rows(split):
+            folder, _, name = row.file.rpartition("/")
+            above = folder.rpartition("/")[0]
+            for beside, suffix in _ENTITIES:
+                place = join(above, beside)
+                if place not in there:
+                    there[place] = frozenset(self.tree.names(place).files)
+                if stem_of(name) + suffix in there[place]:
+                    found = InTree(join(place, stem_of(name) + suffix), optional=True)
+                    row = row._replace(values={**row.values, "entities": found})
+                    break
+            yield row
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """See :meth:`RowSource.values`."""
+        found = dict(super().values(ref))
+        if isinstance(found.get("entities"), bytes):
+            found["entities"] = load_json(found["entities"])
+        return found
+
+    def raws(self) -> Iterator[Any]:
+        """See :meth:`AnnotatedSource.raws`."""
+        return (raw for raw in super().raws() if raw)
+
+
+KIND = annotated_kind(SroieSource, "SROIE: img with words in box and entities")
