@@ -35,6 +35,7 @@ from packstore.sources.refusals import (
     only_unpacked,
     undecided,
     unrecognised,
+    with_answer,
 )
 from packstore.sources.remote import OnlyCopiedError, RemotePath, known_buckets, source_path
 from packstore.sources.rows import FileRowSource
@@ -56,6 +57,8 @@ __all__ = [
 _ASKED_IN_A_ROW = 2
 _DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
 """Suffixes of files that may describe the folder that they lie in, and how many of one may lie there."""
+_MODALITIES = "modalities"
+"""A kind that is never certain, and one more answer where plain kinds are partial."""
 _PLAIN = ("imagefolder", "flat")
 """Kinds that are partial where something lies beside the images, which :mod:`.annotations` names."""
 
@@ -329,11 +332,16 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     if refused is not None:
         raise refused
     if partial := found.get(Certainty.PARTIAL):
-        formats = [kind for kind in partial if kind.name not in _PLAIN]
+        formats = [kind for kind in partial if kind.name not in (*_PLAIN, _MODALITIES)]
         if len(formats) == 1 and (left := _would_leave(path, formats[0], options)):
             raise incomplete(path, formats[0], [each[:2] for each in left])
         if formats:
             raise undecided(path, formats)
+        plain = next((kind for kind in partial if kind.name in _PLAIN), None)
+        if partial[0].name == _MODALITIES:
+            raise (
+                undecided(path, partial[:1]) if plain is None else with_answer(annotated(path, plain.name), partial[0])
+            )
         within = find_within(path, _specific)
         several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
         if within and not several_masks:

@@ -65,6 +65,12 @@ def undecided(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
     return AmbiguousSourceError(f"{printable(str(path))} could be {could_be}: say which, with {shown}", answers, path)
 
 
+def with_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError:
+    """The same error with one more answer before the others: a kind to name."""
+    said = f"{error}; or pack {title(kind)} as one sample with --source {kind.name}"
+    return AmbiguousSourceError(said, [Answer(("--source", kind.name)), *error.answers], error.source)
+
+
 def lies_within(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None = None) -> AmbiguousSourceError:
     """The error for a folder that seems to be no dataset, but holds some. ``kind`` is that of which it may be."""
     shown = ", ".join(f"{printable(place.relative_to(path).as_posix())} ({title(each)})" for place, each in found)

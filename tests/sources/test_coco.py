@@ -393,3 +393,39 @@ def test_without_its_images_the_first_is_named(tmp_path: Path) -> None:
         SourceError, match=r"no image is there that .* names. The first, 0\.JPG, lies nowhere in this source"
     ):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_classes_of_whole_images(several: bool, tmp_path: Path) -> None:
+    """iNaturalist: annotations without boxes."""
+    annotations = [{"id": n, "image_id": n, "category_id": 1 + n % 2} for n in range(3)]
+    annotations += [{"id": 9, "image_id": 0, "category_id": 2}] if several else []
+    document = {
+        "images": [{"id": n, "file_name": f"train/{n:05}.jpg", "width": 16, "height": 8} for n in range(4)],
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "owl"}, {"id": 2, "name": "fox"}],
+    }
+    files = {f"train/{n:05}.jpg": jpeg(n) for n in range(4)}
+    with closing(open_source(fill(tmp_path, {**files, "train.json": json.dumps(document)}))) as source:
+        columns = {column.name: column.classes for column in source.survey().columns}
+        found = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
+    name = "tags" if several else "label"
+    assert columns[name] == ("owl", "fox")
+    assert "boxes" not in columns
+    expected = [[0, 1], [1], [0], []] if several else [0, 1, 0, None]
+    assert [list(each[name]) if several else each[name] for each in found] == expected
+
+
+def test_folders_of_another_machine_before_the_names(tmp_path: Path) -> None:
+    """Objects365: ``images/v1/patch0/a.jpg`` lies in ``train/patch0``."""
+    names = [f"patch{n}/a{n}.jpg" for n in range(3)]
+    document = {
+        "images": [{"id": n, "file_name": f"images/v1/{name}"} for n, name in enumerate(names)],
+        "annotations": [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 2, 3, 4]} for n in range(3)],
+        "categories": [{"id": 1, "name": "cup"}],
+    }
+    files = {f"train/{name}": jpeg(n) for n, name in enumerate(names)}
+    with closing(
+        open_source(fill(tmp_path, {**files, "annotations/objv2_train.json": json.dumps(document)}))
+    ) as source:
+        assert [entry.key for entry in source.entries()] == [f"train/{name}" for name in names]

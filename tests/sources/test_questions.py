@@ -71,7 +71,6 @@ def panoptic(root: Path) -> Path:
 
 
 ASKED: dict[str, Make] = {
-    "labels.csv": labelled("images/"),
     "labels.csv that names files of another folder": labelled(""),
     "configurations": configurations,
     "splits with and without classes": lambda root: fill(root, {"train/a/0.jpg": jpeg(0), "test/1.jpg": jpeg(1)}),

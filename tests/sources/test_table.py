@@ -277,7 +277,7 @@ def test_several_rows_an_image(tmp_path: Path) -> None:
     found = rows(make(tmp_path, range(2), {"t.csv": text}))
     assert found == {
         "im00.png": {"labels": ["a", "b"], "score": [1, 3]},
-        "im01.png": {"labels": ["b"], "score": [2, 2]},
+        "im01.png": {"labels": ["b", "b"], "score": [2, 2]},  # row by row
     }
 
 

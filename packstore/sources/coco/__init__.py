@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
+from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Label, Labels
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import class_names, join, yolo_labels
@@ -22,15 +22,17 @@ from packstore.sources.coco.files import READ, AnnotationFile, by_split, find_fi
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, Row, in_packing_order
 
-_NAMES = 64
+_CUT = 3
+"""So many folders of another machine may stand before the names of images."""
 
 
 class CocoSource(FileRowSource):
     """Images that ``instances_*.json``, ``person_keypoints_*.json`` and ``captions_*.json`` name, together by split.
 
     Columns: ``boxes``, ``labels``, ``keypoints`` where all categories have as many, ``captions`` (a list of strings),
-    and ``json``: the entries of the image and of its annotations as they stand in the files, masks among them. An
-    image without annotations has 0 boxes; one of a split for which nobody looked for objects has none.
+    and ``json``: the entries of the image and of its annotations as they stand in the files, masks among them. If no
+    annotation has a box, as in iNaturalist, ``label``, or ``tags`` of several, stand for them. An image without
+    annotations has 0 boxes; one of a split for which nobody looked for objects has none.
     """
 
     kind = "coco"
@@ -49,7 +51,7 @@ class CocoSource(FileRowSource):
                 documents = Documents(self.tree, kinds)
                 self._splits[split] = ("", documents)  # closed with the others
                 first = next(iter(kinds.values()))
-                folder = image_folder(self.tree, first, list(documents.names()))
+                folder = self._find_images(first, documents)
                 if folder is None:
                     del self._splits[split]
                     documents.close()
@@ -71,6 +73,21 @@ class CocoSource(FileRowSource):
         self._numbers = {category: number for number, category in enumerate(self._categories)}
         points = {documents.points for _, documents in self._splits.values() if documents.annotated}
         self._points = points.pop() if len(points) == 1 else 0
+        plain = not any(documents.boxed for _, documents in self._splits.values())
+        self._of_images = max(documents.most for _, documents in self._splits.values()) if plain else 0
+
+    def _find_images(self, file: AnnotationFile, documents: Documents) -> str | None:
+        """The folder of the images; those that lie deeper in another machine's folders lose the first of these."""
+        names = list(documents.names())
+        folder = image_folder(self.tree, file, names)
+        for cut in range(1, _CUT + 1):
+            if folder is not None or any(name.count("/") < cut for name in names):
+                break
+            shorter = [name.split("/", cut)[cut] for name in names]
+            folder = image_folder(self.tree, file, shorter) if len(set(shorter)) == len(names) else None
+            if folder is not None:
+                documents.name_otherwise(shorter)
+        return folder
 
     def splits(self) -> Sequence[str]:
         """See :meth:`RowSource.splits`."""
@@ -79,7 +96,11 @@ class CocoSource(FileRowSource):
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
-        if any(documents.annotated for _, documents in self._splits.values()):
+        if self._of_images:
+            several = self._of_images > 1
+            labels = Labels(self._classes, of=False, optional=True)
+            found |= {"tags": labels} if several else {"label": Label(self._classes, optional=True)}
+        elif any(documents.annotated for _, documents in self._splits.values()):
             found |= {"boxes": Boxes(optional=True), "labels": Labels(self._classes, of="boxes", optional=True)}
             if self._points:
                 found["keypoints"] = Keypoints(3, of="boxes", points=self._points, optional=True)
@@ -105,7 +126,10 @@ class CocoSource(FileRowSource):
         split, number = found.pop("entry")
         document = self._splits[split][1].read(number)
         annotations = document.get("annotations")
-        if annotations is not None:
+        if annotations is not None and self._of_images:
+            labels = labels_of(annotations, self._numbers)
+            found |= {"tags": labels} if self._of_images > 1 else {"label": labels[0] if labels else None}
+        elif annotations is not None:
             found["boxes"] = boxes_of(annotations)
             found["labels"] = labels_of(annotations, self._numbers)
             if self._points:

@@ -20,6 +20,7 @@ from packstore.sources.tree import Tree
 _MAX_BYTES = 4 << 30
 _BBOX, _KEYPOINTS = 4, 3
 _LARGEST = 1e30
+_SHAPES = {"bbox", "segmentation", "keypoints", "area"}
 
 
 class Documents:
@@ -33,6 +34,8 @@ class Documents:
         annotated: Objects were looked for in these images.
         captioned: There are captions.
         ignored: What is not kept, by reason.
+        boxed: An annotation has a box or a shape; without, as in iNaturalist, they are classes of whole images.
+        most: Most annotations of an image.
     """
 
     def __init__(self, tree: Tree, files: Mapping[str, AnnotationFile]) -> None:
@@ -42,6 +45,7 @@ class Documents:
         self.points = 0
         self.annotated, self.captioned = bool({"instances", "keypoints"} & files.keys()), "captions" in files
         self.ignored: Counter[str] = Counter()
+        self.boxed, self.most = False, 0
         self._names: list[bytes] = []
         self._ends = array("q", [0])
         images: dict[Any, dict[str, Any]] = {}
@@ -59,6 +63,10 @@ class Documents:
     def names(self) -> Iterator[str]:
         """The file names of the images, in the order of their ids, which is that of torchvision's ``CocoDetection``."""
         return (name.decode("utf-8", "surrogateescape") for name in self._names)
+
+    def name_otherwise(self, names: Iterable[str]) -> None:
+        """Gives the images other file names, in their order."""
+        self._names = [name.encode("utf-8", "surrogateescape") for name in names]
 
     def size(self, number: int) -> int:
         """Bytes of what is said of an image."""
@@ -87,6 +95,9 @@ class Documents:
                     raise SourceError(f"{self._tree.name()}: two images have the file name {_shown(found['image'])}")
                 seen.add(name)
                 self._names.append(name)
+                annotations = found.get("annotations", ())
+                self.most = max(self.most, len(annotations))
+                self.boxed = self.boxed or any(each.keys() & _SHAPES for each in annotations)
                 end += file.write(json.dumps(found, separators=(",", ":")).encode("ascii"))
                 self._ends.append(end)
             file.flush()

@@ -34,6 +34,8 @@ _CENTRES = (
     ("centerx", "centery", "width", "height"), ("xc", "yc", "w", "h"),
 )  # fmt: skip
 _BOX_CELLS = ("bbox", "box", "boundingbox")
+_RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")
+_RUN_NAMES = ("encodedpixels", "rle", "rlemask", "maskrle")
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class ColumnFacts:
         low: Least number, and ``high`` the greatest.
         boxes: All are texts of four numbers, ``[x, y, w, h]``.
         lists: All are lists of texts.
+        runs: All are run lengths, ``start length start length …``.
         empty: A value is an empty text.
         numbers: How many are numbers.
     """
@@ -60,6 +63,7 @@ class ColumnFacts:
     high: float = 0.0
     boxes: bool = True
     lists: bool = True
+    runs: bool = True
     empty: bool = False
     numbers: int = 0
 
@@ -75,6 +79,7 @@ class ColumnFacts:
             return
         self.split = self.split and isinstance(value, str) and _SPLIT_VALUE.fullmatch(value) is not None
         self.boxes = self.boxes and read_box(value) is not None
+        self.runs = self.runs and isinstance(value, str) and _RUNS.fullmatch(value) is not None
         self.lists = self.lists and isinstance(value, list) and all(isinstance(each, str) for each in value)
         if self.texts is not None:
             self.texts.update(value if self.lists else [shown])
@@ -122,6 +127,7 @@ class Roles:
         split: Column of splits.
         boxes: Four columns, or the one whose cells hold four numbers.
         convention: One of ``xyxy``, ``xywh``, ``cxcywh``, if the names of the columns say so.
+        runs: Column of masks by run lengths, as Kaggle's ``EncodedPixels``.
         label: Column of a class, or of several.
         separator: What separates classes in its cells.
         flags: Columns that are a class each.
@@ -132,6 +138,7 @@ class Roles:
     split: str = ""
     boxes: tuple[str, ...] = ()
     convention: str = ""
+    runs: str = ""
     label: str = ""
     several: bool = False
     separator: str = ""
@@ -149,10 +156,13 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
     found = Roles()
     free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
     found.split = next(iter(given.get("split", ())), "") or _take(free, _find_split(free))
-    found.boxes, found.convention = tuple(given.get("boxes", ())), ""
+    found.boxes, found.convention, bare_label = tuple(given.get("boxes", ())), "", ""
     if not found.boxes:
-        found.boxes, found.convention = _find_boxes(free, header)
+        found.boxes, found.convention, bare_label = _find_boxes(free, header)
         _drop(free, found.boxes)
+        if not found.boxes:
+            found.runs = _take(free, next((n for n in free if plain_name(n) == _RUN_NAMES[0] and free[n].runs
+                                           and free[n].filled), ""))  # fmt: skip
     if "keypoints" in given:
         names = given["keypoints"]
         found.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
@@ -166,7 +176,7 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
         found.label = labels[0] if labels else given["label"][0]
         found.several = bool(labels)
     else:
-        found.label = _find_label(free, header, bool(found.boxes))
+        found.label = bare_label or _find_label(free, header, bool(found.boxes or found.runs))
         _drop(free, [found.label])
     if found.label:
         one = facts[found.label]
@@ -195,20 +205,24 @@ def _find_split(free: Mapping[str, ColumnFacts]) -> str:
     )
 
 
-def _find_boxes(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str]:
+def _find_boxes(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
+    """Columns of boxes, their convention, and without a header the column of their classes."""
     if not header:
-        numbers = list(free)
-        last = [free[name] for name in numbers[4:5]]
-        told = len(numbers) == 5 and last[0].values.kinds == {"text"} and all(free[n].numeric for n in numbers[:4])
-        return (tuple(numbers[:4]), "") if told else ((), "")
+        listed = list(free)
+        kinds = "".join(
+            "n" if free[name].numeric else "t" if free[name].values.kinds == {"text"} else "?" for name in listed
+        )
+        if kinds in ("nnnnt", "nnnntnn"):  # RetinaNet's; SKU-110K's, with width and height of the image
+            return tuple(listed[:4]), "", listed[4]
+        return (tuple(listed[1:5]), "xywh", listed[0]) if kinds == "tnnnnnn" else ((), "", "")  # makesense's
     plain = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name, each in free.items() if each.mostly_numeric}
     for convention, sets in (("xyxy", _CORNERS), ("cxcywh", _CENTRES), ("xywh", _SIZES)):
         for names in sets:
             if all(name in plain for name in names):
-                return tuple(plain[name] for name in names), convention
+                return tuple(plain[name] for name in names), convention, ""
     cells = [n for n, each in free.items() if each.boxes and each.filled and plain_name(n).rstrip("s") in _BOX_CELLS]
     cells = cells or [n for n, each in free.items() if each.boxes and each.filled and plain_name(n) == "bbox"]
-    return ((cells[0],), "") if len(cells) == 1 else ((), "")
+    return ((cells[0],), "", "") if len(cells) == 1 else ((), "", "")
 
 
 def plain_name(name: str) -> str:
@@ -237,7 +251,7 @@ def _point_name(column: str) -> str:
 
 
 def _find_label(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
-    kinds = {name: each.values.kinds for name, each in free.items() if each.filled}
+    kinds = {n: each.values.kinds for n, each in free.items() if each.filled and plain_name(n) not in _RUN_NAMES}
     fitting = [
         name
         for name, its in kinds.items()
@@ -293,3 +307,24 @@ def read_box(value: Any) -> list[float] | None:
     ) else []  # fmt: skip
     numbers = [number_of(part) for part in parts] if len(parts) == 4 else []
     return None if len(numbers) != 4 or None in numbers else [float(n) for n in numbers if n is not None]
+
+
+def read_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str, Any]]:
+    """Box and run lengths of a mask: ``start length …`` column by column from 1, as Kaggle's ``EncodedPixels`` has it,
+    become COCO's, which begin with the background. Raises :class:`ValueError` for runs out of the image."""
+    counts, at = [], 0
+    left, top, right, bottom = width, height, 0, 0
+    numbers = list(map(int, text.split()))
+    for start, length in zip(numbers[::2], numbers[1::2], strict=True):
+        end = start - 1 + length
+        if start - 1 < at or length < 1 or end > width * height:
+            raise ValueError(f"its run {start} {length} is not in order, or not within {width} x {height} pixels")
+        counts += [start - 1 - at, length]
+        first, last = (start - 1) // height, (end - 1) // height
+        left, right = min(left, first), max(right, last + 1)
+        spans = first < last  # then it has the bottom of one column and the top of the next
+        top = 0 if spans else min(top, (start - 1) % height)
+        bottom = height if spans else max(bottom, (end - 1) % height + 1)
+        at = end
+    rest = [width * height - at] if at < width * height else []
+    return [left, top, right, bottom], {"size": [height, width], "counts": counts + rest}

@@ -29,7 +29,7 @@ from packstore.sources.labels import split_name
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
-from packstore.sources.table.columns import ColumnFacts, find_roles, flag_of, number_of, read_box
+from packstore.sources.table.columns import ColumnFacts, find_roles, flag_of, number_of, read_box, read_runs
 from packstore.sources.table.finding import check_given, find_tables, has_unread_lists, samples
 from packstore.sources.table.images import ImageIndex, blocks, split_words, words_of_path
 from packstore.sources.table.reading import TEXT
@@ -157,6 +157,7 @@ class TableSource(FileRowSource):
         parts += [f"boxes={','.join(roles.boxes)} ({self._convention})"] if roles.boxes else []
         if roles.label:
             parts.append(f"{'labels' if roles.several else 'label'}={roles.label}")
+        parts += [f"masks={roles.runs}"] if roles.runs else []
         parts += [f"labels={len(roles.flags)} columns from {roles.flags[0]}"] if roles.flags else []
         parts += [f"keypoints={len(roles.points)} pairs of columns"] if roles.points else []
         parts += [f"split={roles.split}"] if roles.split else []
@@ -183,11 +184,13 @@ class TableSource(FileRowSource):
         found: dict[str, Field] = {"image": Image()}
         for name in self._further:
             found[self._called[name]] = self._further_field(name)
-        if roles.boxes:
+        if roles.boxes or roles.runs:
             found["boxes"] = Boxes()
+        if roles.runs:
+            found["segmentations"] = Json()
         if roles.label:
             classes = self._classes
-            if roles.boxes:
+            if roles.boxes or roles.runs:
                 found["labels"] = Labels(classes, of="boxes")
                 if self._tags:
                     found["tags"] = Labels(classes, of=False, optional=True)
@@ -218,8 +221,12 @@ class TableSource(FileRowSource):
             raw = [box_of(cells, roles.boxes) for cells in rows]
             with_box = [cells for cells, box in zip(rows, raw, strict=True) if box is not None]
             found["boxes"] = to_corners([box for box in raw if box is not None], self._convention, image)
+        if roles.runs:
+            with_box = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
+            masks = [read_runs(cells[roles.runs], *_sides(image)) for cells in with_box]
+            found |= {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
         if roles.label:
-            if roles.boxes:
+            if roles.boxes or roles.runs:
                 found["labels"] = [self._class_of(cells.get(roles.label)) for cells in with_box]
                 tags = [self._class_of(cells.get(roles.label)) for cells in rows
                         if cells not in with_box and not is_blank(cells.get(roles.label))]  # fmt: skip
@@ -228,7 +235,7 @@ class TableSource(FileRowSource):
                 classes = [each for cells in rows for each in self._classes_in(cells.get(roles.label))]
                 single = not roles.several and roles.label not in self._differing
                 found |= {"label": classes[0] if classes else None} if single else {
-                    "labels": list(dict.fromkeys(classes)) if classes else None
+                    "labels": (classes if self._is_paired else list(dict.fromkeys(classes))) if classes else None
                 }  # fmt: skip
         if roles.flags:
             found |= self._flag_values(rows)
@@ -269,7 +276,18 @@ class TableSource(FileRowSource):
     @cached_property
     def _called(self) -> dict[str, str]:
         """Names of the columns that keep their own."""
-        taken = ["image", "boxes", "label", "labels", "tags", "keypoints", "keypoint_labels", _UNCERTAIN, _BLANK]
+        taken = [
+            "image",
+            "boxes",
+            "segmentations",
+            "label",
+            "labels",
+            "tags",
+            "keypoints",
+            "keypoint_labels",
+            _UNCERTAIN,
+            _BLANK,
+        ]
         free = [name for name in taken if name not in ("label", "labels", "tags")]
         used = taken if self._roles.label or self._roles.flags else free
         own = {name: f"column{name}" if name.isdigit() else name for name in (*self._further, *self._roles.rest)}
@@ -281,6 +299,11 @@ class TableSource(FileRowSource):
             return Image(optional=True)
         rows = (self._spool.read(line)[1].get(name) for line in range(min(_MEASURED, len(self._spool))))
         return mask_field(self.tree, (path for path in rows if path is not None))
+
+    @cached_property
+    def _is_paired(self) -> bool:
+        """Other values of an image's rows differ, too, so that its classes go with them row by row."""
+        return any(name in self._differing for name in self._roles.rest)
 
     def _is_partial(self, name: str) -> bool:
         """Whether a row has no value of a column."""
@@ -346,7 +369,10 @@ class TableSource(FileRowSource):
         """A row has a class and no box."""
         roles = self._roles
         rows = (self._spool.read(line)[1] for line in range(len(self._spool)))
-        return any(is_blank(cells.get(roles.boxes[0])) and not is_blank(cells.get(roles.label)) for cells in rows)
+        return any(
+            is_blank(cells.get((*roles.boxes, roles.runs)[0])) and not is_blank(cells.get(roles.label))
+            for cells in rows
+        )
 
     @cached_property
     def _hides_points(self) -> bool:
@@ -444,6 +470,15 @@ class TableSource(FileRowSource):
                 sides = (info.height, info.width) if turned else (info.width, info.height)
                 found |= dict.fromkeys(self._order[self._starts[image] : self._starts[image + 1]].tolist(), sides)
         return found
+
+
+def _sides(image: bytes) -> tuple[int, int]:
+    """Width and height of the image as its file has it. Raises :class:`ValueError`."""
+    try:
+        info = sniff(image)
+    except HeaderError as error:
+        raise ValueError(error.reason) from error
+    return info.width, info.height
 
 
 def is_blank(value: Any) -> bool:

@@ -1,0 +1,145 @@
+"""Folders side by side whose images of one name are one sample: ``rgb/1.png``, ``depth/1.png``, ``nir/1.png``.
+
+Folders of classes that count from 1 look alike, so it is a question unless the kind is named; and only if the names of
+all folders are those of modalities. Named, any folders do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field, Image, Mask
+from packstore.sources.archives import open_tree
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.beside import join, mask_field
+from packstore.sources.contents import contents_of, stem_of
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.names import column_names
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.tree import Tree
+from packstore.sources.values import looks_like_mask
+
+_MAIN = (
+    "image",
+    "images",
+    "img",
+    "imgs",
+    "rgb",
+    "color",
+    "colour",
+    "vis",
+    "visible",
+    "before",
+    "pre",
+    "left",
+    "input",
+    "a",
+)
+_NAMES = re.compile(
+    r"images?|imgs?|rgb|colou?r|vis(ible)?|left|right|before|after|pre|post|inputs?|targets?|outputs?|depths?|nir|s?wir|"
+    r"[nl]wir|thermal|infrared|ir|sar|opt(ical)?|s[12]|pan|ms|normals?|albedo|disparit(y|ies)|flow|edges?|mattes?|"
+    r"heatmaps?|low|high|l[rq]|hr|gt|blur|sharp|noisy|clean|masks?|labels?|semantic|instances?|t[12]|lidar|radar|a|b",
+    re.I,
+)
+_MOST, _PROBED = 32, 32
+
+
+class ModalitiesSource(FileRowSource):
+    """The images of one folder, ``image``, with those of the same names in the folders beside it as columns."""
+
+    kind = "modalities"
+    left_images = "images of a name that the folder of the main images has not"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._groups = find_groups(self.tree, named=True)
+        if not self._groups:
+            raise SourceError(
+                f"{printable(str(path))} has no folders side by side with images of the same names (rgb, depth)"
+            )
+        names = dict.fromkeys(name for folders in self._groups.values() for name in folders)
+        self._main = next((name for known in _MAIN for name in names if name.lower() == known), min(names))
+        if any(self._main not in folders for folders in self._groups.values()):
+            raise SourceError(f"{printable(str(path))}: only some splits have a folder {printable(self._main)}")
+        others = [name for name in names if name != self._main]
+        self._called = dict(column_names(others, ["image"]))
+        self.evidence = f"images in {printable(self._main)}, with those in {', '.join(map(printable, others))}"
+
+    def splits(self) -> Sequence[str]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(_split_of(place) for place in self._groups)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        return {"image": Image(), **{called: self._field(name) for name, called in self._called.items()}}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        for place, folders in self._groups.items():
+            if _split_of(place) != split:
+                continue
+            files = {
+                name: {stem_of(file): file for file in self.tree.names(join(place, name)).ending(*IMAGE_SUFFIXES)}
+                for name in folders
+            }
+            for stem, file in files[self._main].items():
+                beside = {
+                    self._called[name]: InTree(join(join(place, name), files[name][stem]), optional=True)
+                    for name in folders
+                    if name != self._main and stem in files[name]
+                }
+                yield FileRow(join(join(place, self._main), file), beside)
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return ()
+
+    def _field(self, name: str) -> Image | Mask:
+        if not looks_like_mask(name.lower()):
+            return Image(optional=True)
+        places = [join(place, name) for place, folders in self._groups.items() if name in folders]
+        return mask_field(
+            self.tree,
+            (join(each, file) for each in places for file in self.tree.names(each).ending(*IMAGE_SUFFIXES)[:_PROBED]),
+        )
+
+
+def find_groups(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
+    """Folders with images side by side, by the folder that they lie in: two or more, each with half of the names of the
+    first, or more; empty unless these are all images. All lie in the top folder, or in folders of splits there."""
+    contents = contents_of(tree).folders
+    found: dict[str, tuple[str, ...]] = {}
+    used = 0
+    for place, folder in contents.items():
+        if place and place.lower() not in SPLIT_ORDER:
+            continue
+        inside = [name for name in folder.folders if contents[join(place, name)].images.count]
+        if not 2 <= len(inside) <= _MOST or not (named or all(map(_NAMES.fullmatch, inside))):
+            continue
+        sets = [contents[join(place, name)].images for name in inside]
+        if all(2 * each.shared(sets[0]) >= max(len(each.stems), len(sets[0].stems)) for each in sets):
+            found[place] = tuple(inside)
+            used += sum(each.count for each in sets)
+    return found if used == contents_of(tree).images else {}
+
+
+def _split_of(place: str) -> str:
+    return place.lower()
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Never certain: classes may count from 1."""
+    tree = open_tree(path)
+    return Certainty.PARTIAL if tree is not None and find_groups(tree, options.named) else Certainty.NO
+
+
+KIND = Kind(
+    "modalities",
+    "folders side by side with images of the same names: rgb, depth, nir",
+    _recognise,
+    ModalitiesSource,
+    in_objects=True,
+)

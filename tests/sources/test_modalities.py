@@ -1,0 +1,91 @@
+"""Folders side by side whose images of one name are one sample: asked, and packed when named."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from packstore import AmbiguousSourceError
+from packstore.core.errors import SourceError
+from packstore.sources import Entry, open_source
+from packstore.testing import SourceSuite
+from tests.makers.annotated import fill, mask
+from tests.makers.images import encode, picture, tiny
+
+
+def make(folder: Path, samples: int, names: tuple[str, ...] = ("rgb", "depth", "nir")) -> Path:
+    return fill(folder, {f"{name}/{n:05}.png": tiny(n + 7 * k) for k, name in enumerate(names) for n in range(samples)})
+
+
+class TestModalities(SourceSuite):
+    kind = "modalities"
+    recognised = False
+    undecodable_keys = False
+    bytes_per_sample = 1500
+    many = 500
+    damages = 10
+
+    def make(self, folder: Path, samples: int) -> Path:
+        dot = encode(picture(width=1, height=1), "PNG")
+        return fill(make(folder, samples, ("rgb", "depth")), {f"depth/{n:05}.png": dot for n in range(samples)})
+
+    def change(self, path: Path) -> None:
+        (path / "rgb/00000.png").write_bytes(tiny(99_999))
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        (path / entry.key).unlink()
+        (path / entry.key).symlink_to("nowhere")
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        with (path / entry.key).open("r+b") as file:
+            file.truncate((64 << 20) + 100)
+        return True
+
+
+@pytest.mark.parametrize("samples", [3, 300, 3000])
+def test_they_are_asked_about_and_packed_when_named(samples: int, tmp_path: Path) -> None:
+    path = make(tmp_path / "set", samples)
+    for place in (path, *(Path(shutil.make_archive(str(tmp_path / "a"), each, path)) for each in ("zip", "tar"))):
+        with pytest.raises(AmbiguousSourceError) as caught:
+            open_source(place)
+        assert ("--source", "modalities") in [answer.options for answer in caught.value.answers]
+        with closing(open_source(place, kind="modalities")) as source:
+            survey = source.survey()
+            assert (survey.records, survey.ledger.left) == (samples, {})
+            entry = list(source.entries())[-1]
+            values = source.read(entry).values  # type: ignore[union-attr]
+            assert entry.key == f"rgb/{samples - 1:05}.png"
+            assert [bytes(values[name]) for name in ("depth", "nir")] == [tiny(samples + 6), tiny(samples + 13)]
+
+
+def test_splits_masks_and_images_that_are_missing(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        make(tmp_path / split, 6, ("left", "right"))
+        fill(tmp_path / split, {f"mask/{n:05}.png": mask(n, 3, 2) for n in range(5)})
+    (tmp_path / "val/right/00002.png").unlink()
+    (tmp_path / "val/left/00004.png").unlink()
+    with closing(open_source(tmp_path, kind="modalities")) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 6, "val": 5}
+        assert survey.ledger.left == {"images of a name that the folder of the main images has not": 2}
+        found = {entry.key: source.read(entry).values for entry in source.entries()}  # type: ignore[union-attr]
+        assert found["val/left/00002.png"]["right"] is None
+        assert found["train/left/00005.png"]["mask"] is None
+
+
+@pytest.mark.parametrize("names", [("cats", "dogs"), ("a", "b"), ("0", "1", "2")])
+def test_classes_that_count_from_0_are_none(names: tuple[str, ...], tmp_path: Path) -> None:
+    with closing(open_source(make(tmp_path, 30, names))) as source:
+        assert source.kind == "imagefolder"
+    with closing(open_source(tmp_path, kind="modalities")) as source:
+        assert source.survey().records == 30
+
+
+def test_folders_of_other_names_are_none(tmp_path: Path) -> None:
+    fill(tmp_path, {f"{name}/{name}{n}.png": tiny(n) for name in ("rgb", "depth") for n in range(4)})
+    with pytest.raises(SourceError, match="no folders side by side"):
+        open_source(tmp_path, kind="modalities")
