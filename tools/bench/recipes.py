@@ -91,7 +91,7 @@ def measured(names: list[str]) -> dict[str, dict[str, Any]]:
     found = dict(LISTS)
     for name in A.RECIPES:
         recipe = A.recipe(name)
-        if name != "cifar-airbench":  # of images of one size
+        if name not in ("cifar-airbench", "ssd", "detr"):  # of images of one size, and of boxes
             what = {"augment": recipe} if recipe.views is None else {"views": recipe.views}
             found[name] = {**what, "normalize": recipe.normalize}
     first = next(iter(found))

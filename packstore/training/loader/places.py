@@ -11,10 +11,10 @@ from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation, Size, Step
 from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.operations import output_size, split_operations
-from packstore.training.augment.per_image import PerImage
+from packstore.training.augment.per_image import PerImage, as_operations
 from packstore.training.augment.unequal import gives_sizes
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.options import Collate, LoaderOptions
 
 
 def operations_at_decoding(
@@ -74,6 +74,14 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
             if getattr(options, name) is not None:
                 raise UsageError(f"collate={{'image': {form!r}}} gives no batch of one size, which {name}= needs")
     return form
+
+
+def form_if_needed(dataset: PackedDataset, operations: Sequence[Step]) -> dict[str, Collate]:
+    """``collate=`` for a list of images, if they come out of ``operations`` in different sizes; else nothing."""
+    options = LoaderOptions(augment=as_operations(operations))
+    if augments_one_by_one(dataset, options) and size_of_all(dataset, options) is None:
+        return {"image": "list"}
+    return {}
 
 
 def size_of_all(dataset: PackedDataset, options: LoaderOptions) -> Size | None:
