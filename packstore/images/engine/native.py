@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,18 @@ class Form:
     shift: tuple[float, float, float] = (0, 0, 0)
 
 
+class Places(NamedTuple):
+    """Buffers that lie in memory.
+
+    Attributes:
+        at: Address and number of bytes of each, int64 ``(N, 2)``.
+        kept: What keeps them there.
+    """
+
+    at: NDArray[np.int64]
+    kept: Any
+
+
 class Requests:
     """Images, what is wanted of each, and where it goes; for :meth:`Engine.run`, from many threads."""
 
@@ -83,7 +95,7 @@ class Requests:
         sources: Sequence[Any],
         pixels: NDArray[np.int64] | None = None,
         dtype: Any = np.uint8,
-        indexes: Sequence[Any] | None = None,
+        indexes: Sequence[Any] | Places | None = None,
     ) -> None:
         """
         Args:
@@ -103,7 +115,8 @@ class Requests:
         if pixels is not None:
             self._fields[:, _SIZE] = pixels
         if indexes is not None and len(sources):
-            self._fields[:, _INDEX] = places = _places(indexes)
+            places = indexes.at if isinstance(indexes, Places) else _places(indexes)
+            self._fields[:, _INDEX] = places
             self._fields[places[:, 1] == 0, _INDEX] = 0  # an empty buffer has an address, too
 
     @classmethod
