@@ -170,8 +170,8 @@ class Requests:
         """Says what is wanted: the arrays of :class:`packstore.training.augment.base.Crops`, and the rows that it is
         written to: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, 3)`` or as ``form`` says, of the
         windows' size. ``programs``, ``(N, n)``, of sources of bytes, run on the windows' bytes before they are
-        converted. ``sampling``, ``(N,)``: how bytes are resized, 0 bilinear, 1 nearest, 2 bicubic; others are
-        refused."""
+        converted. ``sampling``, ``(N,)``: how bytes are resized, 0 bilinear, 1 nearest, 2 bicubic, 3 box,
+        4 Lanczos; others are refused."""
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
         if out.shape[0] != len(fields) or (windows[:, 2:] != size).any() or channels != (3,):

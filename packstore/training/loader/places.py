@@ -58,8 +58,9 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
     for op in options.augment if one_by_one else ():
         if isinstance(op, PerImage) and not op.runs_in_threads:
             raise UsageError(
-                f"{op!r} draws from the process's generators, and images that differ in size are augmented by several "
-                "threads: give the function a generator, PerImage(fn, generator=True)"
+                f"{op!r} may draw from the process's generators, and images that differ in size are augmented by several "
+                "threads: give the function a generator, PerImage(fn, generator=True), or say threads=True if it draws "
+                "from torch alone"
             )
     mosaic = isinstance(options.mix, Mosaic)
     if form is None and one_by_one and size_of_all(dataset, options) is None and not mosaic:
@@ -107,7 +108,7 @@ def has_kernel(image: Column) -> bool:
 
 def _known_samplings(image: Column) -> set[int]:
     """How the engine can resize images of an array: numbers of :data:`SAMPLINGS`."""
-    return {0, 1, 2} if image.layout == "HWC" else {0}
+    return {0, 1, 2, 3, 4} if image.layout == "HWC" else {0}
 
 
 def _can_fill(operation: GeometricOperation, image: Column) -> bool:
