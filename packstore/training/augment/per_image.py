@@ -55,9 +55,10 @@ class PerImage(Operation):
     - any ``fn`` with ``threads=True``, for which the same is done;
     - any ``fn`` with ``generator=True``, which nothing but ``fn`` sees.
 
-    Such functions should keep nothing between calls. For others torch's, numpy's and Python's own generators are seeded before each call and restored after the
-    last. As these are the process's, the calls are made one after another in the thread that asks for batches; torch
-    starts no threads meanwhile, since sharing out one image costs more than it saves.
+    Such functions should keep nothing between calls. For others torch's, numpy's and Python's own generators are seeded
+    before each call and restored after the last. As these are the process's, the calls are made one after another in
+    the thread that asks for batches; torch starts no threads meanwhile, since sharing out one image costs more than it
+    saves.
 
     Args:
         fn: Called with a tensor ``(C, H, W)``; returns one, of the same shape for all images of a batch.
