@@ -21,6 +21,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 import packstore.augment as A  # noqa: N812
 from packstore import PackedDataset, PackedLoader
+from packstore.training.augment.detection import Boxes
+from packstore.training.augment.unequal import Course
 
 SIDE, TEXT, GAP = 128, 250, 4
 SQUARE = [A.Resize(SIDE, interpolation="bicubic"), A.CenterCrop(SIDE)]
@@ -51,6 +53,7 @@ OPERATIONS: tuple[Any, ...] = (
     A.AutoAugment("svhn"),
     A.AugMix(),
     A.TimmAugment("rand-m9-mstd0.5-inc1"),
+    A.TimmAugment("augmix-m5"),
     A.ThreeAugment(),
     A.RandomErasing(1.0),
     A.RandomErasing(1.0, value="random"),
@@ -74,6 +77,9 @@ SAMPLING: tuple[Any, ...] = (
     [A.RandomResize(SIDE // 2, 2 * SIDE), A.RandomCrop(SIDE, pad_if_needed=True)],
     [A.RandomShortestSize((SIDE // 2, SIDE), 2 * SIDE), A.RandomCrop(SIDE, pad_if_needed=True)],
     [A.ScaleJitter(SIDE), A.RandomCrop(SIDE, pad_if_needed=True)],
+    [A.RandomZoomOut((124, 116, 104), p=1.0)],
+    [A.RandomIoUCrop(min_scale=0.5)],
+    [A.Resize(160), A.RandomSizeCrop(64, 128)],
 )
 NO_PICTURES = {"InPlace", "PerImage", "Operation"}
 """Classes that are operations of the user's."""
@@ -88,7 +94,17 @@ def check_all_are_shown() -> None:
 
 
 def draws_of(dataset: PackedDataset, record: int, count: int, **options: Any) -> list[NDArray[np.uint8]]:
-    """What a loader gives of a record ``count`` times; of several views each view."""
+    """What a loader gives of a record ``count`` times; of several views each view; of a list that needs boxes, with one
+    around the middle of the image."""
+    if any(isinstance(op, A.RandomIoUCrop) for op in options.get("augment", ())):
+        image = dataset[record][None]
+        height, width = image.shape[2:]
+        box = np.array([[width / 4, height / 4, width * 3 / 4, height * 3 / 4]], np.float32)
+        boxes, ids = Boxes(box.repeat(count, 0), np.arange(count)), np.arange(count) << 32 | record
+        course = Course(np.array([[height, width]] * count), options["augment"], A.Draws(0, 0, ids), boxes)
+        return [course.run(row, image)[0].permute(1, 2, 0).numpy() for row in range(count)]
+    if "augment" in options:
+        options["collate"] = {"image": "list"}
     loader = PackedLoader(dataset, count, sampler=[record] * count, output="numpy", channels_last=True, **options)
     images = next(iter(loader))
     if not isinstance(images, dict):

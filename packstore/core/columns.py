@@ -63,6 +63,17 @@ class Ragged(Sequence[memoryview]):
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
+    def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Address and number of bytes of values in memory, int64 ``(N, 2)``; for as long as :attr:`data` is kept.
+
+        Raises:
+            StoreError: An offset is out of range.
+        """
+        start, stop = self._offsets[numbers], self._offsets[numbers + 1]
+        if ((start < 0) | (start > stop) | (stop > len(self._data))).any():
+            raise StoreError("offsets of values are out of range")
+        return np.stack([self._data.ctypes.data + start, stop - start], 1)
+
     def __getitem__(self, index: Any) -> Any:
         """The bytes of value ``index`` (an integer, not negative) as a memoryview; no copy."""
         offsets, data = self._offsets, self._data

@@ -9,7 +9,7 @@ from packstore.core.errors import UsageError
 from packstore.training import augment
 from packstore.training.augment import Operation
 from packstore.training.augment.per_image import as_operations
-from packstore.training.augment.recipes import RECIPES
+from packstore.training.augment.recipes import RECIPES, recipe
 
 OPERATIONS = tuple(
     name
@@ -40,6 +40,14 @@ def parse_augment(text: str) -> list[Operation]:
     if not isinstance(parsed, ast.List):
         raise _unfit(text)
     return [_operation(node) for node in parsed.elts]
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """The same as options of a loader: ``augment``, or ``views`` for a recipe that has several."""
+    name = text.strip()
+    if name in RECIPES and (views := recipe(name).views) is not None:
+        return {"views": views}
+    return {"augment": parse_augment(text)}
 
 
 def named_operations(text: str) -> list[str]:

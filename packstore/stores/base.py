@@ -200,6 +200,10 @@ class Reader(ABC):
             raise StoreError(f"column {name!r} of {self.path} is not ragged")
         return column
 
+    def mapped_ragged(self, name: str) -> Ragged | None:
+        """The ragged column ``name``, if all of it is mapped or in memory anyway; else None. Opens no shards."""
+        return None
+
     def value(self, name: str, index: int) -> Any:
         """The value of column ``name`` of one record: of the column's dtype, or a memoryview where it is ragged."""
         return self.column(name)[index]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import image_checksum
-from packstore.core.columns import Buffer, ColumnData
+from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
@@ -76,6 +76,9 @@ class LinkedReader(Reader):
         if name == "image":
             raise StoreError("a linked store has no array of all images; read them one by one")
         return self._reader.column(name)
+
+    def mapped_ragged(self, name: str) -> Ragged | None:
+        return self._reader.mapped_ragged(name)
 
     def value(self, name: str, index: int) -> Any:
         return self._reader.value(name, index)

@@ -57,6 +57,10 @@ class MappedReader(Reader):
             )
         return raw[start:stop]
 
+    def mapped_ragged(self, name: str) -> Ragged | None:
+        column = self.column(name)
+        return column if type(column) is Ragged else None
+
     def column(self, name: str) -> ColumnData:
         data = self._open()
         self.manifest.column(name)  # the KeyError that lists the columns

@@ -340,7 +340,7 @@ def test_candidates_depend_on_the_images(folder: Path, tmp_path: Path) -> None:
 def test_the_augmentation_is_what_training_would_do(folder: Path, tmp_path: Path) -> None:
     def of(name: str, options: BenchOptions, **how: Any) -> Any:
         manifest = packstore.convert(folder, tmp_path / name, overwrite=True, **how).manifest
-        return augmentation(manifest, options)[0]
+        return augmentation(manifest, options)[0].get("augment", ())
 
     assert of("a.lmdb", BenchOptions())[0] == RandomResizedCrop(224)
     assert of("a.h5", BenchOptions(), encoding="uint8", size=32)[0] == RandomCrop(32, padding=4)

@@ -91,7 +91,7 @@ CASES: list[tuple[str, Code, tuple[float, ...], Callable[[Any, Any], Any], float
     *(("contrast", Code.CONTRAST, (f,), lambda tv, i, f=f: tv.adjust_contrast(i, f), 0.001) for f in FACTORS),
     *(("saturation", Code.SATURATION, (f,), lambda tv, i, f=f: tv.adjust_saturation(i, f), 0.001) for f in FACTORS),
     *(("sharpness", Code.SHARPNESS, (f,), lambda tv, i, f=f: tv.adjust_sharpness(i, f), 0.001) for f in FACTORS),
-    *(("hue", Code.HUE, (f,), lambda tv, i, f=f: tv.adjust_hue(i, f), 0) for f in HUES),
+    *(("hue", Code.HUE, (f,), lambda tv, i, f=f: tv.adjust_hue(i, f), 0.001) for f in HUES),
     *(("posterize", Code.POSTERIZE, (n,), lambda tv, i, n=n: tv.posterize(i, n), 0) for n in range(9)),
     *(("solarize", Code.SOLARIZE, (n,), lambda tv, i, n=n: tv.solarize(i, n), 0) for n in (0, 1, 127.5, 128, 255)),
     ("gray", Code.GRAY, (), lambda tv, i: tv.rgb_to_grayscale(i, 3), 0),
@@ -104,7 +104,8 @@ CASES: list[tuple[str, Code, tuple[float, ...], Callable[[Any, Any], Any], float
 ]
 """Name, code, parameters, the function of torchvision, and the share of bytes that may differ by one.
 
-Not exact is what torch adds up with one rounding in its vector instructions, and with two in what they leave over.
+Not exact is what torch adds up with one rounding in its vector instructions, and with two in what they leave over; and
+hues, which are turned without torchvision's divisions.
 """
 
 
@@ -131,7 +132,7 @@ def test_every_colour_is_that_of_torchvision(functional: Any, code: Code) -> Non
     for red in range(256):
         image = np.stack([np.full_like(green, red), green, blue], 2)
         found = run(image[None], step(1, code, factor))[0]
-        agree(found, by_torchvision(image, functions[code]))
+        agree(found, by_torchvision(image, functions[code]), 0.001 if code == Code.HUE else 0)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (61, 47), (224, 224), (130, 1100)], ids=str)

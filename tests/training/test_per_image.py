@@ -127,6 +127,26 @@ def test_torchvision_runs_in_the_threads_that_decode(stores: Stores, name: str) 
         assert loader.stats()["per_image_seconds"] > 0
 
 
+def test_a_function_that_draws_from_torch_alone_may_run_in_the_threads(stores: Stores) -> None:
+    names: set[str] = set()
+
+    def noisy(image: torch.Tensor) -> torch.Tensor:
+        names.add(threading.current_thread().name)
+        return image + torch.randint(0, 20, image.shape, dtype=torch.uint8)
+
+    dataset = PackedDataset(stores("files.lmdb"), "train")
+    found = []
+    for threads, workers in ((False, 2), (True, 1), (True, 3)):
+        names.clear()
+        augment = [RandomResizedCrop(16), PerImage(noisy, threads=threads)]
+        loader = PackedLoader(dataset, 8, augment=augment, workers=workers, resident=False, seed=4)
+        found.append(torch.cat([images for images, _ in loader]))
+        assert all(name.startswith("packstore-loader") for name in names) is threads
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])
+    assert repr(PerImage(abs, threads=True)) == "PerImage(<built-in function abs>, threads=True)"
+
+
 def test_functions_that_may_draw_from_other_generators_do_not(stores: Stores) -> None:
     transforms = import_torchvision().transforms
     dataset, v2, names = PackedDataset(stores("files.lmdb"), "train"), transforms.v2, set()

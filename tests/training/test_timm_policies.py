@@ -11,7 +11,7 @@ import torch
 
 from packstore.augment import Draws, TimmAugment
 from packstore.core.errors import UsageError
-from packstore.images.programs import Code, fill_of
+from packstore.images.programs import Code, fill_of, new_program
 from packstore.training.augment.interpreter import run_program
 from tests.makers.torchvision import import_torchvision
 
@@ -101,16 +101,18 @@ def test_pixels_are_near_those_of_pillow(name: str) -> None:
     timm = import_timm()
     from PIL import Image
 
-    from packstore.training.augment.timm_policies import _steps
+    from packstore.training.augment.timm_policies import _OPERATIONS
 
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randint(0, 256, (1, 3, 5, 6), generator=generator).float()
     image = torch.nn.functional.interpolate(coarse, (64, 80), mode="bicubic").clamp(0, 255).to(torch.uint8)
     picture = Image.fromarray(image[0].permute(1, 2, 0).numpy())
     own = draws(1)
-    sign = -1.0 if own.uniform(5)[0] > 0.5 else 1.0
-    fill = TimmAugment("rand", interpolation="bilinear")._flags(own)
-    steps = _steps(name, np.array([7.0]), own, np.arange(1), (64, 80), fill, np.array([sign]))
+    sign = -1.0
+    fill = TimmAugment("rand", interpolation="bilinear")._flags(own, 0, 1)[0]
+    steps = new_program(1, 1)[:, 0]
+    steps["code"], make = _OPERATIONS[name]
+    make(steps, np.array([0.7]), np.array([sign]), (64, 80), fill, own)
     found = run_program(image, steps[:, None])[0].permute(1, 2, 0).int().numpy()
     argument = {"Rotate": 21.0 * sign, "TranslateXRel": 0.315 * sign, "TranslateYRel": 0.315 * sign}.get(name)
     argument = (

@@ -292,10 +292,20 @@ def load() -> float:
             augment.ScaleJitter(target_size=64, scale_range=(0.5, 1.5), interpolation="bilinear", antialias=False),
             augment.Pad(padding=(1, 2), fill=0.5, padding_mode="edge"),
             augment.ThreeAugment(),
+            augment.RandomZoomOut(fill=(1, 2, 3), side_range=(1.0, 2.0), p=0.5),
+            augment.RandomIoUCrop(
+                min_scale=0.3,
+                max_scale=1.0,
+                min_aspect_ratio=0.5,
+                max_aspect_ratio=2.0,
+                sampler_options=[0.1, 1.0],
+                trials=40,
+            ),
+            augment.RandomSizeCrop(min_size=16, max_size=32),
             RandomCrop(size=32, padding=4, padding_mode="reflect", fill=0.5, pad_if_needed=False),
             CenterCrop(size=28),
             Cutout(size=8, fill=0.5),
-            PerImage(fn=torch.abs, generator=False),
+            PerImage(fn=torch.abs, generator=False, threads=True),
             InPlace(fn=torch.abs),
             doubled,
         ],
@@ -388,6 +398,10 @@ def operations() -> list[augment.Operation]:
         augment.TimmAugment(config="rand-m9-mstd0.5-inc1", fill=(124, 116, 104), interpolation="random"),
         *augment.recipe(name="deit3"),
     ]
+
+
+def mosaic() -> augment.Mosaic:
+    return augment.Mosaic(size=64, center_range=(0.25, 0.75), fill=0.5, p=1.0)
 
 
 def masked(found: augment.Masking) -> augment.Masking:

@@ -11,7 +11,8 @@ holds the interpreter's lock for an image, as `loader.py --only gil` does.
 
 With `--reference FOLDER`, a folder of images by class, the same lists also run in torchvision, and in timm and
 albumentations where those are installed, in a DataLoader with as many workers, from its first batch on; take 10 seconds
-then. A table says how many times as fast packstore is. With `--before FOLDER`, an earlier checkout with an environment
+then. So they do in DALI, with as many threads, if it is installed as `peers.py` says. A table says how many times as
+fast packstore is. With `--before FOLDER`, an earlier checkout with an environment
 in .venv, crop and flip also run there.
 """
 
@@ -91,7 +92,7 @@ def measured(names: list[str]) -> dict[str, dict[str, Any]]:
     found = dict(LISTS)
     for name in A.RECIPES:
         recipe = A.recipe(name)
-        if name != "cifar-airbench":  # of images of one size
+        if name not in ("cifar-airbench", "ssd", "detr"):  # of images of one size, and of boxes
             what = {"augment": recipe} if recipe.views is None else {"views": recipe.views}
             found[name] = {**what, "normalize": recipe.normalize}
     first = next(iter(found))
@@ -207,7 +208,7 @@ def report(given: argparse.Namespace, medians: dict[str, tuple[float, ...]], the
         rows = []
         for name, (ours, _) in theirs.items():
             rows.append((name, f"{medians[ours][0] / medians[name][0]:.1f}", WANTED_TIMES.get(ours, "")))
-        print("\n" + table(("in a DataLoader", "packstore is so many times as fast", "wanted"), rows))
+        print("\n" + table(("in a DataLoader, or in DALI", "packstore is so many times as fast", "wanted"), rows))
     if given.before is not None:
         (now, used), (then, spent) = (medians[f"crop and flip, {name}"] for name in ("now", "before"))
         print(f"\ncrop and flip, each in its own process: {now / then:.3f} times as fast as before, by processor time")

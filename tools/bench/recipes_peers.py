@@ -1,4 +1,4 @@
-"""The lists of `recipes.py` as torchvision, timm and albumentations have them, each in a DataLoader."""
+"""The lists of `recipes.py` by torchvision, timm and albumentations, each in a DataLoader, and by DALI."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from recipes_dali import dali_loaders
 
 from tests.makers.torchvision import import_torchvision
 
@@ -42,6 +44,8 @@ def peers(folder: str, workers: int) -> dict[str, tuple[str, Any]]:
     if _installed("albumentations"):
         for name, chain in albumentations().items():
             found[f"albumentations: {name}"] = (name, loader(chain, loader=read_image))
+    if _installed("nvidia.dali"):
+        found |= dali_loaders(folder, workers)
     return found
 
 

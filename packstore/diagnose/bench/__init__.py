@@ -37,7 +37,7 @@ from packstore.diagnose.bench.measure import (
     take_sample,
 )
 from packstore.diagnose.bench.trials import candidates, try_out
-from packstore.seeing.augment_text import parse_augment
+from packstore.seeing.augment_text import parse_options
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.residence import free_memory
@@ -88,7 +88,7 @@ class BenchOptions:
                 raise UsageError(f"{name} should be above 0, got {value!r}")
         if self.augment not in AUGMENTS:
             try:
-                parse_augment(self.augment)
+                parse_options(self.augment)
             except UsageError as error:
                 raise UsageError(f"augment should be crop, none or operations: {error}") from None
             if self.size is not None:
@@ -185,22 +185,24 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
     if not len(dataset):
         raise UsageError(f"{dataset.path} has no records to load")
     manifest, threads = dataset.manifest, options.workers or default_workers()
-    operations, words = augmentation(manifest, options)
+    how, words = augmentation(manifest, options)
     encoded, payload = manifest.holds_files, manifest.image.nbytes / max(1, manifest.records)
-    programs = make_loader(dataset, options.batch_size, threads, operations).pipeline.programs
-    clock = Clock(options.seconds, 13 + len(programs), progress)
+    pipeline = make_loader(dataset, options.batch_size, threads, how).pipeline
+    several = () if pipeline.views is None else pipeline.views.plans
+    clock = Clock(options.seconds, 13 + len(pipeline.programs) + len(several), progress)
 
     read = reading(clock, dataset, threads)
     clock.begin("sample")
     sample = take_sample(dataset)
     whole = decoding(clock, dataset, sample, threads) if encoded else None
-    loader = make_loader(dataset, options.batch_size, threads, operations)
+    loader = make_loader(dataset, options.batch_size, threads, how)
     augment = augmenting(clock, loader, sample)
     each = operation_rates(clock, loader, sample)
-    single = end_to_end(clock, "loader, 1 thread", make_loader(dataset, options.batch_size, 1, operations))
+    single = end_to_end(clock, "loader, 1 thread", make_loader(dataset, options.batch_size, 1, how))
     together = end_to_end(clock, "loader", loader) if threads > 1 else single
     assembler = loader.pipeline.assembler
-    copied = copying(clock, assembler.shape, assembler.dtype, options.batch_size, dataset.device)
+    row = tuple(sample.pixels[0].shape) if loader.pipeline.form is not None else assembler.shape
+    copied = copying(clock, row, assembler.dtype, options.batch_size, dataset.device)
     decode = None if whole is None else decode_rate(whole[0], augment, single)
 
     rates = Rates(
@@ -249,22 +251,22 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
     )
 
 
-def augmentation(manifest: Manifest, options: BenchOptions) -> tuple[tuple[Any, ...], str]:
-    """The operations to measure with a store, and their names in words."""
+def augmentation(manifest: Manifest, options: BenchOptions) -> tuple[dict[str, Any], str]:
+    """The operations to measure with a store, as ``augment`` or ``views`` of a loader, and their names in words."""
     if options.augment not in AUGMENTS:
-        return tuple(parse_augment(options.augment)), options.augment
+        return parse_options(options.augment), options.augment
     own, side = _own_size(manifest), _crop_side(manifest, options)
     if options.augment == "none":
         if own is not None:
-            return (), "whole images"
-        return (Resize((side, side)),), f"whole images, resized to {side}"
+            return {}, "whole images"
+        return {"augment": (Resize((side, side)),)}, f"whole images, resized to {side}"
     if own is not None and own == (side, side):
         padding = max(1, side // 8)
         return (
-            (RandomCrop(side, padding=padding), RandomHorizontalFlip()),
+            {"augment": (RandomCrop(side, padding=padding), RandomHorizontalFlip())},
             f"random crop to {side} (padding {padding}) and flip",
         )
-    return (RandomResizedCrop(side), RandomHorizontalFlip()), f"random resized crop to {side} and flip"
+    return {"augment": (RandomResizedCrop(side), RandomHorizontalFlip())}, f"random resized crop to {side} and flip"
 
 
 def decode_rate(whole: float, augment: float | None, alone: EndToEnd) -> float:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -21,10 +22,13 @@ from packstore.images.engine import Form, Requests, get_engine
 from packstore.images.programs import Program
 from packstore.stores.base import Reader
 from packstore.training.augment.base import Crops
+from packstore.training.augment.detection import Boxes
 from packstore.training.augment.operations import apply_operations, plan_operations
+from packstore.training.augment.unequal import Course
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate
+from packstore.training.loader.places import form_if_needed
 from packstore.training.loader.programs import Programs
 from packstore.training.loader.rows import Rows
 from packstore.training.random_draws import Draws
@@ -178,8 +182,12 @@ def decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threads: int)
 def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
     """Images a second of the loader's operations with one thread, on pixels that are decoded; None without any."""
     operations = tuple(loader.options.augment)
+    if loader.pipeline.views is not None:
+        return _augmenting_views(clock, loader, sample)
     if not operations:
         return None
+    if loader.pipeline.one_by_one:
+        return _augmenting_one_by_one(clock, loader, sample)
     here, programs = loader.pipeline.operations_at_decoding, loader.pipeline.programs
     if here or programs:
         crops = _crops(loader, sample)
@@ -200,9 +208,72 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
         torch.set_num_threads(threads)
 
 
+def _augmenting_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> float:
+    """:func:`augmenting` of images that differ in size on their way: of a whole batch, planned and run."""
+    planes = loader.dataset.manifest.image.layout == "CHW"
+    images = [torch.from_numpy(np.array(image)) for image in sample.pixels]
+    images = [(image if planes else image.permute(2, 0, 1))[None] for image in images]
+    sizes = np.array([image.shape[2:] for image in images], np.int64)
+    ids = np.array(sample.records[: len(sizes)], np.int64)
+    boxes = Boxes(
+        np.concatenate([sizes * 0.25, sizes * 0.75], 1)[:, [1, 0, 3, 2]].astype(np.float32), np.arange(len(ids))
+    )
+
+    def work(number: int) -> int:
+        course = Course(sizes, loader.options.augment, Draws(0, number, ids), boxes)
+        for row, image in enumerate(images):
+            course.run(row, image)
+        return len(images)
+
+    return clock.rate("augment, 1 thread", work)
+
+
+def _augmenting_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
+    """:func:`augmenting` of records with all their crops, which the threads that decode cut; None for others."""
+    cuts = [one for _, one, _ in _view_cuts(loader, sample)]
+
+    def work(number: int) -> int:
+        for one in cuts:
+            one(number)
+        return 1
+
+    return clock.rate("augment, 1 thread", work) if cuts else None
+
+
+def _cut_all(one: Callable[[int], int], count: int, number: int) -> int:
+    """Cuts ``count`` crops of a record, which lie together; returns 1, for the record."""
+    for crop in range(count):
+        one(number * count + crop)
+    return 1
+
+
+def _view_cuts(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable[[int], int], int]]:
+    """Of each view its name, a function that cuts all its crops of a record of the sample, and how many these are."""
+    assert loader.pipeline.views is not None
+    found: list[tuple[str, Callable[[int], int], int]] = []
+    sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
+    ids = np.array(sample.records[: len(sizes)], np.int64)
+    for plan in loader.pipeline.views.plans if get_engine() is not None else ():
+        view, count = plan.view, plan.view.count
+        draws = Draws(view.seed(0), 0, view.ids(ids))
+        crops = plan_operations(plan.operations, np.repeat(sizes, count, 0), draws)
+        several = Sample(np.repeat(ids, count).tolist(), [], [image for image in sample.pixels for _ in range(count)])
+        one, _ = _by_engine(several, crops, plan.programs.draw(draws, plan.size))
+
+        found.append((view.name, partial(_cut_all, one, count), count))
+        for number in range(len(ids)):  # memory that is written to for the first time takes longer
+            found[-1][1](number)
+    return found
+
+
 def operation_rates(clock: Clock, loader: PackedLoader, sample: Sample) -> list[tuple[str, float]]:
     """Name of each operation on pixels that runs in the threads that decode, and images a second with one thread."""
     programs = loader.pipeline.programs
+    if loader.pipeline.views is not None:
+        return [
+            (f"view {name} × {count}", clock.rate(f"view {name}, 1 thread", cut, share=0.5))
+            for name, cut, count in _view_cuts(loader, sample)
+        ]
     if not programs:
         return []
     crops = _crops(loader, sample)
@@ -274,6 +345,13 @@ def _crops(loader: PackedLoader, sample: Sample) -> Crops:
     )
 
 
+def _count(item: Any) -> int:
+    """Records of a batch."""
+    while not isinstance(item, torch.Tensor | list):
+        item = next(iter(item.values())) if isinstance(item, dict) else item[0]
+    return len(item)
+
+
 def copying(clock: Clock, row: tuple[int, ...], dtype: torch.dtype, batch_size: int, device: torch.device) -> float:
     """Images a second of copying batches to the device: from page-locked memory to a GPU, else through memory."""
     host = torch.ones((batch_size, *row), dtype=dtype, device="cpu")
@@ -303,16 +381,16 @@ class EndToEnd:
     reason: str
 
 
-def make_loader(dataset: PackedDataset, batch_size: int, threads: int, augment: Sequence[Any]) -> PackedLoader:
-    """A shuffling loader whose epochs are long even where the dataset is small."""
+def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict[str, Any]) -> PackedLoader:
+    """A shuffling loader whose epochs are long even where the dataset is small, with the options ``how``."""
     times = -(-_EPOCH_BATCHES * batch_size // len(dataset))
     indices = np.tile(np.arange(len(dataset)), times) if times > 1 else None
     collate: dict[str, Collate] = {
         name: "optional" for name in dataset.columns if dataset.manifest.column(name).nullable
     }
-    return PackedLoader(
-        dataset, batch_size, shuffle=True, workers=threads, augment=list(augment), indices=indices, collate=collate
-    )
+    if "augment" in how:
+        collate |= form_if_needed(dataset, how["augment"])
+    return PackedLoader(dataset, batch_size, shuffle=True, workers=threads, indices=indices, collate=collate, **how)
 
 
 def end_to_end(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:
@@ -326,7 +404,7 @@ def end_to_end(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.
                 start, cpu = now, _cpu()
                 loader.reset_stats()
                 continue
-            images += len(item if isinstance(item, torch.Tensor) else item[0])
+            images += _count(item)
             elapsed = now - start
             if elapsed >= clock.seconds * share:
                 break

@@ -73,7 +73,7 @@ def try_out(
     dataset: PackedDataset,
     sample: Sample,
     ways: Sequence[Candidate],
-    make_augment: Callable[[Manifest], tuple[Sequence[Any], str]],
+    make_augment: Callable[[Manifest], tuple[dict[str, Any], str]],
     batch_size: int,
     threads: int,
 ) -> tuple[list[Trial], list[str]]:
@@ -104,8 +104,8 @@ def try_out(
                 untried.append(f"{way.how}: {error}")
                 continue
             with_device = PackedDataset(path, device=dataset.device)
-            operations, words = make_augment(with_device.manifest)
-            loader = make_loader(with_device, batch_size, threads, operations)
+            how, words = make_augment(with_device.manifest)
+            loader = make_loader(with_device, batch_size, threads, how)
             found = end_to_end(clock, f"try {way.how or 'as it is'}", loader, 0.5)
             image = with_device.manifest.image
             each = image.nbytes / max(1, with_device.manifest.records)

@@ -8,6 +8,7 @@ wrong. So nothing depends on it but time.
 from packstore.images.engine.native import (
     Engine,
     Form,
+    Places,
     Requests,
     augment,
     engine_problem,
@@ -22,6 +23,7 @@ from packstore.images.engine.native import (
 __all__ = [
     "Engine",
     "Form",
+    "Places",
     "Requests",
     "augment",
     "engine_problem",

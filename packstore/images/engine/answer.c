@@ -180,7 +180,7 @@ static int begin_image(struct decoder *decoder, struct team *team)
     bool resized = request->size_height != request->box.height || request->size_width != request->box.width;
     making->resized = resized;
     if (resized && (request->sampling < SAMPLE_BILINEAR ||
-                    request->sampling > (form->from == UINT8 ? SAMPLE_BICUBIC : SAMPLE_BILINEAR)))
+                    request->sampling > (form->from == UINT8 ? SAMPLE_LANCZOS : SAMPLE_BILINEAR)))
         return REFUSED;
     making->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
     bool as_it_is = making->kind == form->to && form->planes == (making->kind != UINT8);

@@ -62,41 +62,35 @@ INLINE void saturate_with(uint8_t *const planes[3], int64_t count, float factor,
     }
 }
 
-INLINE float within_one(float value)
+INLINE float between(float value, float most)
 {
     value = value > 0 ? value : 0;
-    return value < 1 ? value : 1;
+    return value < most ? value : most;
 }
 
-/* As adjust_hue_image(): to HSV and back. */
+INLINE float distance(float a, float b)
+{
+    return __builtin_fabsf(a - b);
+}
+
+/* adjust_hue_image() without divisions. Where a hue stands is counted not in sixths of the circle but in `spread`s, so
+ * that a channel is the lowest one and a part of the spread: that of HSV to RGB. */
 static void turn_hue_from(uint8_t *const planes[3], int64_t first, int64_t count, float shift)
 {
-    const float scale = (float)(1.0 / 255), sixth = (float)(1.0 / 6.0), back = (float)(255 + 1.0 - 1e-3);
+    const float turn = shift * 6, back = (float)((255 + 1.0 - 1e-3) / 255);
     for (int64_t i = first; i < count; i++) {
-        float r = (float)planes[0][i] * scale, g = (float)planes[1][i] * scale, b = (float)planes[2][i] * scale;
+        float r = (float)planes[0][i], g = (float)planes[1][i], b = (float)planes[2][i];
         float high = r > g ? r : g, low = r < g ? r : g;
         high = high > b ? high : b;
         low = low < b ? low : b;
-        float spread = high - low;
-        float s = spread / (spread == 0 ? 1 : high), divisor = spread == 0 ? 1 : spread;
-        float rc = (high - r) / divisor, gc = (high - g) / divisor, bc = (high - b) / divisor;
-        float h = high == r ? bc - gc : high == g ? (rc + 2) - bc : (gc + 4) - rc;
-        h = h * sixth + 1;
-        h = h - (float)(int)h;
-        h = h + shift;
-        h = h - (float)(int)h;
-        h = h < 0 ? h + 1 : h;
-        float six = h * 6;
-        int sector = (int)six;
-        float part = six - (float)sector, product = s * part, rest = 1 - s;
-        float q = within_one((1 - product) * high), t = within_one((product + rest) * high),
-              p = within_one(rest * high);
-        /* In each sector a channel is the highest, another the lowest: by halves of the sector's number. */
-        sector = sector == 6 ? 0 : sector;
-        float middle = sector & 1 ? q : t;
-        int highest = (sector + 1) / 2 % 3, lowest = (sector / 2 + 2) % 3;
-        for (int c = 0; c < 3; c++)
-            planes[c][i] = (uint8_t)(int)((c == highest ? high : c == lowest ? p : middle) * back);
+        float spread = high - low, circle = spread * 6;
+        float at = high == r ? g - b : high == g ? b - r + spread * 2 : r - g + spread * 4;
+        at = at + turn * spread;
+        at = at + (at < 0 ? circle : 0);
+        at = at - (at >= circle ? circle : 0);
+        planes[0][i] = to_byte((low + between(distance(at, spread * 3) - spread, spread)) * back);
+        planes[1][i] = to_byte((low + between(spread * 2 - distance(at, spread * 2), spread)) * back);
+        planes[2][i] = to_byte((low + between(spread * 2 - distance(at, spread * 4), spread)) * back);
     }
 }
 
@@ -275,54 +269,36 @@ VECTORS_FMA void saturate_vector(uint8_t *const planes[3], int64_t count, float 
     saturate_with((uint8_t *const[3]){planes[0] + i, planes[1] + i, planes[2] + i}, count - i, factor, true);
 }
 
-VECTORS_FMA INLINE __m256 choose(__m256 otherwise, __m256 chosen, __m256i where)
+VECTORS_FMA INLINE __m256 between_eight(__m256 values, __m256 most)
 {
-    return _mm256_blendv_ps(otherwise, chosen, _mm256_castsi256_ps(where));
+    return _mm256_min_ps(_mm256_max_ps(values, _mm256_setzero_ps()), most);
 }
 
-VECTORS_FMA INLINE __m256 clip_to_one(__m256 values)
+VECTORS_FMA INLINE __m256 distance_of(__m256 a, __m256 b)
 {
-    return _mm256_min_ps(_mm256_max_ps(values, _mm256_setzero_ps()), _mm256_set1_ps(1));
+    return _mm256_and_ps(_mm256_sub_ps(a, b), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
 }
 
 /* turn_hue_from() of eight pixels. */
-VECTORS_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256 shift)
+VECTORS_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256 turn)
 {
-    const __m256 one = _mm256_set1_ps(1), zero = _mm256_setzero_ps(), scale = _mm256_set1_ps((float)(1.0 / 255));
-    const __m256 back = _mm256_set1_ps((float)(255 + 1.0 - 1e-3));
-    __m256 r = _mm256_mul_ps(*red, scale), g = _mm256_mul_ps(*green, scale), b = _mm256_mul_ps(*blue, scale);
+    const __m256 zero = _mm256_setzero_ps(), back = _mm256_set1_ps((float)((255 + 1.0 - 1e-3) / 255));
+    __m256 r = *red, g = *green, b = *blue;
     __m256 high = _mm256_max_ps(_mm256_max_ps(r, g), b), low = _mm256_min_ps(_mm256_min_ps(r, g), b);
-    __m256 spread = _mm256_sub_ps(high, low), flat = _mm256_cmp_ps(spread, zero, _CMP_EQ_OQ);
-    __m256 s = _mm256_div_ps(spread, _mm256_blendv_ps(high, one, flat));
-    __m256 divisor = _mm256_blendv_ps(spread, one, flat);
-    __m256 rc = _mm256_div_ps(_mm256_sub_ps(high, r), divisor), gc = _mm256_div_ps(_mm256_sub_ps(high, g), divisor),
-           bc = _mm256_div_ps(_mm256_sub_ps(high, b), divisor);
-    __m256 of_green = _mm256_sub_ps(_mm256_add_ps(rc, _mm256_set1_ps(2)), bc);
-    __m256 h = _mm256_sub_ps(_mm256_add_ps(gc, _mm256_set1_ps(4)), rc);
-    h = _mm256_blendv_ps(h, of_green, _mm256_cmp_ps(high, g, _CMP_EQ_OQ));
-    h = _mm256_blendv_ps(h, _mm256_sub_ps(bc, gc), _mm256_cmp_ps(high, r, _CMP_EQ_OQ));
-    h = _mm256_add_ps(_mm256_mul_ps(h, _mm256_set1_ps((float)(1.0 / 6.0))), one);
-    h = _mm256_sub_ps(h, _mm256_round_ps(h, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
-    h = _mm256_add_ps(h, shift);
-    h = _mm256_sub_ps(h, _mm256_round_ps(h, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
-    h = _mm256_blendv_ps(h, _mm256_add_ps(h, one), _mm256_cmp_ps(h, zero, _CMP_LT_OQ));
-    __m256 six = _mm256_mul_ps(h, _mm256_set1_ps(6));
-    __m256i sector = _mm256_cvttps_epi32(six);
-    __m256 product = _mm256_mul_ps(s, _mm256_sub_ps(six, _mm256_cvtepi32_ps(sector))), rest = _mm256_sub_ps(one, s);
-    __m256 q = clip_to_one(_mm256_mul_ps(_mm256_sub_ps(one, product), high));
-    __m256 t = clip_to_one(_mm256_mul_ps(_mm256_add_ps(product, rest), high));
-    __m256 p = clip_to_one(_mm256_mul_ps(rest, high));
-    const __m256i one_i = _mm256_set1_epi32(1), two_i = _mm256_set1_epi32(2);
-    sector = _mm256_andnot_si256(_mm256_cmpeq_epi32(sector, _mm256_set1_epi32(6)), sector);
-    __m256i lower = _mm256_srli_epi32(sector, 1), upper = _mm256_srli_epi32(_mm256_add_epi32(sector, one_i), 1);
-    __m256 middle = choose(t, q, _mm256_cmpeq_epi32(_mm256_and_si256(sector, one_i), one_i));
-    __m256i highest_g = _mm256_cmpeq_epi32(upper, one_i), highest_b = _mm256_cmpeq_epi32(upper, two_i);
-    __m256 to_r = choose(high, middle, _mm256_or_si256(highest_g, highest_b));
-    __m256 to_g = choose(middle, p, _mm256_cmpeq_epi32(lower, two_i));
-    __m256 to_b = choose(middle, p, _mm256_cmpeq_epi32(lower, _mm256_setzero_si256()));
-    *red = _mm256_mul_ps(choose(to_r, p, _mm256_cmpeq_epi32(lower, one_i)), back);
-    *green = _mm256_mul_ps(choose(to_g, high, highest_g), back);
-    *blue = _mm256_mul_ps(choose(to_b, high, highest_b), back);
+    __m256 spread = _mm256_sub_ps(high, low), circle = _mm256_mul_ps(spread, _mm256_set1_ps(6));
+    __m256 two = _mm256_add_ps(spread, spread), four = _mm256_add_ps(two, two), three = _mm256_add_ps(two, spread);
+    __m256 at = _mm256_add_ps(_mm256_sub_ps(r, g), four);
+    at = _mm256_blendv_ps(at, _mm256_add_ps(_mm256_sub_ps(b, r), two), _mm256_cmp_ps(high, g, _CMP_EQ_OQ));
+    at = _mm256_blendv_ps(at, _mm256_sub_ps(g, b), _mm256_cmp_ps(high, r, _CMP_EQ_OQ));
+    at = _mm256_add_ps(at, _mm256_mul_ps(turn, spread));
+    at = _mm256_add_ps(at, _mm256_and_ps(_mm256_cmp_ps(at, zero, _CMP_LT_OQ), circle));
+    at = _mm256_sub_ps(at, _mm256_and_ps(_mm256_cmp_ps(at, circle, _CMP_GE_OQ), circle));
+    __m256 of_red = between_eight(_mm256_sub_ps(distance_of(at, three), spread), spread);
+    __m256 of_green = between_eight(_mm256_sub_ps(two, distance_of(at, two)), spread);
+    __m256 of_blue = between_eight(_mm256_sub_ps(two, distance_of(at, four)), spread);
+    *red = _mm256_mul_ps(_mm256_add_ps(low, of_red), back);
+    *green = _mm256_mul_ps(_mm256_add_ps(low, of_green), back);
+    *blue = _mm256_mul_ps(_mm256_add_ps(low, of_blue), back);
 }
 
 VECTORS_FMA void turn_hue_vector(uint8_t *const planes[3], int64_t count, float shift)
@@ -333,7 +309,7 @@ VECTORS_FMA void turn_hue_vector(uint8_t *const planes[3], int64_t count, float 
         for (int n = 0; n < 4; n++) {
             for (int c = 0; c < 3; c++)
                 values[c][n] = load_bytes(planes[c] + i + 8 * n);
-            turn_eight(&values[0][n], &values[1][n], &values[2][n], _mm256_set1_ps(shift));
+            turn_eight(&values[0][n], &values[1][n], &values[2][n], _mm256_set1_ps(shift * 6));
         }
         for (int c = 0; c < 3; c++)
             store_bytes(planes[c] + i, values[c]);

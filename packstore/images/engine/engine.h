@@ -55,7 +55,7 @@
 #endif
 
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
-enum { SAMPLE_BILINEAR, SAMPLE_NEAREST, SAMPLE_BICUBIC };
+enum { SAMPLE_BILINEAR, SAMPLE_NEAREST, SAMPLE_BICUBIC, SAMPLE_BOX, SAMPLE_LANCZOS };
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
 enum { AC_TABLE, DC_TABLE };
 enum { DONE = 0, REFUSED = 1, NO_MORE = 2, BEGUN = 3, HELD = 4 };
@@ -159,6 +159,7 @@ struct box {
 struct taps {
     int32_t *at;
     int16_t *weights;
+    int64_t low_at; /* if weights have more than 16 bits, how far behind them their LOW_BITS lower ones are; else 0 */
     int taps, precision;
     int64_t sampling;    /* set before they are made */
     int64_t first, stop; /* of the source, needed for all of them */

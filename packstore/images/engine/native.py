@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,18 @@ class Form:
     shift: tuple[float, float, float] = (0, 0, 0)
 
 
+class Places(NamedTuple):
+    """Buffers that lie in memory.
+
+    Attributes:
+        at: Address and number of bytes of each, int64 ``(N, 2)``.
+        kept: What keeps them there.
+    """
+
+    at: NDArray[np.int64]
+    kept: Any
+
+
 class Requests:
     """Images, what is wanted of each, and where it goes; for :meth:`Engine.run`, from many threads."""
 
@@ -83,7 +95,7 @@ class Requests:
         sources: Sequence[Any],
         pixels: NDArray[np.int64] | None = None,
         dtype: Any = np.uint8,
-        indexes: Sequence[Any] | None = None,
+        indexes: Sequence[Any] | Places | None = None,
     ) -> None:
         """
         Args:
@@ -103,7 +115,8 @@ class Requests:
         if pixels is not None:
             self._fields[:, _SIZE] = pixels
         if indexes is not None and len(sources):
-            self._fields[:, _INDEX] = places = _places(indexes)
+            places = indexes.at if isinstance(indexes, Places) else _places(indexes)
+            self._fields[:, _INDEX] = places
             self._fields[places[:, 1] == 0, _INDEX] = 0  # an empty buffer has an address, too
 
     @classmethod
@@ -157,8 +170,8 @@ class Requests:
         """Says what is wanted: the arrays of :class:`packstore.training.augment.base.Crops`, and the rows that it is
         written to: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, 3)`` or as ``form`` says, of the
         windows' size. ``programs``, ``(N, n)``, of sources of bytes, run on the windows' bytes before they are
-        converted. ``sampling``, ``(N,)``: how bytes are resized, 0 bilinear, 1 nearest, 2 bicubic; others are
-        refused."""
+        converted. ``sampling``, ``(N,)``: how bytes are resized, 0 bilinear, 1 nearest, 2 bicubic, 3 box,
+        4 Lanczos; others are refused."""
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
         if out.shape[0] != len(fields) or (windows[:, 2:] != size).any() or channels != (3,):

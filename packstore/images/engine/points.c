@@ -57,9 +57,16 @@ static void do_colour_step(const struct run *run, const struct colour_step *poin
 static void flush(struct run *run)
 {
     int64_t pixels = run->image->height * run->image->width;
-    if (run->count == 1 && run->points[0].code == STEP_IDENTITY && run->points[0].alike)
-        do_tables(run, &run->points[0], run->image->at, 3 * pixels, 0);
-    else if (run->count)
+    bool alike = true; /* whether all steps do the same with all channels */
+    for (int i = 0; i < run->count; i++)
+        alike = alike && run->points[i].code == STEP_IDENTITY && run->points[i].alike;
+    if (alike)
+        for (int64_t at = 0; run->count && at < 3 * pixels; at += 3 * STRIP) {
+            int64_t count = 3 * pixels - at < 3 * STRIP ? 3 * pixels - at : 3 * STRIP;
+            for (int i = 0; i < run->count; i++)
+                do_tables(run, &run->points[i], run->image->at + at, count, 0);
+        }
+    else
         for (int64_t at = 0; at < pixels; at += STRIP) {
             int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
             uint8_t room[3 * STRIP], *planes[3];
@@ -90,11 +97,13 @@ static struct colour_step *new_colour_step(struct run *run, int code)
     return point;
 }
 
-/* Adds tables; they go through those before them. `own`: of each channel, or of all three. */
-static void add_tables(struct run *run, const uint8_t *const own[3])
+/* Adds tables; they go through those before them, but for two blends, which take less time than a table. `own`: of each
+ * channel, or of all three. */
+static void add_tables(struct run *run, const uint8_t *const own[3], bool blends)
 {
     bool alike = own[0] == own[1] && own[1] == own[2];
-    if (run->count && run->points[run->count - 1].code == STEP_IDENTITY) {
+    const struct colour_step *last = run->count ? &run->points[run->count - 1] : NULL;
+    if (last && last->code == STEP_IDENTITY && !(blends && last->blends)) {
         struct colour_step *point = &run->points[run->count - 1];
         for (int c = 0; c < 3; c++)
             for (int i = 0; i < 256; i++)
@@ -141,7 +150,7 @@ static void autocontrast(struct run *run)
         for (int i = 0; i < 256; i++)
             tables[c][i] = to_byte((float)(i - (flat ? 0 : low[c])) / scale);
     }
-    add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]});
+    add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]}, false);
 }
 
 /* As equalize_image(). */
@@ -168,7 +177,7 @@ static void equalize(struct run *run)
             tables[c][i] = (uint8_t)(value > 255 ? 255 : value);
         }
     }
-    add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]});
+    add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]}, false);
 }
 
 /* One table for all channels, by the parameters and, of contrast, the mean of gray. */
@@ -187,9 +196,11 @@ static void add_table(struct run *run, const struct step *step, float mean)
         case STEP_SOLARIZE: table[i] = (uint8_t)((float)i >= p[0] ? 255 - i : i); break;
         default: table[i] = (float)i < p[1] ? to_byte((float)i + p[0]) : (uint8_t)i;
         }
-    bool first = !run->count || run->points[run->count - 1].code != STEP_IDENTITY;
-    add_tables(run, (const uint8_t *[3]){table, table, table});
-    if (first && (step->code == STEP_BRIGHTNESS || step->code == STEP_CONTRAST)) {
+    bool blends = step->code == STEP_BRIGHTNESS || step->code == STEP_CONTRAST;
+    const struct colour_step *last = run->count ? &run->points[run->count - 1] : NULL;
+    bool alone = !last || last->code != STEP_IDENTITY || last->blends;
+    add_tables(run, (const uint8_t *[3]){table, table, table}, blends);
+    if (blends && alone) {
         struct colour_step *point = &run->points[run->count - 1];
         point->blends = true;
         point->factor = p[0];

@@ -1,16 +1,26 @@
-/* Antialiased bilinear resizing of uint8 RGB, bit for bit as torch's (ATen, UpSampleKernel.cpp): each row across, and
- * then as many of them as a row takes down, while they are in the caches. */
+/* Antialiased resizing of uint8 RGB: each row across, and then as many of them as a row takes down, while they are in
+ * the caches. Bilinear and bicubic are bit for bit torch's (ATen, UpSampleKernel.cpp), box and Lanczos Pillow's
+ * (Resample.c), whose weights have 22 bits behind the binary point. */
 #include "vectors.h"
 
+#include <math.h>
 #include <string.h>
 
-enum { WEIGHT_BITS = 22, SPARE_ROWS = 64 };
+enum { WEIGHT_BITS = 22, LOW_BITS = 11, SPARE_ROWS = 64 };
 
-/* The weight of a pixel at a distance, in units of the scale: aa_filter() of HelperInterpLinear or HelperInterpCubic.
- */
+INLINE bool is_wide(int64_t sampling)
+{
+    return sampling == SAMPLE_BOX || sampling == SAMPLE_LANCZOS;
+}
+
+/* The weight of a pixel at a distance, in units of the scale: aa_filter() of HelperInterpLinear or HelperInterpCubic,
+ * or Pillow's box_filter(). */
 INLINE double filter_weight(int64_t sampling, double distance)
 {
     const double a = -0.5;
+    if (sampling == SAMPLE_BOX)
+        return distance > -0.5 && distance <= 0.5;
+    distance = distance < 0 ? -distance : distance;
     if (sampling == SAMPLE_BILINEAR)
         return distance < 1 ? 1 - distance : 0;
     if (distance < 1)
@@ -21,7 +31,30 @@ INLINE double filter_weight(int64_t sampling, double distance)
 /* How far the filter reaches, in pixels of the source. */
 INLINE double support_of(int64_t sampling, double scale)
 {
-    return (scale >= 1 ? scale : 1) * (sampling == SAMPLE_BICUBIC ? 2 : 1);
+    const double reach = sampling == SAMPLE_LANCZOS   ? 3
+                         : sampling == SAMPLE_BICUBIC ? 2
+                         : sampling == SAMPLE_BOX     ? 0.5
+                                                      : 1;
+    return (scale >= 1 ? scale : 1) * reach;
+}
+
+/* Pillow's lanczos_filter() of `count` distances, `step` apart from `first` on: sinc(x) sinc(x / 3). The sine of a
+ * third of the angle goes on by the theorem of addition, and gives that of the whole angle; sin() of each would take
+ * longer than the rest of an image. */
+static void lanczos_weights(double *weights, int64_t count, double first, double step)
+{
+    const double third = 3.14159265358979323846 / 3;
+    double sine = sin(first * third), cosine = cos(first * third), turn = sin(step * third), rest = cos(step * third);
+    for (int64_t i = 0; i < count; i++) {
+        double distance = first + (double)i * step, angle = distance * third, square = angle * angle;
+        if (square < 1e-8) /* where rounding would tell, by Taylor's series */
+            weights[i] = 1 - square * (10.0 / 6);
+        else
+            weights[i] = distance >= -3 && distance < 3 ? sine * sine * (3 - 4 * sine * sine) / (3 * square) : 0;
+        double next = sine * rest + cosine * turn;
+        cosine = cosine * rest - sine * turn;
+        sine = next;
+    }
 }
 
 /* The exact weights of pixel `i`, as _compute_indices_min_size_weights_aa(); returns how many, beginning at *first. Of
@@ -42,10 +75,11 @@ static int64_t exact_weights(int64_t sampling, double scale, int64_t source, int
     end = end > source ? source : end;
     int64_t count = end - begin < 0 ? 0 : end - begin > most ? most : end - begin;
     double total = 0;
+    if (sampling == SAMPLE_LANCZOS)
+        lanczos_weights(weights, count, ((double)begin - centre + 0.5) * inverse, inverse);
     for (int64_t j = 0; j < count; j++) {
-        double distance = ((double)(j + begin) - centre + 0.5) * inverse;
-        distance = distance < 0 ? -distance : distance;
-        weights[j] = filter_weight(sampling, distance);
+        if (sampling != SAMPLE_LANCZOS)
+            weights[j] = filter_weight(sampling, ((double)(j + begin) - centre + 0.5) * inverse);
         total += weights[j];
     }
     for (int64_t j = 0; j < count && total != 0; j++)
@@ -84,20 +118,27 @@ int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, i
             largest = exact[i * width + j] > largest ? exact[i * width + j] : largest;
         widest = counts[i] > widest ? counts[i] : widest;
     }
-    taps->precision = precision_of(largest);
+    const bool wide = is_wide(taps->sampling);
+    taps->precision = wide ? WEIGHT_BITS : precision_of(largest);
     taps->taps = (int)((widest + multiple - 1) / multiple * multiple);
     taps->first = first[from];
     taps->stop = first[from + count - 1] + counts[from + count - 1];
-    if (make_room(&taps->rounded, (size_t)count * ((size_t)taps->taps * sizeof(int16_t) + sizeof(int32_t))))
+    size_t weight_bytes = (size_t)taps->taps * sizeof(int16_t) * (wide ? 2 : 1);
+    if (make_room(&taps->rounded, (size_t)count * (weight_bytes + sizeof(int32_t))))
         return REFUSED;
     taps->at = taps->rounded.at;
     taps->weights = (int16_t *)(taps->at + count);
+    taps->low_at = wide ? count * taps->taps : 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t to = mirrored ? count - 1 - i : i;
         taps->at[to] = (int32_t)(first[from + i] - taps->first);
         for (int64_t j = 0; j < taps->taps; j++) {
             double weight = j < counts[from + i] ? exact[(from + i) * width + j] * (1 << taps->precision) : 0;
-            taps->weights[to * taps->taps + j] = (int16_t)(weight < 0 ? weight - 0.5 : weight + 0.5);
+            int32_t rounded = (int32_t)(weight < 0 ? weight - 0.5 : weight + 0.5);
+            int16_t *at = taps->weights + to * taps->taps + j;
+            *at = (int16_t)(wide ? rounded >> LOW_BITS : rounded);
+            if (wide)
+                at[taps->low_at] = (int16_t)(rounded & ((1 << LOW_BITS) - 1));
         }
     }
     return DONE;
@@ -108,6 +149,12 @@ INLINE uint8_t clamp(int value)
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
+/* A weight as it was rounded. */
+INLINE int whole_weight(const struct taps *taps, const int16_t *weight)
+{
+    return taps->low_at ? *weight * (1 << LOW_BITS) + weight[taps->low_at] : *weight;
+}
+
 static void row_plain(const struct taps *taps, const uint8_t *from, uint8_t *to, int64_t count)
 {
     for (int64_t x = 0; x < count; x++, to += 3) {
@@ -116,7 +163,7 @@ static void row_plain(const struct taps *taps, const uint8_t *from, uint8_t *to,
         int sums[3] = {1 << (taps->precision - 1), 1 << (taps->precision - 1), 1 << (taps->precision - 1)};
         for (int j = 0; j < taps->taps; j++)
             for (int c = 0; c < 3; c++)
-                sums[c] += weights[j] * at[3 * j + c];
+                sums[c] += whole_weight(taps, weights + j) * at[3 * j + c];
         for (int c = 0; c < 3; c++)
             to[c] = clamp(sums[c] >> taps->precision);
     }
@@ -137,22 +184,20 @@ void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, 
     for (int64_t x = 0; x < bytes; x++) {
         int sum = 1 << (taps->precision - 1);
         for (int j = 0; j < taps->taps; j++)
-            sum += weights[j] * from[j * stride + x];
+            sum += whole_weight(taps, weights + j) * from[j * stride + x];
         to[x] = clamp(sum >> taps->precision);
     }
 }
 
 #if defined(__x86_64__)
-/* A pixel of two rows at once. */
-VECTORS INLINE __m256i pixel(const struct taps *taps, const int count, const uint8_t *a, const uint8_t *b, int64_t x)
+/* A pixel of two rows at once, begun with `sum`. */
+VECTORS INLINE __m256i sum_pixel(const int16_t *weights, const int count, const uint8_t *p, const uint8_t *q,
+                                 __m256i sum)
 {
     const __m256i first =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
     const __m256i second =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
-    const uint8_t *p = a + 3 * (int64_t)taps->at[x], *q = b + 3 * (int64_t)taps->at[x];
-    const int16_t *weights = taps->weights + x * count;
-    __m256i sum = _mm256_set1_epi32(1 << (taps->precision - 1));
     for (int j = 0; j < count; j += 4, p += 12, q += 12, weights += 4) {
         __m256i four = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)p)),
                                                _mm_loadu_si128((const __m128i *)q), 1);
@@ -162,19 +207,35 @@ VECTORS INLINE __m256i pixel(const struct taps *taps, const int count, const uin
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(four, first), _mm256_set1_epi32(weights01)));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(four, second), _mm256_set1_epi32(weights23)));
     }
-    return _mm256_sra_epi32(sum, _mm_cvtsi32_si128(taps->precision));
+    return sum;
 }
 
-VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t *a, const uint8_t *b,
-                            uint8_t *to_a, uint8_t *to_b, int64_t count)
+VECTORS INLINE __m256i pixel(const struct taps *taps, const int count, const bool wide, const uint8_t *a,
+                             const uint8_t *b, int64_t x)
+{
+    const uint8_t *p = a + 3 * (int64_t)taps->at[x], *q = b + 3 * (int64_t)taps->at[x];
+    const int16_t *weights = taps->weights + x * count;
+    __m256i sum = _mm256_set1_epi32(1 << (taps->precision - 1));
+    if (wide) {
+        __m256i high = sum_pixel(weights, count, p, q, _mm256_setzero_si256());
+        sum = _mm256_add_epi32(sum, _mm256_slli_epi32(high, LOW_BITS));
+        weights += taps->low_at;
+    }
+    return _mm256_sra_epi32(sum_pixel(weights, count, p, q, sum), _mm_cvtsi32_si128(taps->precision));
+}
+
+VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const bool wide, const uint8_t *a,
+                            const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count)
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
     for (int64_t x = 0; x < count; x += 4) { /* pixels behind the last are copies of it */
         int64_t last = count - 1, x1 = x + 1 < last ? x + 1 : last, x2 = x + 2 < last ? x + 2 : last,
                 x3 = x + 3 < last ? x + 3 : last;
-        __m256i low = _mm256_packs_epi32(pixel(taps, taps_count, a, b, x), pixel(taps, taps_count, a, b, x1));
-        __m256i high = _mm256_packs_epi32(pixel(taps, taps_count, a, b, x2), pixel(taps, taps_count, a, b, x3));
+        __m256i low =
+            _mm256_packs_epi32(pixel(taps, taps_count, wide, a, b, x), pixel(taps, taps_count, wide, a, b, x1));
+        __m256i high =
+            _mm256_packs_epi32(pixel(taps, taps_count, wide, a, b, x2), pixel(taps, taps_count, wide, a, b, x3));
         low = _mm256_shuffle_epi8(_mm256_packus_epi16(low, high), dense);
         _mm_storeu_si128((__m128i *)(to_a + 3 * x), _mm256_castsi256_si128(low));
         _mm_storeu_si128((__m128i *)(to_b + 3 * x), _mm256_extracti128_si256(low, 1));
@@ -182,13 +243,13 @@ VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const
 }
 
 #elif defined(__aarch64__)
-/* A pixel of two rows: sums of 32 bits. */
-INLINE void pixel(const int16_t *weights, const int count, s32 round, const uint8_t *p, const uint8_t *q, s32 *to_a,
-                  s32 *to_b)
+/* A pixel of two rows: sums of 32 bits, begun with `first_a` and `first_b`. */
+INLINE void pixel(const int16_t *weights, const int count, s32 first_a, s32 first_b, const uint8_t *p, const uint8_t *q,
+                  s32 *to_a, s32 *to_b)
 {
     const u8 first = {0, 255, 1, 255, 2, 255, 255, 255, 3, 255, 4, 255, 5, 255, 255, 255};
     const u8 second = {6, 255, 7, 255, 8, 255, 255, 255, 9, 255, 10, 255, 11, 255, 255, 255};
-    s32 sums[2] = {round, round};
+    s32 sums[2] = {first_a, first_b};
     for (int j = 0; j < count; j += 4, p += 12, q += 12, weights += 4) {
         const int16x4_t own = vld1_s16(weights);
 #pragma GCC unroll 2
@@ -211,8 +272,8 @@ INLINE u8 round_sums(const s32 *sums, s32 shift)
     return vqmovn_high_u16(vqmovn_u16(low), high);
 }
 
-INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t *a, const uint8_t *b, uint8_t *to_a,
-                    uint8_t *to_b, int64_t count)
+INLINE void rows_of(const struct taps *taps, const int taps_count, const bool wide, const uint8_t *a, const uint8_t *b,
+                    uint8_t *to_a, uint8_t *to_b, int64_t count)
 {
     const u8 dense = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 255, 255, 255, 255};
     const s32 round = vdupq_n_s32(1 << (taps->precision - 1)), shift = vdupq_n_s32(-taps->precision);
@@ -224,7 +285,15 @@ INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t
         for (int n = 0; n < 4; n++) {
             int64_t at = x + n < count ? x + n : count - 1;
             int64_t from = 3 * (int64_t)places[at];
-            pixel(weights + at * taps_count, taps_count, round, a + from, b + from, &sums_a[n], &sums_b[n]);
+            const int16_t *own = weights + at * taps_count;
+            s32 first_a = round, first_b = round;
+            if (wide) {
+                pixel(own, taps_count, vdupq_n_s32(0), vdupq_n_s32(0), a + from, b + from, &first_a, &first_b);
+                first_a = vaddq_s32(vshlq_n_s32(first_a, LOW_BITS), round);
+                first_b = vaddq_s32(vshlq_n_s32(first_b, LOW_BITS), round);
+                own += taps->low_at;
+            }
+            pixel(own, taps_count, first_a, first_b, a + from, b + from, &sums_a[n], &sums_b[n]);
         }
         vst1q_u8(to_a + 3 * x, vqtbl1q_u8(round_sums(sums_a, shift), dense));
         vst1q_u8(to_b + 3 * x, vqtbl1q_u8(round_sums(sums_b, shift), dense));
@@ -236,35 +305,54 @@ INLINE void rows_of(const struct taps *taps, const int taps_count, const uint8_t
 VECTORS void rows_vector(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
                          int64_t count)
 {
-    if (taps->taps == 4)
-        rows_of(taps, 4, a, b, to_a, to_b, count);
+    if (taps->low_at)
+        rows_of(taps, taps->taps, true, a, b, to_a, to_b, count);
+    else if (taps->taps == 4)
+        rows_of(taps, 4, false, a, b, to_a, to_b, count);
     else
-        rows_of(taps, taps->taps, a, b, to_a, to_b, count);
+        rows_of(taps, taps->taps, false, a, b, to_a, to_b, count);
 }
 #endif
 
 #if defined(__x86_64__)
-VECTORS void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps,
-                            uint8_t *to, int64_t bytes)
+/* Adds the products of 32 bytes of `taps` rows to four sums. */
+VECTORS INLINE void sum_columns(const uint8_t *from, int64_t stride, const int16_t *weights, int taps, __m256i sums[4])
 {
-    const __m256i zero = _mm256_setzero_si256(), round = _mm256_set1_epi32(1 << (taps->precision - 1));
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i sum0 = sums[0], sum1 = sums[1], sum2 = sums[2], sum3 = sums[3];
+    for (int j = 0; j < taps; j += 2) {
+        __m256i a = _mm256_loadu_si256((const __m256i *)(from + j * stride));
+        __m256i b = _mm256_loadu_si256((const __m256i *)(from + (j + 1) * stride));
+        int32_t both;
+        memcpy(&both, weights + j, 4);
+        __m256i pair = _mm256_set1_epi32(both), low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
+        sum0 = _mm256_add_epi32(sum0, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), pair));
+        sum1 = _mm256_add_epi32(sum1, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), pair));
+        sum2 = _mm256_add_epi32(sum2, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), pair));
+        sum3 = _mm256_add_epi32(sum3, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), pair));
+    }
+    sums[0] = sum0, sums[1] = sum1, sums[2] = sum2, sums[3] = sum3;
+}
+
+VECTORS INLINE void columns_of(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps,
+                               const bool wide, uint8_t *to, int64_t bytes)
+{
+    const __m256i round = _mm256_set1_epi32(1 << (taps->precision - 1));
     const __m128i shift = _mm_cvtsi32_si128(taps->precision);
     for (int64_t x = 0; x < bytes; x += 32) {
-        __m256i sum0 = round, sum1 = round, sum2 = round, sum3 = round;
-        for (int j = 0; j < taps->taps; j += 2) {
-            __m256i a = _mm256_loadu_si256((const __m256i *)(from + j * stride + x));
-            __m256i b = _mm256_loadu_si256((const __m256i *)(from + (j + 1) * stride + x));
-            int32_t both;
-            memcpy(&both, weights + j, 4);
-            __m256i pair = _mm256_set1_epi32(both), low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
-            sum0 = _mm256_add_epi32(sum0, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), pair));
-            sum1 = _mm256_add_epi32(sum1, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), pair));
-            sum2 = _mm256_add_epi32(sum2, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), pair));
-            sum3 = _mm256_add_epi32(sum3, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), pair));
+        __m256i sums[4] = {round, round, round, round};
+        if (wide) {
+            __m256i high[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
+                               _mm256_setzero_si256()};
+            sum_columns(from + x, stride, weights, taps->taps, high);
+#pragma GCC unroll 4
+            for (int n = 0; n < 4; n++)
+                sums[n] = _mm256_add_epi32(round, _mm256_slli_epi32(high[n], LOW_BITS));
         }
-        __m256i low = _mm256_packs_epi32(_mm256_sra_epi32(sum0, shift), _mm256_sra_epi32(sum1, shift));
-        __m256i high = _mm256_packs_epi32(_mm256_sra_epi32(sum2, shift), _mm256_sra_epi32(sum3, shift));
-        __m256i all = _mm256_packus_epi16(low, high);
+        sum_columns(from + x, stride, wide ? weights + taps->low_at : weights, taps->taps, sums);
+        __m256i low = _mm256_packs_epi32(_mm256_sra_epi32(sums[0], shift), _mm256_sra_epi32(sums[1], shift));
+        __m256i upper = _mm256_packs_epi32(_mm256_sra_epi32(sums[2], shift), _mm256_sra_epi32(sums[3], shift));
+        __m256i all = _mm256_packus_epi16(low, upper);
         if (x + 32 <= bytes) {
             _mm256_storeu_si256((__m256i *)(to + x), all);
         } else {
@@ -273,6 +361,15 @@ VECTORS void columns_vector(const uint8_t *from, int64_t stride, const int16_t *
             memcpy(to + x, last, (size_t)(bytes - x));
         }
     }
+}
+
+VECTORS void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps,
+                            uint8_t *to, int64_t bytes)
+{
+    if (taps->low_at)
+        columns_of(from, stride, weights, taps, true, to, bytes);
+    else
+        columns_of(from, stride, weights, taps, false, to, bytes);
 }
 #elif defined(__aarch64__)
 void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps, uint8_t *to,
@@ -284,10 +381,16 @@ void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights,
         s32 sums[8];
 #pragma GCC unroll 8
         for (int n = 0; n < 8; n++)
-            sums[n] = round;
+            sums[n] = taps->low_at ? vdupq_n_s32(0) : round;
         const uint8_t *at = from + x;
-        for (int j = 0; j < count; j++, at += stride) {
-            const int16x4_t weight = vdup_n_s16(weights[j]);
+        for (int j = 0; j < (taps->low_at ? 2 * count : count); j++, at += stride) {
+            if (j == count) { /* the lower bits of the weights */
+                at = from + x;
+#pragma GCC unroll 8
+                for (int n = 0; n < 8; n++)
+                    sums[n] = vaddq_s32(vshlq_n_s32(sums[n], LOW_BITS), round);
+            }
+            const int16x4_t weight = vdup_n_s16(j < count ? weights[j] : weights[j - count + taps->low_at]);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; half++) {
                 u8 own = vld1q_u8(at + 16 * half);

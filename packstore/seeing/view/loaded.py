@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from packstore.core.column import INTERNAL
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
-from packstore.seeing.augment_text import named_operations, parse_augment
+from packstore.seeing.augment_text import named_operations, parse_options
 from packstore.seeing.view.facts import header_of
 from packstore.seeing.view.images import File, as_png
 from packstore.seeing.view.masks import color_mask
 from packstore.seeing.view.record import shown_columns, values_of
 from packstore.stores.base import Reader
-from packstore.training.augment import RECIPES, Operation, Resize
+from packstore.training.augment import RECIPES, Operation, Resize, recipe
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate
+from packstore.training.loader.places import form_if_needed
 
 _KEPT = 24
 _MOST_PIXELS = 1 << 26
@@ -52,7 +53,8 @@ class Loaded:
     """One record out of a batch.
 
     Attributes:
-        image: uint8 ``(h, w, 3)``; of a store of floating point values with the normalisation undone.
+        image: uint8 ``(h, w, 3)``; of a store of floating point values with the normalisation undone. Of several views
+            all crops, side by side, those of a view in a row.
         exact: Whether these are the loader's own values, and not made from floating point ones.
         values: Of masks, boxes, keypoints and class numbers, by column.
         python: How one gets the same.
@@ -70,7 +72,7 @@ class AsLoaded:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._manifest = reader.manifest
-        self._datasets: dict[str | None, PackedDataset] = {}
+        self._datasets: dict[tuple[str | None, bool], PackedDataset] = {}
         self._kept: OrderedDict[Asked, Loaded] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -109,32 +111,39 @@ class AsLoaded:
         return color_mask(np.asarray(value))
 
     def _load(self, asked: Asked) -> Loaded:
-        operations = parse_augment(asked.augment)
+        how = parse_options(asked.augment)
         if max(asked.seed, asked.epoch) >= _MOST_SEED:
             raise UsageError("seed and epoch should have at most 63 bits")
         manifest = self._manifest
         found = next((s for s in manifest.splits if s.start <= asked.record < s.stop), None)
         split, item = (None, asked.record) if found is None else (found.name, asked.record - found.start)
-        dataset = self._dataset(split)
+        dataset = self._dataset(split, "views" in how)
         if dataset.manifest != manifest:
             raise UsageError("the store has been replaced by another one: start packstore view again")
-        self._check_size(operations, asked.record)
         collate: dict[str, Collate] = {n: "optional" for n in dataset.columns if manifest.column(n).nullable}
+        form: dict[str, Collate] = {}
+        if "augment" in how:
+            self._check_size(how["augment"], asked.record)
+            form = form_if_needed(dataset, how["augment"])
         loader = PackedLoader(
-            dataset, 1, indices=[item], augment=operations, seed=asked.seed, workers=1, resident=False, collate=collate
+            dataset, 1, indices=[item], seed=asked.seed, workers=1, resident=False, collate=collate | form, **how
         )
         loader.set_epoch(asked.epoch)
         batch = next(iter(loader))
-        image = batch.pop("image")[0]
+        images = batch.pop("image")
+        image = _side_by_side(images) if isinstance(images, dict) else images[0]
         values = {name: _plain(value[0]) for name, value in batch.items() if value[0] is not None}
-        python = _as_python(self._reader, split, item, asked)
+        python = _as_python(self._reader, split, item, asked, form)
         return Loaded(self._pixels(image), not image.is_floating_point(), values, python)
 
-    def _dataset(self, split: str | None) -> PackedDataset:
-        if split not in self._datasets:
-            columns = ["image", *(c.name for c in self._manifest.columns if _is_drawn(c, self._manifest))]
-            self._datasets[split] = PackedDataset(self._reader.path, split, columns=columns, output="dict")
-        return self._datasets[split]
+    def _dataset(self, split: str | None, alone: bool) -> PackedDataset:
+        """The dataset of a split; of images ``alone``, or with all that is drawn over them."""
+        if (split, alone) not in self._datasets:
+            drawn = () if alone else (c.name for c in self._manifest.columns if _is_drawn(c, self._manifest))
+            self._datasets[split, alone] = PackedDataset(
+                self._reader.path, split, columns=["image", *drawn], output="dict"
+            )
+        return self._datasets[split, alone]
 
     def _check_size(self, operations: list[Operation], record: int) -> None:
         """Raises :class:`UsageError` where the shorter side of a long image would be made very long."""
@@ -157,6 +166,13 @@ class AsLoaded:
         return shown
 
 
+def _side_by_side(views: dict[str, torch.Tensor]) -> torch.Tensor:
+    """All crops ``(1, n, 3, h, w)`` of the views of one record as one image ``(3, H, W)``, a view in a row."""
+    rows = [torch.cat(list(crops[0]), 2) for crops in views.values()]
+    width = max(row.shape[2] for row in rows)
+    return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[2])) for row in rows], 1)
+
+
 def _plain(value: Any) -> Any:
     return value.numpy() if isinstance(value, torch.Tensor) else value
 
@@ -168,18 +184,22 @@ def _is_drawn(column: Column, manifest: Manifest) -> bool:
     return column.type in ("mask", "boxes", "keypoints") or (column.type == "labels" and column.parallel is not None)
 
 
-def _as_python(reader: Reader, split: str | None, item: int, asked: Asked) -> str:
+def _as_python(reader: Reader, split: str | None, item: int, asked: Asked, form: dict[str, Collate]) -> str:
     """How one gets a record from the loader, with all that the page shows of it; JSON is not augmented."""
-    shown = [c for c in shown_columns(reader.manifest) if c.type != "json" or not asked.augment.strip()]
+    operations = asked.augment.strip()
+    several = operations in RECIPES and recipe(operations).views is not None
+    shown = [c for c in shown_columns(reader.manifest) if c.type != "json" or not operations]
+    if several:
+        shown = [c for c in shown if c.name == "image"]
     columns = tuple(c.name for c in shown)
-    optional = {c.name: "optional" for c in shown if c.nullable}
+    optional = {c.name: "optional" for c in shown if c.nullable} | form
     collate = f", collate={optional!r}" if optional else ""
     named = "" if split is None else f", split={split!r}"
-    operations = asked.augment.strip()
     lines = ["import packstore"]
     augment = f", augment=[{operations}]" if operations else ""
     if operations in RECIPES:
-        augment = f", augment={operations!r}"
+        augment = f", views=recipe({operations!r}).views" if several else f", augment={operations!r}"
+        lines += ["from packstore.augment import recipe"] if several else []
     elif operations:
         lines.append(f"from packstore.augment import {', '.join(named_operations(operations))}")
     seed = f", seed={asked.seed}" if asked.seed else ""

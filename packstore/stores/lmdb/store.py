@@ -292,6 +292,10 @@ class LmdbReader(Reader):
         if self._pages is not None and isinstance(view, memoryview):
             self._pages.will_need(view)
 
+    def mapped_ragged(self, name: str) -> Ragged | None:
+        column = self.column(name)
+        return column if type(column) is Ragged else None
+
     def column(self, name: str) -> ColumnData:
         columns = self._columns  # another thread may close meanwhile
         if name not in columns:

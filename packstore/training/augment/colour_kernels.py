@@ -29,37 +29,23 @@ def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turns the hue by ``shift``, -0.5 … 0.5, in HSV."""
-    scaled = images.float().mul_(1.0 / 255)
+    """Turns the hue by ``shift``, -0.5 … 0.5, in HSV.
+
+    torchvision's, without its divisions: where a hue stands is counted in differences of the highest and the lowest
+    channel, and not in sixths of the circle. Floating point is rounded elsewhere, so few values differ by 1.
+    """
+    scaled = images.float()
     red, green, blue = scaled.unbind(1)
     low, high = torch.aminmax(scaled, dim=1)
-    flat = high == low
     spread = high - low
-    saturation = spread / torch.where(flat, torch.ones_like(high), high)
-    divisor = torch.where(flat, torch.ones_like(spread), spread)
-    to_red, to_green, to_blue = ((high - each) / divisor for each in (red, green, blue))
-    hue = torch.where(
-        high == red,
-        to_blue - to_green,
-        torch.where(high == green, to_red + 2.0 - to_blue, to_green + 4.0 - to_red),
-    )
-    hue = hue.mul_(1.0 / 6.0).add_(1.0).fmod_(1.0).add_(shift[:, 0]).remainder_(1.0)
-    sixth = hue.mul_(6)
-    sector = sixth.floor()
-    part = sixth.sub_(sector)
-    sector = sector.to(torch.int32).remainder_(6)
-    rest = 1.0 - saturation
-    product = saturation * part
-    q = (1.0 - product).mul_(high).clamp_(0.0, 1.0)
-    t = product.add_(rest).mul_(high).clamp_(0.0, 1.0)
-    p = rest.mul_(high).clamp_(0.0, 1.0)
-    choices = torch.stack((high, p, q, t), 1)
-    select = torch.tensor(_SECTORS, device=images.device)[:, sector.long()].movedim(0, 1)
-    return choices.gather(1, select).mul_(255 + 1.0 - 1e-3).to(torch.uint8)
-
-
-_SECTORS = [[0, 2, 1, 1, 3, 0], [3, 0, 0, 2, 1, 1], [1, 1, 3, 0, 0, 2]]
-"""Which of v, p, q, t each channel is, by sector of the hue."""
+    circle = spread * 6
+    at = torch.where(high == green, blue - red + spread * 2, red - green + spread * 4)
+    at = torch.where(high == red, green - blue, at) + shift[:, 0] * 6 * spread
+    at = at + torch.where(at < 0, circle, 0.0)
+    at = at - torch.where(at >= circle, circle, 0.0)
+    parts = ((at - spread * 3).abs() - spread, *(spread * 2 - (at - spread * n).abs() for n in (2, 4)))
+    shown = [low + torch.minimum(part.clamp(min=0), spread) for part in parts]
+    return torch.stack(shown, 1).mul_((255 + 1.0 - 1e-3) / 255).to(torch.uint8)
 
 
 def to_gray(images: Tensor) -> Tensor:

@@ -52,15 +52,19 @@ class PerImage(Operation):
     one run while decoding, for
 
     - transforms of torchvision's that draw from torch alone: torch gets a generator of the thread's own meanwhile;
-    - any ``fn`` with ``generator=True``, which nothing but ``fn`` sees. It should keep nothing between calls.
+    - any ``fn`` with ``threads=True``, for which the same is done;
+    - any ``fn`` with ``generator=True``, which nothing but ``fn`` sees.
 
-    For other functions torch's, numpy's and Python's own generators are seeded before each call and restored after the
-    last. As these are the process's, the calls are made one after another in the thread that asks for batches; torch
-    starts no threads meanwhile, since sharing out one image costs more than it saves.
+    Such functions should keep nothing between calls. For others torch's, numpy's and Python's own generators are seeded
+    before each call and restored after the last. As these are the process's, the calls are made one after another in
+    the thread that asks for batches; torch starts no threads meanwhile, since sharing out one image costs more than it
+    saves.
 
     Args:
         fn: Called with a tensor ``(C, H, W)``; returns one, of the same shape for all images of a batch.
         generator: Call ``fn(image, generator=…)``, with a seeded :class:`torch.Generator` on the image's device.
+        threads: Says that ``fn`` draws no numbers, or from torch alone (not from :mod:`random` or numpy), and that
+            several threads may call it. Nothing can see that from outside.
 
     Raises:
         UsageError: ``fn`` is not callable, or takes no ``generator``; (while iterating) it returns anything else.
@@ -68,11 +72,12 @@ class PerImage(Operation):
 
     fn: Callable[..., Tensor]
     generator: bool = False
+    threads: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise UsageError(f"PerImage calls a function with each image, got {self.fn!r}")
-        true_or_false(generator=self.generator)
+        true_or_false(generator=self.generator, threads=self.threads)
         if self.generator and not _takes_generator(self.fn):
             raise UsageError(
                 f"PerImage with generator=True calls fn(image, generator=…), and {named(self.fn)} takes no generator; "
@@ -80,7 +85,8 @@ class PerImage(Operation):
             )
 
     def __repr__(self) -> str:
-        return f"PerImage({named(self.fn)}{', generator=True' if self.generator else ''})"
+        options = "".join(f", {name}=True" for name in ("generator", "threads") if getattr(self, name))
+        return f"PerImage({named(self.fn)}{options})"
 
     def size_after(self, size: Size | None) -> Size | None:
         return None
@@ -94,7 +100,7 @@ class PerImage(Operation):
     @cached_property
     def runs_in_threads(self) -> bool:
         """Whether :meth:`call_each` may be used."""
-        return self.generator or all(map(_draws_from_torch, parts_of(self.fn)))
+        return self.generator or self.threads or all(map(_draws_from_torch, parts_of(self.fn)))
 
     def call_each(self, images: Iterable[Tensor], seeds: Iterable[int]) -> list[Tensor]:
         """Calls the function with each image and a generator of its seed; from any thread."""

@@ -16,7 +16,7 @@ from packstore.images.programs import INTERPOLATIONS, Code, Program, join_progra
 from packstore.training.augment.auto_augment_tables import POLICIES
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
-from packstore.training.augment.distributions import chance, dirichlet
+from packstore.training.augment.distributions import GAMMA_DRAWS, chance, dirichlet
 from packstore.training.augment.logic import RandomChoice
 from packstore.training.augment.matrices import inverse_affine, rotation
 from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
@@ -140,7 +140,7 @@ class _Policy(Operation):
         level: NDArray[np.int64] | int,
         negative: NDArray[np.bool_],
     ) -> Program:
-        """The steps ``(B,)`` of operations ``names[chosen]`` at magnitudes ``level`` of the policy."""
+        """The steps of operations ``names[chosen]`` at magnitudes ``level`` of the policy, ``(B,)`` or ``(B, n)``."""
         table = step_table(tuple(names), policy, size, self._flags)
         steps: Program = table[chosen, level, negative.astype(np.int64)]
         return steps
@@ -212,11 +212,11 @@ class RandAugment(_Policy, ProgramOperation):
             )
 
     def program(self, draws: Draws, size: Size) -> Program:
-        program, policy = new_program(len(draws), self.num_ops), ("auto", self.num_magnitude_bins)
-        for n in range(self.num_ops):
-            chosen, negative = draws.integers(len(RAND_AUGMENT), 2 * n), chance(draws, 0.5, 2 * n + 1)
-            program[:, n] = self._steps(RAND_AUGMENT, policy, size, chosen, self.magnitude, negative)
-        return program
+        if not self.num_ops:
+            return new_program(len(draws), 0)
+        chosen = draws.integers(len(RAND_AUGMENT), 0, self.num_ops).T
+        negative = draws.bits(self.num_ops, self.num_ops).T < 1 << 31
+        return self._steps(RAND_AUGMENT, ("auto", self.num_magnitude_bins), size, chosen, self.magnitude, negative)
 
 
 @dataclass(frozen=True)
@@ -319,28 +319,26 @@ class AugMix(_Policy, ProgramOperation):
 
     def chains(self, draws: Draws, size: Size) -> tuple[list[Program], NDArray[np.float32]]:
         """The program of each chain, and float32 weights ``(B, 1 + chains)``: of the image itself, then of each."""
-        weights = chain_weights(draws, self.alpha, self.mixture_width)
-        return [self._chain(draws.child(2 + n), size) for n in range(self.mixture_width)], weights
-
-    def _chain(self, draws: Draws, size: Size) -> Program:
         names = _AUG_MIX if self.all_ops else _AUG_MIX[:_PARTIAL]
-        most = max(self.chain_depth, 0) or 3
-        depth = np.full(len(draws), most) if self.chain_depth > 0 else 1 + draws.integers(3, 0)
-        program = new_program(len(draws), most)
-        for n in range(most):
-            chosen, level = draws.integers(len(names), 1 + 3 * n), draws.integers(self.severity, 2 + 3 * n)
-            steps = self._steps(names, ("mix", 10), size, chosen, level, chance(draws, 0.5, 3 + 3 * n))
-            program[n < depth, n] = steps[n < depth]
-        return program
+        own, most, chains = draws.child(2), max(self.chain_depth, 0) or 3, self.mixture_width
+        count = chains * most
+        chosen, level = (own.integers(n, place * count, count).T for place, n in enumerate((len(names), self.severity)))
+        negative = own.bits(2 * count, count).T < 1 << 31
+        program = self._steps(names, ("mix", 10), size, chosen, level, negative).reshape(len(draws), chains, most)
+        if self.chain_depth < 1:
+            depth = 1 + own.integers(3, 3 * count, chains).T
+            program[np.arange(most) >= depth[..., None]] = 0
+        weights = chain_weights(draws, self.alpha, chains)
+        return [program[:, number] for number in range(chains)], weights
 
     def program(self, draws: Draws, size: Size) -> Program:
         return mixed_program(*self.chains(draws, size))
 
 
 def chain_weights(draws: Draws, alpha: float, chains: int) -> NDArray[np.float32]:
-    """Shares of AugMix, float32 ``(B, 1 + chains)``: of the image itself, then of each chain; uses two children."""
-    own = dirichlet(draws.child(0), alpha, 2, 0)
-    shares = dirichlet(draws.child(1), alpha, chains, 0)
+    """Shares of AugMix, float32 ``(B, 1 + chains)``: of the image itself, then of each chain."""
+    own = dirichlet(draws, alpha, 2, 0)
+    shares = dirichlet(draws, alpha, chains, 2 * GAMMA_DRAWS)
     return np.concatenate([own[:, :1], shares * own[:, 1:]], 1).astype(np.float32)
 
 

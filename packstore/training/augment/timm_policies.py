@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program
 from packstore.training.augment.auto_augment_tables import TIMM_POLICIES
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import normal
-from packstore.training.augment.matrices import inverse_affine, rotation
+from packstore.training.augment.matrices import rotation
 from packstore.training.augment.policies import chain_weights, mixed_program
 from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
 from packstore.training.random_draws import Draws
@@ -108,31 +109,41 @@ class TimmAugment(ProgramOperation):
         return mixed_program(chains, chain_weights(draws, plan.alpha, plan.chains))
 
     def _chain(self, plan: _Plan, draws: Draws, size: Size) -> Program:
-        program = new_program(len(draws), plan.steps)
-        names, chosen, shares, levels = plan.choose(draws)
-        for step in range(plan.steps):
-            own = draws.child(step)
-            happens = own.uniform(0) <= shares[:, step]
-            level = _spread(own, levels[:, step], plan)
-            flags, signs = self._flags(own), np.where(own.uniform(5) > 0.5, -1.0, 1.0)
-            for number in np.unique(chosen[:, step]).tolist():
-                rows = np.flatnonzero((chosen[:, step] == number) & happens)
-                if len(rows):
-                    program[rows, step] = _steps(names[number], level[rows], own, rows, size, flags[rows], signs[rows])
+        """The steps of one chain, all images and places in it at once: numpy takes microseconds a call."""
+        steps = plan.steps
+        program = new_program(len(draws), steps)
+        if not steps:
+            return program
+        chosen, shares, levels = plan.choose(draws)
+        own = draws.child(0)
+        happens = shares >= own.uniform(0, steps).T
         if plan.random_depth:
-            program[np.arange(plan.steps) > draws.child(plan.steps).integers(plan.steps, 0)[:, None]] = 0
+            happens &= np.arange(steps) <= own.integers(steps, steps)[:, None]
+        flat = program.reshape(-1)
+        level = _spread(own, levels, plan).reshape(-1)
+        sign = np.where(own.bits(8 * steps, steps).T >= 1 << 31, -1.0, 1.0).reshape(-1)
+        flags = self._flags(own, 10 * steps, steps).T.reshape(-1)
+        kinds = np.where(happens, plan.kinds[chosen], -1).reshape(-1)
+        for number, make in enumerate(plan.makers):
+            rows = np.flatnonzero(kinds == number)
+            if len(rows):
+                found = new_program(len(rows), 1)[:, 0]
+                found["code"] = plan.codes[chosen.reshape(-1)[rows]]
+                make(found, level[rows] / _LEVELS, sign[rows], size, flags[rows], own[rows // steps])
+                flat[rows] = found
         return program
 
-    def _flags(self, draws: Draws) -> NDArray[np.int32]:
+    def _flags(self, draws: Draws, draw: int, count: int) -> NDArray[np.int32]:
+        """How warps interpolate, int32 ``(count, B)``."""
         if self.interpolation == "random":
-            way: Any = 1 + draws.integers(2, 4)
+            way: Any = 1 + draws.integers(2, draw, count)
         else:
-            way = np.full(len(draws), INTERPOLATIONS.index(self.interpolation))
+            way = np.full((count, len(draws)), INTERPOLATIONS.index(self.interpolation))
         flags: NDArray[np.int32] = np.asarray(warp_flags(way.astype(np.int32), as_fill(self, self.fill), "edge"))
         return flags.astype(np.int32)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Plan:
     """What a text says.
 
@@ -157,22 +168,46 @@ class _Plan:
     alpha: float = 1.0
     learned: list[list[tuple[str, float, int]]] = field(default_factory=list)
 
-    def choose(self, draws: Draws) -> tuple[list[str], NDArray[np.int64], Floats, Floats]:
-        """Names of operations; and of each image and step, ``(B, steps)``: which, its probability, its magnitude."""
-        count = len(draws)
+    @cached_property
+    def makers(self) -> list[Maker]:
+        """Functions that write the parameters of operations, each once."""
+        return list(dict.fromkeys(_OPERATIONS[name][1] for name in self.operations))
+
+    @cached_property
+    def kinds(self) -> NDArray[np.int64]:
+        """Which of :attr:`makers` each name has."""
+        return np.array([self.makers.index(_OPERATIONS[name][1]) for name in self.operations])
+
+    @cached_property
+    def codes(self) -> NDArray[np.int32]:
+        """The :class:`Code` of each name."""
+        return np.array([_OPERATIONS[name][0] for name in self.operations], np.int32)
+
+    @cached_property
+    def operations(self) -> list[str]:
+        """Names of all operations."""
         if self.learned:
-            chosen = draws.integers(len(self.learned), 0)
-            names = sorted({name for pair in self.learned for name, _, _ in pair})
-            table = [[(names.index(name), share, level) for name, share, level in pair] for pair in self.learned]
-            found = np.array(table, np.float64)[chosen]
-            return names, found[..., 0].astype(np.int64), found[..., 1], found[..., 2]
+            return sorted({name for pair in self.learned for name, _, _ in pair})
+        return list(self.names)
+
+    @cached_property
+    def _table(self) -> Floats:
+        """Learned pairs: of each step the number of its name, its probability and its magnitude."""
+        names = self.operations
+        pairs = [[(names.index(name), share, level) for name, share, level in pair] for pair in self.learned]
+        return np.array(pairs, np.float64)
+
+    def choose(self, draws: Draws) -> tuple[NDArray[np.int64], Any, Any]:
+        """Of each image and step, ``(B, steps)``: which operation, its probability, its magnitude."""
+        if self.learned:
+            found = self._table[draws.integers(len(self.learned), 0)]
+            return found[..., 0].astype(np.int64), found[..., 1], found[..., 2]
         if self.weights is None:
             which = draws.integers(len(self.names), 0, self.steps).T
         else:  # without replacement: the shortest of waiting times
             waits = -np.log1p(-draws.uniform(0, len(self.names)).T) / np.array(self.weights)
             which = np.argsort(waits, 1)[:, : self.steps]
-        shape = (count, self.steps)
-        return list(self.names), which, np.full(shape, self.share), np.full(shape, self.magnitude)
+        return which, self.share, np.full(which.shape, float(self.magnitude))
 
 
 _RAND_PARTS = {"m": "magnitude", "n": "steps", "p": "share", "mstd": "deviation", "mmax": "most", "inc": ""}
@@ -185,6 +220,7 @@ _PARTS: dict[str, dict[str, str]] = {
 """What the letters of a text stand for: attributes of :class:`_Plan`."""
 
 
+@lru_cache(64)
 def _parse(config: str) -> _Plan:
     first, *parts = config.split("-") if isinstance(config, str) else [""]
     plan, chosen, increasing = _Plan(), "", False
@@ -231,82 +267,132 @@ def _parse(config: str) -> _Plan:
 
 
 def _spread(draws: Draws, level: Floats, plan: _Plan) -> Floats:
+    """Magnitudes ``(B, steps)`` as they are drawn around ``level``."""
+    first = 2 * plan.steps
     if plan.deviation > 100:
-        level = level * draws.uniform(1)
+        level = level * draws.uniform(first, plan.steps).T
     elif plan.deviation:
-        level = level + plan.deviation * normal(draws, 1)
+        level = level + plan.deviation * normal(draws, first, plan.steps).T
     return level.clip(0, plan.most)
 
 
-def _steps(
-    name: str,
-    level: Floats,
-    draws: Draws,
-    rows: NDArray[np.int64],
-    size: Size,
-    flags: NDArray[np.int32],
-    sign: Floats,
-) -> Program:
-    """The steps of an operation at ``level``, of those ``rows`` of the batch; ``sign`` is -1 or 1, as the level."""
-    steps = new_program(len(rows))[:, 0]
-    part = level / _LEVELS
-    base = name.removesuffix("Increasing").removesuffix("Original")
-    if base in _FACTORS:
-        factor = part * 1.8 + 0.1 if base == name else np.maximum(0.1, 1 + sign * part * 0.9)
-        steps["code"], steps["p"][:, 0] = _FACTORS[base], factor
-    elif base in _PLAIN:
-        steps["code"] = _PLAIN[base]
-    elif base in ("Posterize", "Solarize"):
-        kept = np.trunc(part * 4) if base == "Posterize" else np.trunc(part * 256).clip(max=256)
-        if name.endswith("Increasing"):
-            kept = (4 if base == "Posterize" else 256) - kept
-        elif name.endswith("Original"):
-            kept = kept + 4
-        steps["code"] = Code.POSTERIZE if base == "Posterize" else Code.SOLARIZE
-        steps["p"][:, 0] = kept.clip(0, 8) if base == "Posterize" else kept
-    elif base == "SolarizeAdd":
-        steps["code"], steps["p"][:, 0], steps["p"][:, 1] = Code.SOLARIZE_ADD, np.trunc(part * 110).clip(max=128), 128
-    elif base == "Desaturate":
-        steps["code"], steps["p"][:, 0] = Code.SATURATION, (0.5 - 0.5 * part).clip(0, 1)
-    elif base.startswith("GaussianBlur"):
-        most = (0.1 + 1.9 * part).clip(0.1, 2.0)
-        if base == "GaussianBlurRand":
-            most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * draws.uniform(6)[rows]
-        steps["code"], steps["p"][:, :2], steps["p"][:, 2:4] = Code.BLUR, _BLUR_KERNEL, most.clip(0.01)[:, None]
-    else:
-        steps["code"], steps["flags"], steps["p"][:, :6] = Code.AFFINE, flags, _WARPS[base](sign * part, size)
-    return steps
+Maker = Callable[[Any, Floats, Floats, Size, NDArray[np.int32], Draws], None]
+"""Writes parameters into steps ``(N,)``: of magnitudes as shares of the largest, of signs, -1 or 1, of the height and
+width of the images, of the flags of warps, and of draws."""
 
 
-_FACTORS = {
-    "Color": Code.SATURATION,
-    "Contrast": Code.CONTRAST,
-    "Brightness": Code.BRIGHTNESS,
-    "Sharpness": Code.SHARPNESS,
-}
-_PLAIN = {"AutoContrast": Code.AUTOCONTRAST, "Equalize": Code.EQUALIZE, "Invert": Code.INVERT}
+def _factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["p"][:, 0] = part * 1.8 + 0.1
 
 
-def _sheared(factor: Floats, size: Size, across: bool) -> Floats:
+def _growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["p"][:, 0] = np.maximum(0.1, 1 + sign * part * 0.9)
+
+
+def _nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    """For operations without parameters."""
+
+
+def _posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["p"][:, 0] = np.trunc(part * 4).clip(0, 8)
+
+
+def _growing_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["p"][:, 0] = (4 - np.trunc(part * 4)).clip(0, 8)
+
+
+def _original_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["p"][:, 0] = (4 + np.trunc(part * 4)).clip(0, 8)
+
+
+def _solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["p"][:, 0] = np.trunc(part * 256).clip(max=256)
+
+
+def _growing_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["p"][:, 0] = 256 - np.trunc(part * 256).clip(max=256)
+
+
+def _solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["p"][:, 0], steps["p"][:, 1] = np.trunc(part * 110).clip(max=128), 128
+
+
+def _desaturate(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["p"][:, 0] = (0.5 - 0.5 * part).clip(0, 1)
+
+
+def _blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    most = (0.1 + 1.9 * part).clip(0.1, 2.0)
+    steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most[:, None]
+
+
+def _drawn_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * draws.child(0).uniform(0)
+    steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most.clip(0.01)[:, None]
+
+
+def _rotate(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    steps["flags"], steps["p"][:, :6] = flags, rotation(len(part), sign * part * 30.0)
+
+
+def _shear_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    _shear(steps, sign * part * 0.3, flags, 1, size[0])
+
+
+def _shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    _shear(steps, sign * part * 0.3, flags, 3, size[1])
+
+
+def _shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
     """Pillow's matrix (1, factor, 0, 0, 1, 0), or its like for columns, counted from the centre."""
-    matrix = np.tile(np.array([1.0, 0, 0, 0, 1, 0]), (len(factor), 1))
-    if across:
-        matrix[:, 1], matrix[:, 2] = factor, factor * size[0] / 2
-    else:
-        matrix[:, 3], matrix[:, 5] = factor, factor * size[1] / 2
-    return matrix
+    p = steps["p"]
+    p[:, 0] = p[:, 4] = 1
+    p[:, place], p[:, 2 if place == 1 else 5] = factor, factor * length / 2
+    steps["flags"] = flags
 
 
-def _moved(pixels: Floats, across: bool) -> Floats:
+def _translate_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    _translate(steps, sign * part * 0.45 * size[1], flags, 2)
+
+
+def _translate_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+    _translate(steps, sign * part * 0.45 * size[0], flags, 5)
+
+
+def _translate(steps: Any, pixels: Floats, flags: Any, place: int) -> None:
     """Shows what lies so many pixels further right, or down."""
-    return inverse_affine(len(pixels), translate=(-pixels, 0.0) if across else (0.0, -pixels))
+    p = steps["p"]
+    p[:, 0] = p[:, 4] = 1
+    p[:, place], steps["flags"] = pixels, flags
 
 
-_WARPS: dict[str, Callable[[Floats, Size], Floats]] = {
-    "Rotate": lambda part, size: rotation(len(part), part * 30.0),
-    "ShearX": lambda part, size: _sheared(part * 0.3, size, True),
-    "ShearY": lambda part, size: _sheared(part * 0.3, size, False),
-    "TranslateXRel": lambda part, size: _moved(part * 0.45 * size[1], True),
-    "TranslateYRel": lambda part, size: _moved(part * 0.45 * size[0], False),
+_OPERATIONS: dict[str, tuple[Code, Maker]] = {
+    **{
+        name + suffix: (code, make)
+        for name, code in (
+            ("Color", Code.SATURATION),
+            ("Contrast", Code.CONTRAST),
+            ("Brightness", Code.BRIGHTNESS),
+            ("Sharpness", Code.SHARPNESS),
+        )
+        for suffix, make in (("", _factor), ("Increasing", _growing_factor))
+    },
+    "AutoContrast": (Code.AUTOCONTRAST, _nothing),
+    "Equalize": (Code.EQUALIZE, _nothing),
+    "Invert": (Code.INVERT, _nothing),
+    "Posterize": (Code.POSTERIZE, _posterize),
+    "PosterizeIncreasing": (Code.POSTERIZE, _growing_posterize),
+    "PosterizeOriginal": (Code.POSTERIZE, _original_posterize),
+    "Solarize": (Code.SOLARIZE, _solarize),
+    "SolarizeIncreasing": (Code.SOLARIZE, _growing_solarize),
+    "SolarizeAdd": (Code.SOLARIZE_ADD, _solarize_add),
+    "Desaturate": (Code.SATURATION, _desaturate),
+    "GaussianBlur": (Code.BLUR, _blur),
+    "GaussianBlurRand": (Code.BLUR, _drawn_blur),
+    "Rotate": (Code.AFFINE, _rotate),
+    "ShearX": (Code.AFFINE, _shear_x),
+    "ShearY": (Code.AFFINE, _shear_y),
+    "TranslateXRel": (Code.AFFINE, _translate_x),
+    "TranslateYRel": (Code.AFFINE, _translate_y),
 }
-"""Matrices by the signed share of the largest magnitude."""
+"""What each of timm's operations does, and how its parameters follow from the magnitude."""

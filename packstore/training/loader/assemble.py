@@ -22,7 +22,7 @@ from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreErro
 from packstore.core.manifest import Column
 from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
-from packstore.images.engine import Form, Requests, get_engine
+from packstore.images.engine import Form, Places, Requests, get_engine
 from packstore.images.sniff import HeaderError, sniff, too_many_pixels
 from packstore.stores.base import Reader, shaped
 from packstore.training.augment.base import Crops, GeometricOperation
@@ -419,10 +419,13 @@ class Assembler:
         )
         return upright(pixels, orientation)
 
-    def _indexes(self, prepared: Prepared) -> list[Any]:
+    def _indexes(self, prepared: Prepared) -> list[Any] | Places:
         """The seek index of each image. One that cannot be read is none of the file's, which the engine counts."""
         value = self._views.value
         try:
+            column = self._views.mapped_ragged(SEEK_INDEX.name)
+            if column is not None:
+                return Places(column.places(prepared.ids & MASK), column)
             return [value(SEEK_INDEX.name, record) for record in prepared.numbers]
         except PackstoreError:
             return [_UNREADABLE] * len(prepared.numbers)

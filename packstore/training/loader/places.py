@@ -11,10 +11,10 @@ from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation, Size, Step
 from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.operations import output_size, split_operations
-from packstore.training.augment.per_image import PerImage
+from packstore.training.augment.per_image import PerImage, as_operations
 from packstore.training.augment.unequal import gives_sizes
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.options import Collate, LoaderOptions
 
 
 def operations_at_decoding(
@@ -58,8 +58,9 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
     for op in options.augment if one_by_one else ():
         if isinstance(op, PerImage) and not op.runs_in_threads:
             raise UsageError(
-                f"{op!r} draws from the process's generators, and images that differ in size are augmented by several "
-                "threads: give the function a generator, PerImage(fn, generator=True)"
+                f"{op!r} may draw from the process's generators, and images that differ in size are augmented by "
+                "several threads: give the function a generator, PerImage(fn, generator=True), or say threads=True if it "
+                "draws from torch alone"
             )
     mosaic = isinstance(options.mix, Mosaic)
     if form is None and one_by_one and size_of_all(dataset, options) is None and not mosaic:
@@ -74,6 +75,14 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
             if getattr(options, name) is not None:
                 raise UsageError(f"collate={{'image': {form!r}}} gives no batch of one size, which {name}= needs")
     return form
+
+
+def form_if_needed(dataset: PackedDataset, operations: Sequence[Step]) -> dict[str, Collate]:
+    """``collate=`` for a list of images, if they come out of ``operations`` in different sizes; else nothing."""
+    options = LoaderOptions(augment=as_operations(operations))
+    if augments_one_by_one(dataset, options) and size_of_all(dataset, options) is None:
+        return {"image": "list"}
+    return {}
 
 
 def size_of_all(dataset: PackedDataset, options: LoaderOptions) -> Size | None:
@@ -99,7 +108,7 @@ def has_kernel(image: Column) -> bool:
 
 def _known_samplings(image: Column) -> set[int]:
     """How the engine can resize images of an array: numbers of :data:`SAMPLINGS`."""
-    return {0, 1, 2} if image.layout == "HWC" else {0}
+    return {0, 1, 2, 3, 4} if image.layout == "HWC" else {0}
 
 
 def _can_fill(operation: GeometricOperation, image: Column) -> bool:
