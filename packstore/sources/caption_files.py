@@ -21,6 +21,7 @@ from packstore.sources.tree import Tree
 
 _SUFFIXES = (".txt", ".caption", ".cap")
 _MAX_BYTES, _MANY_NUMBERS = 1 << 16, 4
+_REPEATS = re.compile(r"\d+_.+")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?", re.I)
 _NO_TEXT = re.compile(r"\s*[\[{<]|.*\0", re.S)
 
@@ -121,12 +122,17 @@ def _split_of(folder: str) -> str:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if all texts beside images are captions."""
+    """Certain if all texts beside images are captions; images in several folders that are neither splits nor kohya's
+    (``10_cat``) may be classes, which is a question."""
     tree = open_tree(path)
     try:
-        return Certainty.CERTAIN if tree is not None and find_suffix(tree) is not None else Certainty.NO
+        if tree is None or find_suffix(tree) is None:
+            return Certainty.NO
     except SourceError:
         return Certainty.NO
+    holding = [folder for folder, each in contents_of(tree).folders.items() if each.images.count]
+    plain = {f for f in holding if not _split_of(f) and not _REPEATS.fullmatch(f.rpartition("/")[2])}
+    return Certainty.CERTAIN if len(plain) < 2 else Certainty.PARTIAL
 
 
 KIND = Kind(

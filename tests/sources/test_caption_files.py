@@ -86,6 +86,16 @@ def test_an_image_without_a_text_has_none(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_folders_that_may_be_classes_are_a_question(tmp_path: Path) -> None:
+    make(make(tmp_path, 4, place="cats/a{n}"), 4, place="dogs/b{n}")
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(tmp_path)
+    assert ("--source", "caption_files") in [answer.options for answer in caught.value.answers]
+    with closing(open_source(tmp_path, kind="caption_files")) as source:
+        values = source.read(list(source.entries())[-1]).values  # type: ignore[union-attr]
+    assert dict(values) == {"caption": "a photo of 3 cats, red", "folder": "dogs"}
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -122,7 +132,7 @@ def test_texts_of_two_suffixes_are_a_question(tmp_path: Path) -> None:
         open_source(path)
 
 
-@given(st.lists(st.sampled_from(["cat", "1girl", "(red:1.2)", "4k", "no. 1", "solo"]), min_size=1))
+@given(st.lists(st.sampled_from(["cat", "1girl", "(red:1.2)", "4k", "no1", "solo"]), min_size=1))
 def test_words_are_captions(words: list[str]) -> None:
     assert is_caption(", ".join(words).encode())
 
