@@ -123,6 +123,11 @@ READ: dict[str, tuple[str, tuple[str, ...], Callable[[list[str]], Files]]] = {
             images("", stems) | {"captions.csv": "file,caption\n" + "".join(f"{s}.jpg,a cat\n" for s in stems)}
         ),
     ),
+    "captions as text": (
+        "caption_files",
+        ("caption",),
+        lambda stems: images("", stems) | {f"{s}.txt": "a cat" for s in stems},
+    ),
     "metadata": (
         "hf_imagefolder",
         ("text",),
@@ -152,7 +157,7 @@ READ: dict[str, tuple[str, tuple[str, ...], Callable[[list[str]], Files]]] = {
     "flat": ("flat", (), lambda stems: images("", stems)),
 }
 ASKED: dict[str, tuple[str, Callable[[list[str]], Files]]] = {
-    "captions as text": (".txt file", lambda stems: images("", stems) | {f"{s}.txt": "a cat" for s in stems}),
+    "texts of numbers": (".txt file", lambda stems: images("", stems) | {f"{s}.txt": "cat 1 2 3 4" for s in stems}),
     "VIA": (
         "via_project.json",
         lambda stems: images("", stems) | {"via_project.json": json.dumps({f"{s}.jpg1": {} for s in stems})},
