@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import Code, Program, join_programs, step
+from packstore.images.programs import Code, Program, join_programs, new_program, step
 from packstore.training.augment.base import Size
 from packstore.training.augment.colour import seed_parameters
 from packstore.training.augment.distributions import chance, normal
@@ -84,6 +84,12 @@ class RandomErasing(ProgramOperation):
         return join_programs(boxes, len(draws))
 
     def _box(self, draws: Draws, size: Size, count: Any, draw: int, where: Any) -> Program:
+        program, rows = new_program(len(draws), 1), np.flatnonzero(where)
+        if len(rows):
+            program[rows] = self._box_of_each(draws[rows], size, count[rows], draw)
+        return program
+
+    def _box_of_each(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
         height, width = size
         low, high = self.scale
         area = height * width * (draws.uniform(draw, _ATTEMPTS) * (high - low) + low) / count
@@ -105,7 +111,7 @@ class RandomErasing(ProgramOperation):
                 for c, (mean, deviation) in enumerate(zip(*IMAGENET_BYTES, strict=True))
             )
         flags = ERASE_FLAGS.get(self.value, 0) if isinstance(self.value, str) else 0
-        return step(len(draws), Code.ERASE, top, left, tall, wide, *values, flags=flags, where=where & found)
+        return step(len(draws), Code.ERASE, top, left, tall, wide, *values, flags=flags, where=found)
 
 
 ERASE_FLAGS = {"random": 1, "color": 2}
