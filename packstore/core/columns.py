@@ -38,6 +38,16 @@ OFFSET = np.dtype("<i8")
 """The numpy dtype of a ragged column's offsets."""
 
 
+class Placed(list[memoryview]):
+    """Buffers that lie in a map, and where.
+
+    Attributes:
+        places: Address and number of bytes of each, int64 ``(N, 2)``.
+    """
+
+    places: NDArray[np.int64]
+
+
 class Ragged(Sequence[memoryview]):
     """A ragged column: value ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
 

@@ -38,11 +38,29 @@ def mix(value: Any) -> Any:
 
     Works on Python integers, numpy arrays and torch tensors alike.
     """
+    if isinstance(value, np.ndarray):
+        return _mix_array(value)
     value = value ^ (value >> 16)
     value = (value * 0x21F0AAAD) & MASK
     value = value ^ (value >> 15)
     value = (value * 0x735A2D97) & MASK
     return value ^ (value >> 15)
+
+
+def _mix_array(value: NDArray[np.int64]) -> NDArray[np.int64]:
+    """:func:`mix` of an array, in 32 bits and in place: numpy's time for so few numbers is that of its calls."""
+    bits = value.astype(np.uint32)
+    shifted = np.right_shift(bits, _SIXTEEN)
+    np.bitwise_xor(bits, shifted, bits)
+    for factor in _FACTORS:
+        np.multiply(bits, factor, bits)
+        np.right_shift(bits, _FIFTEEN, shifted)
+        np.bitwise_xor(bits, shifted, bits)
+    return bits.astype(np.int64)
+
+
+_SIXTEEN, _FIFTEEN = np.uint32(16), np.uint32(15)
+_FACTORS = np.uint32(0x21F0AAAD), np.uint32(0x735A2D97)
 
 
 def key(*words: int) -> int:

@@ -23,6 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.columns import Placed
+
 HEADER = struct.Struct("<QHHHH")  # page number, pad, flags, lower, upper
 _OVERFLOW = struct.Struct("<QHHI")  # page number, pad, flags, number of pages
 _META = struct.Struct("<16xIIQQ")  # magic, version, address, map size
@@ -164,6 +166,7 @@ class Numbered:
     def __init__(self, data: mmap.mmap, random: mmap.mmap, tree: Tree, prefix: bytes) -> None:
         self._data = data
         self._views = memoryview(random)
+        self._address = np.frombuffer(random, np.uint8).ctypes.data
         self._tree = tree
         self._prefix = prefix
         self._key = prefix + b"%010d"
@@ -186,10 +189,13 @@ class Numbered:
                     raise PageError(f"the tree has more than {most} pages at level {level + 1}")
         return np.maximum.accumulate(np.array(firsts, np.int64)), np.array(pages, np.int64)
 
-    def views(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[memoryview]:
+    def views(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Placed:
         """Parts of the file, which lie in it; each view holds the map by itself."""
         data = self._views
-        return [data[start:stop] for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+        ends = (starts + sizes).tolist()
+        found = Placed([data[start:stop] for start, stop in zip(starts.tolist(), ends, strict=True)])
+        found.places = np.stack([self._address + starts, sizes], 1)
+        return found
 
     def value(self, index: int) -> memoryview | None:
         """The value number ``index``, or None. The view holds its map by itself. Raises :class:`PageError`."""

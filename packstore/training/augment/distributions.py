@@ -28,9 +28,13 @@ def chance(draws: Draws, p: float, draw: int) -> NDArray[np.bool_]:
     return happens
 
 
-def normal(draws: Draws, draw: int, count: int | None = None) -> Floats:
-    """Standard normal numbers, float64 ``(B,)``, or ``(count, B)``, by Box and Muller (1958); uses two draws each."""
-    first, second = draws.uniform(draw, 2) if count is None else draws.uniform(draw, 2 * count).reshape(2, count, -1)
+def normal(draws: Draws, draw: int) -> Floats:
+    """Standard normal numbers, float64 ``(B,)``; uses ``draw`` and ``draw + 1``."""
+    return normal_of(*draws.uniform(draw, 2))
+
+
+def normal_of(first: Floats, second: Floats) -> Floats:
+    """Standard normal numbers, by two uniform ones each: Box and Muller (1958)."""
     values: Floats = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
     return values
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import Code, Program, join_programs, step
+from packstore.images.programs import Code, Program, join_programs, new_program, step
 from packstore.training.augment.base import Size
 from packstore.training.augment.colour import seed_parameters
 from packstore.training.augment.distributions import chance, normal
-from packstore.training.augment.geometry import log_uniform
+from packstore.training.augment.geometry import log_uniform, pick
 from packstore.training.augment.program_operation import ProgramOperation, check_probability, check_range
 from packstore.training.augment.warp_kernels import IMAGENET_BYTES
 from packstore.training.random_draws import Array, Draws
@@ -84,16 +84,31 @@ class RandomErasing(ProgramOperation):
         return join_programs(boxes, len(draws))
 
     def _box(self, draws: Draws, size: Size, count: Any, draw: int, where: Any) -> Program:
+        program, rows = new_program(len(draws), 1), np.flatnonzero(where)
+        if len(rows):
+            program[rows] = self._box_of_each(draws[rows], size, count[rows], draw)
+        return program
+
+    def _attempt(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
+        """Heights and widths of the first box that fits of ``attempts`` from number ``first`` on; and whether one does,
+        else the numbers mean nothing."""
         height, width = size
         low, high = self.scale
-        area = height * width * (draws.uniform(draw, _ATTEMPTS) * (high - low) + low) / count
-        ratio = log_uniform(draws.uniform(draw + _ATTEMPTS, _ATTEMPTS), *self.ratio)
+        area = height * width * (draws.uniform(draw + first, attempts) * (high - low) + low) / count
+        ratio = log_uniform(draws.uniform(draw + _ATTEMPTS + first, attempts), *self.ratio)
         heights, widths = np.sqrt(area * ratio).round(), np.sqrt(area / ratio).round()
         fits = (heights < height) & (widths < width)
-        first = fits.argmax(0)[None]
-        tall, wide = (np.take_along_axis(each, first, 0)[0].astype(np.int64) for each in (heights, widths))
+        chosen = fits.argmax(0)
+        return *(pick(each, chosen).astype(np.int64) for each in (heights, widths)), fits.any(0)
+
+    def _box_of_each(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
+        height, width = size
+        tall, wide, found = self._attempt(draws, size, count, draw, 0, 1)
+        left = np.flatnonzero(~found)
+        if len(left):  # few need more than one
+            others = self._attempt(draws[left], size, count[left], draw, 1, _ATTEMPTS - 1)
+            tall[left], wide[left], found[left] = others
         draw += 2 * _ATTEMPTS
-        found = fits.any(0)
         top = draws.integers((height - tall + 1).clip(1), draw)
         left = draws.integers((width - wide + 1).clip(1), draw + 1)
         values: tuple[Any, ...] = self._values
@@ -105,7 +120,7 @@ class RandomErasing(ProgramOperation):
                 for c, (mean, deviation) in enumerate(zip(*IMAGENET_BYTES, strict=True))
             )
         flags = ERASE_FLAGS.get(self.value, 0) if isinstance(self.value, str) else 0
-        return step(len(draws), Code.ERASE, top, left, tall, wide, *values, flags=flags, where=where & found)
+        return step(len(draws), Code.ERASE, top, left, tall, wide, *values, flags=flags, where=found)
 
 
 ERASE_FLAGS = {"random": 1, "color": 2}

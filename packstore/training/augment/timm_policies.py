@@ -20,7 +20,7 @@ from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, warp_flags
 from packstore.training.augment.auto_augment_tables import TIMM_POLICIES
 from packstore.training.augment.base import Size
-from packstore.training.augment.distributions import normal
+from packstore.training.augment.distributions import normal_of
 from packstore.training.augment.matrices import rotation
 from packstore.training.augment.policies import chain_weights, mixed_program
 from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
@@ -116,13 +116,14 @@ class TimmAugment(ProgramOperation):
             return program
         chosen, shares, levels = plan.choose(draws)
         own = draws.child(0)
-        happens = shares >= own.uniform(0, steps).T
+        bits = own.bits(0, 6 * steps).reshape(6, steps, -1).transpose(0, 2, 1)  # all at once, likewise
+        happens = shares >= bits[0] * 2.0**-32
         if plan.random_depth:
-            happens &= np.arange(steps) <= own.integers(steps, steps)[:, None]
+            happens &= np.arange(steps) <= (bits[1, :, :1] * steps >> 32)
         flat = program.reshape(-1)
-        level = _spread(own, levels, plan).reshape(-1)
-        sign = np.where(own.bits(8 * steps, steps).T >= 1 << 31, -1.0, 1.0).reshape(-1)
-        flags = self._flags(own, 10 * steps, steps).T.reshape(-1)
+        level = _spread(bits[2:4] * 2.0**-32, levels, plan).reshape(-1)
+        sign = np.where(bits[4] >= 1 << 31, -1.0, 1.0).reshape(-1)
+        flags = self._flags(bits[5]).reshape(-1)
         kinds = np.where(happens, plan.kinds[chosen], -1).reshape(-1)
         for number, make in enumerate(plan.makers):
             rows = np.flatnonzero(kinds == number)
@@ -133,12 +134,12 @@ class TimmAugment(ProgramOperation):
                 flat[rows] = found
         return program
 
-    def _flags(self, draws: Draws, draw: int, count: int) -> NDArray[np.int32]:
-        """How warps interpolate, int32 ``(count, B)``."""
+    def _flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
+        """How warps interpolate, by random ``bits``."""
         if self.interpolation == "random":
-            way: Any = 1 + draws.integers(2, draw, count)
+            way: Any = 1 + (bits >> 31)
         else:
-            way = np.full((count, len(draws)), INTERPOLATIONS.index(self.interpolation))
+            way = np.full(bits.shape, INTERPOLATIONS.index(self.interpolation))
         flags: NDArray[np.int32] = np.asarray(warp_flags(way.astype(np.int32), as_fill(self, self.fill), "edge"))
         return flags.astype(np.int32)
 
@@ -251,7 +252,7 @@ def _parse(config: str) -> _Plan:
         elif key != "b":
             setattr(plan, _PARTS[first][key], int(number) if key in ("m", "n", "w", "d") else number)
             plan.random_depth &= key != "d"
-    if plan.chains and not (1 <= plan.chains <= 20 and 1 <= plan.steps <= 20 and plan.alpha > 0):
+    if first == "augmix" and not (1 <= plan.chains <= 20 and 1 <= plan.steps <= 20 and plan.alpha > 0):
         raise UsageError(f"{config!r}: w and d should be 1 … 20, and a above 0")
     if first == "rand":
         table = _WEIGHTED.get(chosen)
@@ -266,13 +267,12 @@ def _parse(config: str) -> _Plan:
     return plan
 
 
-def _spread(draws: Draws, level: Floats, plan: _Plan) -> Floats:
-    """Magnitudes ``(B, steps)`` as they are drawn around ``level``."""
-    first = 2 * plan.steps
+def _spread(uniform: Floats, level: Floats, plan: _Plan) -> Floats:
+    """Magnitudes ``(B, steps)`` as they are drawn around ``level``, by uniform numbers ``(2, B, steps)``."""
     if plan.deviation > 100:
-        level = level * draws.uniform(first, plan.steps).T
+        level = level * uniform[0]
     elif plan.deviation:
-        level = level + plan.deviation * normal(draws, first, plan.steps).T
+        level = level + plan.deviation * normal_of(*uniform)
     return level.clip(0, plan.most)
 
 

@@ -235,7 +235,9 @@ class Assembler:
         prepared.turned = turned = self._turned(prepared.views)
         requests = None
         if self._engine_decodes:
-            files = [b"" if row in turned else view for row, view in enumerate(prepared.views)]
+            files: Sequence[Any] = prepared.views
+            if turned:
+                files = [b"" if row in turned else view for row, view in enumerate(files)]
             requests = Requests(files, indexes=self._indexes(prepared) if self._has_indexes else None)
         prepared.sizes, prepared.headers = self._sizes(prepared.numbers, prepared.views, turned, requests)
         unread = prepared.sizes[:, 0] == 0
@@ -255,7 +257,7 @@ class Assembler:
 
     def _view_at_once(self, prepared: Prepared, records: NDArray[np.int64]) -> bool:
         try:
-            prepared.views.extend(self._views.views(records))
+            prepared.views = self._views.views(records)
         except PackstoreError:
             return False  # one by one it shows which
         return True

@@ -59,8 +59,8 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
         if isinstance(op, PerImage) and not op.runs_in_threads:
             raise UsageError(
                 f"{op!r} may draw from the process's generators, and images that differ in size are augmented by "
-                "several threads: give the function a generator, PerImage(fn, generator=True), or say threads=True if it "
-                "draws from torch alone"
+                "several threads: give the function a generator, PerImage(fn, generator=True), or say threads=True "
+                "if it draws from torch alone"
             )
     mosaic = isinstance(options.mix, Mosaic)
     if form is None and one_by_one and size_of_all(dataset, options) is None and not mosaic:

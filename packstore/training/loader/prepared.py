@@ -60,7 +60,7 @@ class Prepared:
     epoch: int
     numbers: Sequence[int] = ()
     suspects: Suspects | None = None
-    views: list[Any] = field(default_factory=list)
+    views: Any = field(default_factory=list)
     sizes: NDArray[np.int64] = field(init=False)
     headers: Sequence[Header] = field(init=False)
     first_crops: Crops | None = None
