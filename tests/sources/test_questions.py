@@ -216,7 +216,7 @@ def clips(root: Path) -> Path:
 
 
 MODALITIES: dict[str, Make] = {
-    make.__name__: make for make in (*(market, mars, mots, kitti_objects, oscd, icdar, digits, clips),)
+    make.__name__: make for make in (*(market, mars, mots, kitti_objects, oscd, digits, clips),)
 }
 
 
@@ -232,6 +232,13 @@ def test_folders_of_splits_modalities_and_labels_are_no_classes(name: str, tmp_p
         place, given, split = opened(answer, path)
         with closing(open_source(place, **given)) as source:
             assert source.survey(split).records
+
+
+def test_words_of_a_challenge_are_read(tmp_path: Path) -> None:
+    with closing(open_source(icdar(tmp_path))) as source:
+        survey = source.survey()
+        assert (source.kind, survey.records) == ("icdar", 20)
+        assert survey.ledger.left == {"images without annotations in other folders": 10}
 
 
 @pytest.mark.parametrize("make", [drive, chase, kitti_segmentation, xview2, levir])
