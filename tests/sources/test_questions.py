@@ -23,11 +23,6 @@ from tests.makers.layouts import make_layout
 IMAGES: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
 
 
-def labelled(prefix: str) -> Make:
-    lines = "".join(f"{prefix}{n}.jpg,{'ab'[n % 2]}\n" for n in range(3))
-    return lambda root: fill(root / "set", {**IMAGES, "labels.csv": f"file,label\n{lines}"})
-
-
 def hdf5(**shapes: tuple[int, ...]) -> Make:
     def make(root: Path) -> Path:
         with h5py.File(root / "a.h5", "w") as file:
@@ -71,7 +66,6 @@ def panoptic(root: Path) -> Path:
 
 
 ASKED: dict[str, Make] = {
-    "labels.csv that names files of another folder": labelled(""),
     "configurations": configurations,
     "splits with and without classes": lambda root: fill(root, {"train/a/0.jpg": jpeg(0), "test/1.jpg": jpeg(1)}),
     "splits beside others": lambda root: fill(root, {"train/a/0.jpg": jpeg(0), "x/1.jpg": jpeg(1)}),
