@@ -337,6 +337,20 @@ def test_candidates_depend_on_the_images(folder: Path, tmp_path: Path) -> None:
     assert ways(pixels, [(500, 375)], 224) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["simclr", "detr"])
+def test_recipes_with_views_and_of_many_sizes_are_measured(folder: Path, tmp_path: Path, name: str) -> None:
+    packstore.convert(folder, tmp_path / "a.lmdb")
+    report = bench(
+        tmp_path / "a.lmdb", BenchOptions(split="train", augment=name, tries=False, **QUICK | {"size": None})
+    )
+    stages = [stage.name for stage in report.stages]
+    assert ("view views × 2" in stages) == (name == "simclr")
+    assert "augment" in stages
+    assert all(stage.one is None or stage.one > 0 for stage in report.stages)
+    assert report.rates.loader > 0
+
+
 def test_the_augmentation_is_what_training_would_do(folder: Path, tmp_path: Path) -> None:
     def of(name: str, options: BenchOptions, **how: Any) -> Any:
         manifest = packstore.convert(folder, tmp_path / name, overwrite=True, **how).manifest

@@ -359,6 +359,31 @@ def test_its_python_gives_the_same(stores: Stores) -> None:
         np.testing.assert_array_equal(shown, pixels(client.get("/image/30/image").content))
 
 
+def test_all_crops_of_a_recipe_with_views_are_shown(stores: Stores) -> None:
+    asked = {"augment": "dino", "seed": 3, "epoch": 2}
+    with client_of(stores("files.lmdb")) as client:
+        shown = pixels(client.get("/loaded/30", **asked).content)
+        names: dict[str, Any] = {}
+        exec(ask(client, "/api/loaded/30", **asked)["python"], names)
+    views = names["batch"]
+    assert list(views) == ["global1", "global2", "local"]
+    assert shown.shape == (224 + 224 + 96, 8 * 96, 3)
+    for top, name in ((0, "global1"), (224, "global2")):
+        np.testing.assert_array_equal(shown[top : top + 224, :224], views[name][0, 0].movedim(0, -1).numpy())
+    for number, crop in enumerate(views["local"][0]):
+        part = shown[448:, 96 * number : 96 * (number + 1)]
+        np.testing.assert_array_equal(part, crop.movedim(0, -1).numpy())
+
+
+@pytest.mark.parametrize("augment", ["RandomZoomOut(7), RandomHorizontalFlip()", "RandomIoUCrop(), Resize(30)"])
+def test_images_that_differ_in_size_are_shown(typed: Path, augment: str) -> None:
+    with client_of(typed) as client:
+        shown = pixels(client.get("/loaded/3", augment=augment, seed=1).content)
+        names: dict[str, Any] = {}
+        exec(ask(client, "/api/loaded/3", augment=augment, seed=1)["python"], names)
+        np.testing.assert_array_equal(names["batch"][0][0].movedim(0, -1).numpy(), shown)
+
+
 @pytest.mark.parametrize("augment", ["", "CenterCrop(20)"])
 def test_its_python_asks_for_the_columns_shown(typed: Path, augment: str) -> None:
     """Also of a record without a caption and a weight."""

@@ -133,7 +133,8 @@ class AsLoaded:
         images = batch.pop("image")
         image = _side_by_side(images) if isinstance(images, dict) else images[0]
         values = {name: _plain(value[0]) for name, value in batch.items() if value[0] is not None}
-        python = _as_python(self._reader, split, item, asked, form)
+        left_out = loader.pipeline.one_by_one or "views" in how
+        python = _as_python(self._reader, split, item, asked, form, left_out)
         return Loaded(self._pixels(image), not image.is_floating_point(), values, python)
 
     def _dataset(self, split: str | None, alone: bool) -> PackedDataset:
@@ -184,13 +185,18 @@ def _is_drawn(column: Column, manifest: Manifest) -> bool:
     return column.type in ("mask", "boxes", "keypoints") or (column.type == "labels" and column.parallel is not None)
 
 
-def _as_python(reader: Reader, split: str | None, item: int, asked: Asked, form: dict[str, Collate]) -> str:
-    """How one gets a record from the loader, with all that the page shows of it; JSON is not augmented."""
+def _as_python(
+    reader: Reader, split: str | None, item: int, asked: Asked, form: dict[str, Collate], no_further: bool
+) -> str:
+    """How one gets a record from the loader, with all that the page shows of it; JSON is not augmented, nor are
+    ``no_further`` images."""
     operations = asked.augment.strip()
     several = operations in RECIPES and recipe(operations).views is not None
     shown = [c for c in shown_columns(reader.manifest) if c.type != "json" or not operations]
     if several:
         shown = [c for c in shown if c.name == "image"]
+    if no_further:
+        shown = [c for c in shown if c.name == "image" or c.type != "image"]
     columns = tuple(c.name for c in shown)
     optional = {c.name: "optional" for c in shown if c.nullable} | form
     collate = f", collate={optional!r}" if optional else ""
