@@ -321,7 +321,7 @@ class SidecarSource(AnnotatedSource):
         """See :meth:`AnnotatedSource.raws`."""
         for row in chain.from_iterable(map(self.file_rows, self.splits())):
             try:
-                yield read_whole(self.tree, row.values["raw"].file, _MAX_BYTES) if row.values else b""
+                yield read_whole(self.tree, row.values["raw"].file, _MAX_BYTES) if "raw" in row.values else b""
             except (SourceError, SampleError):
                 continue
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from packstore.core.errors import printable
 from packstore.core.fields import Field, Json
 from packstore.sources.annotation_formats.icdar import IcdarSource
 from packstore.sources.annotation_formats.objects import load_json
@@ -48,7 +49,9 @@ class SroieSource(IcdarSource):
         """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         if isinstance(found.get("entities"), bytes):
-            found["entities"] = load_json(found["entities"])
+            found["entities"] = entities = load_json(found["entities"])
+            if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
+                raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
         return found
 
     def raws(self) -> Iterator[Any]:
