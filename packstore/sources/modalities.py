@@ -116,10 +116,12 @@ def find_groups(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
     for place, folder in contents.items():
         if place and place.lower() not in SPLIT_ORDER:
             continue
-        inside = [name for name in folder.folders if contents[join(place, name)].images.count]
+        # A link that leads back is among the names and not among the contents.
+        there = {name: contents[join(place, name)].images for name in folder.folders if join(place, name) in contents}
+        inside = [name for name, images in there.items() if images.count]
         if not 2 <= len(inside) <= _MOST or not (named or all(map(_NAMES.fullmatch, inside))):
             continue
-        sets = [contents[join(place, name)].images for name in inside]
+        sets = [there[name] for name in inside]
         if all(2 * each.shared(sets[0]) >= max(len(each.stems), len(sets[0].stems)) for each in sets):
             found[place] = tuple(inside)
             used += sum(each.count for each in sets)

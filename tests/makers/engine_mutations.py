@@ -201,8 +201,15 @@ MUTATIONS = [
     # Resizing
     Mutation("resize.c", "if (at + down->taps > y && y", "if (at + down->taps > y + 1 && y"),
     Mutation("resize.c", "        resizing->first = first;\n", ""),
-    Mutation("resize.c", "sum += weights[j] * from[j * stride + x];", "sum += weights[j] * from[x];"),
-    Mutation("resize.c", "taps->precision = precision_of(largest);", "taps->precision = 14;"),
+    Mutation(
+        "resize.c",
+        "sum += whole_weight(taps, weights + j) * from[j * stride + x];",
+        "sum += whole_weight(taps, weights + j) * from[x];",
+    ),
+    Mutation("resize.c", "wide ? WEIGHT_BITS : precision_of(largest);", "wide ? WEIGHT_BITS : 14;"),
+    Mutation("resize.c", "(3 - 4 * sine * sine) / (3 * square)", "(3 - 4 * sine * sine) / (2.9 * square)"),
+    Mutation("resize.c", "at[taps->low_at] = (int16_t)(rounded", "at[taps->low_at] = (int16_t)(0 & rounded"),
+    Mutation("resize.c", "sum = _mm256_add_epi32(sum, _mm256_slli_epi32(high, LOW_BITS));", "sum = high;"),
     Mutation("resize.c", "int64_t to = mirrored ? count - 1 - i : i;", "int64_t to = i;"),
     # Types and layouts
     Mutation("convert.c", "if (bits >= 0x47800000)", "if (bits >= 0x7F800000)"),

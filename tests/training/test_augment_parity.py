@@ -88,13 +88,13 @@ def by_torchvision(tv: Any, image: Tensor, each: Any) -> Tensor:
 
 EXACT = {
     *(Code.IDENTITY, Code.BRIGHTNESS, Code.GRAY, Code.INVERT, Code.POSTERIZE, Code.SOLARIZE, Code.AUTOCONTRAST),
-    *(Code.EQUALIZE, Code.PERMUTE, Code.ERASE, Code.MIRROR, Code.FLIP, Code.SHARPNESS, Code.HUE),
+    *(Code.EQUALIZE, Code.PERMUTE, Code.ERASE, Code.MIRROR, Code.FLIP, Code.SHARPNESS),
 }
 """Integer arithmetic, tables, or the very operations of torchvision; all others end in sums that torch rounds as the
-shape of a tensor has it."""
+shape of a tensor has it, but for hues, which are turned without torchvision's divisions."""
 
 
-TABLES = EXACT - {Code.BRIGHTNESS, Code.GRAY, Code.AUTOCONTRAST, Code.SHARPNESS, Code.HUE}
+TABLES = EXACT - {Code.BRIGHTNESS, Code.GRAY, Code.AUTOCONTRAST, Code.SHARPNESS}
 """Those without floating point."""
 
 
@@ -382,8 +382,8 @@ def test_the_engine_and_torch_give_nearly_the_same(op: Any) -> None:
     """Step by step within 1 of 255; warps may take another of two pixels that are as near."""
     images = photos(5, 48, 64)
     program = op.program(draws(5, seed=1), (48, 64))
-    for column in range(program.shape[1]):
-        one = program[:, column : column + 1]
+    sums = bool(np.isin(program["code"], (Code.KEEP, Code.ADD, Code.MIX)).any())  # which belong together
+    for one in [program] if sums else [program[:, [column]] for column in range(program.shape[1])]:
         found, expected = run_program(images, one), run_by_torch(images, one)
         difference = (found.int() - expected.int()).abs()
         assert (difference > 1).float().mean() <= 0.001
@@ -428,7 +428,7 @@ def test_random_chains_run_as_their_steps(data: st.DataObject) -> None:
         lambda: A.AutoAugment("mnist"),
         lambda: A.AugMix(severity=11),
         lambda: A.RandomApply(A.Grayscale()),
-        lambda: A.RandomApply([A.Resize(3)]),
+        lambda: A.RandomOrder([A.Resize(3)]),
         lambda: A.RandomChoice([]),
         lambda: A.RandomChoice([A.Grayscale()], p=[1, 2]),
         lambda: A.RandomOrder([len]),

@@ -226,7 +226,15 @@ def test_what_to_write_where_sizes_differ_in_the_end(stores: Stores) -> None:
         PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, augment=[Resize(40)])
 
 
-@pytest.mark.parametrize("first", [Cutout(3), torch.abs, PerImage(torch.abs)])
+def test_an_operation_on_colours_may_come_first(stores: Stores) -> None:
+    dataset, augment = PackedDataset(stores("files.lmdb"), "train"), [Cutout(3), RandomResizedCrop(9)]
+    found = torch.cat([images for images, _ in PackedLoader(dataset, 8, augment=augment, seed=2)])
+    for number, (image, _) in enumerate(dataset):
+        expected = apply_operations(augment, image[None], Draws(2, 0, torch.tensor([number])))[0]
+        assert torch.equal(found[number], expected)
+
+
+@pytest.mark.parametrize("first", [torch.abs, PerImage(torch.abs)])
 def test_what_to_write_where_an_operation_on_batches_comes_first(stores: Stores, first: Any) -> None:
     loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 64, augment=[first, RandomResizedCrop(9)])
     with pytest.raises(UsageError, match="add an operation that gives them one before all others, for example"):

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, Code, Program, join_programs, new_program, step, warp_flags
+from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, warp_flags
 from packstore.training.augment.auto_augment_tables import POLICIES
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
@@ -344,11 +344,15 @@ def chain_weights(draws: Draws, alpha: float, chains: int) -> NDArray[np.float32
 
 def mixed_program(chains: Sequence[Program], weights: NDArray[np.float32]) -> Program:
     """The program that mixes an image with what ``chains`` make of it; ``weights`` as of :func:`chain_weights`."""
-    count = len(weights)
-    parts = [step(count, Code.KEEP, weights[:, 0])]
+    program = new_program(len(weights), 2 + sum(chain.shape[1] + 1 for chain in chains))
+    codes, shares, place = program["code"], program["p"][..., 0], 1
+    codes[:, 0], shares[:, 0], codes[:, -1] = Code.KEEP, weights[:, 0], Code.MIX
     for number, chain in enumerate(chains, 1):
-        parts += [chain, step(count, Code.ADD, weights[:, number])]
-    return join_programs([*parts, step(count, Code.MIX)], count)
+        program[:, place : place + chain.shape[1]] = chain
+        place += chain.shape[1]
+        codes[:, place], shares[:, place] = Code.ADD, weights[:, number]
+        place += 1
+    return program
 
 
 def check_bins(operation: Operation, bins: Any) -> None:
