@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +38,42 @@ OFFSET = np.dtype("<i8")
 """The numpy dtype of a ragged column's offsets."""
 
 
-class Placed(list[memoryview]):
-    """Buffers that lie in a map, and where.
+class Placed(Sequence[memoryview]):
+    """Parts of a map. A view of one is made when it is asked for, and holds the map by itself.
 
     Attributes:
         places: Address and number of bytes of each, int64 ``(N, 2)``.
     """
 
-    places: NDArray[np.int64]
+    def __init__(self, data: memoryview, address: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """
+        Args:
+            data: The map.
+            address: Of its first byte.
+            starts: Of each part, in bytes of ``data``, ``(N,)``.
+            sizes: Numbers of bytes, ``(N,)``.
+        """
+        self._data = data
+        self._address = address
+        self._starts = starts
+        self._sizes = sizes
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        return np.stack([self._address + self._starts, self._sizes], 1)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> Placed: ...
+    def __getitem__(self, index: int | slice) -> memoryview | Placed:
+        if isinstance(index, slice):
+            return Placed(self._data, self._address, self._starts[index], self._sizes[index])
+        start = int(self._starts[index])
+        return self._data[start : start + int(self._sizes[index])]
 
 
 class Ragged(Sequence[memoryview]):

@@ -48,15 +48,19 @@ def mix(value: Any) -> Any:
 
 
 def _mix_array(value: NDArray[np.int64]) -> NDArray[np.int64]:
-    """:func:`mix` of an array, in 32 bits and in place: numpy's time for so few numbers is that of its calls."""
-    bits = value.astype(np.uint32)
+    """:func:`mix` of an array."""
+    return _mix_in_place(value.astype(np.uint32)).astype(np.int64)
+
+
+def _mix_in_place(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """:func:`mix` of 32-bit values, which are overwritten: numpy's time for so few numbers is that of its calls."""
     shifted = np.right_shift(bits, _SIXTEEN)
     np.bitwise_xor(bits, shifted, bits)
     for factor in _FACTORS:
         np.multiply(bits, factor, bits)
         np.right_shift(bits, _FIFTEEN, shifted)
         np.bitwise_xor(bits, shifted, bits)
-    return bits.astype(np.int64)
+    return bits
 
 
 _SIXTEEN, _FIFTEEN = np.uint32(16), np.uint32(15)
@@ -146,7 +150,7 @@ class Draws:
 
     def __getitem__(self, index: slice | Array) -> Draws:
         """The draws of some of the records: of a slice, or at an array of places."""
-        return dataclasses.replace(self, records=self.records[index])
+        return Draws(self.seed, self.epoch, self.records[index], self.stream)
 
     def replace(self, *, epoch: int | None = None, stream: int | None = None) -> Draws:
         """The draws of the same records in another epoch, or for another stream."""
@@ -174,18 +178,25 @@ class Draws:
             draw: Number of the draw, not negative.
             count: Give draws ``draw`` … ``draw + count - 1`` at once, as ``(count, B)``.
         """
-        if count is None:
-            return mix(self._base ^ mix((self._draw_key + draw * _GOLDEN) & MASK))
+        return to_int64(self._bits(draw, count))
+
+    def _bits(self, draw: int, count: int | None = None) -> Array:
+        """:meth:`bits`; of numpy as uint32."""
         base = self._base
         if isinstance(base, np.ndarray):
-            steps: Array = np.arange(draw, draw + count, dtype=np.int64)
-        else:
-            steps = base.new_ones(count).cumsum(0) + (draw - 1)  # arange on its device, without importing torch
-        return mix(base[None] ^ mix((self._draw_key + steps * _GOLDEN) & MASK)[:, None])
+            if count is None:
+                return _mix_in_place(base ^ np.uint32(mix((self._draw_key + draw * _GOLDEN) & MASK)))
+            steps = np.arange(draw, draw + count, dtype=np.uint32) * np.uint32(_GOLDEN)
+            steps += np.uint32(self._draw_key)
+            return _mix_in_place(base ^ _mix_in_place(steps)[:, None])
+        if count is None:
+            return mix(base ^ mix((self._draw_key + draw * _GOLDEN) & MASK))
+        numbers = base.new_ones(count).cumsum(0) + (draw - 1)  # arange on its device, without importing torch
+        return mix(base[None] ^ mix((self._draw_key + numbers * _GOLDEN) & MASK)[:, None])
 
     def uniform(self, draw: int, count: int | None = None) -> Array:
         """Uniform numbers, float64 in [0, 1) with a resolution of 2**-32; shapes as of :meth:`bits`."""
-        return to_float64(self.bits(draw, count)) * 2.0**-32
+        return to_float64(self._bits(draw, count)) * 2.0**-32
 
     def integers(self, high: Any, draw: int, count: int | None = None) -> Array:
         """Uniform integers, int64 in [0, ``high``); shapes as of :meth:`bits`.
@@ -216,6 +227,10 @@ class Draws:
 
     @cached_property
     def _base(self) -> Array:
-        """Each record's 32 bits, from which every draw mixes its own."""
+        """Each record's 32 bits, from which every draw mixes its own; of numpy as uint32."""
         records = self.records
+        if isinstance(records, np.ndarray):
+            base = _mix_in_place(records.astype(np.uint32) ^ np.uint32(self._key & MASK))
+            high = records >> 32
+            return base ^ high.astype(np.uint32) * np.uint32(_HIGH) if high.any() else base
         return mix((records & MASK) ^ (self._key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)

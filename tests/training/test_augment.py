@@ -408,7 +408,7 @@ def test_random_boxes_are_those_of_torchvision(scale: Any, ratio: Any) -> None:
     assert (crops.window == [0, 0, 32, 40]).all()
     assert (crops.box[:, :2] >= 0).all()
     assert (crops.box[:, :2] + crops.box[:, 2:] <= sizes).all()
-    uniform = d.uniform(0, 20)
+    uniform = d.uniform(0, 20).reshape(10, 2, -1).swapaxes(0, 1).reshape(20, -1)  # areas, then ratios
     fallbacks = 0
     for i, (height, width) in enumerate(sizes.tolist()):
         top, left, h, w = crops.box[i].tolist()

@@ -190,12 +190,8 @@ class Numbered:
         return np.maximum.accumulate(np.array(firsts, np.int64)), np.array(pages, np.int64)
 
     def views(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Placed:
-        """Parts of the file, which lie in it; each view holds the map by itself."""
-        data = self._views
-        ends = (starts + sizes).tolist()
-        found = Placed([data[start:stop] for start, stop in zip(starts.tolist(), ends, strict=True)])
-        found.places = np.stack([self._address + starts, sizes], 1)
-        return found
+        """Parts of the file, which lie in it."""
+        return Placed(self._views, self._address, starts, sizes)
 
     def value(self, index: int) -> memoryview | None:
         """The value number ``index``, or None. The view holds its map by itself. Raises :class:`PageError`."""

@@ -94,8 +94,9 @@ class RandomErasing(ProgramOperation):
         else the numbers mean nothing."""
         height, width = size
         low, high = self.scale
-        area = height * width * (draws.uniform(draw + first, attempts) * (high - low) + low) / count
-        ratio = log_uniform(draws.uniform(draw + _ATTEMPTS + first, attempts), *self.ratio)
+        uniform = draws.uniform(draw + 2 * first, 2 * attempts)
+        area = height * width * (uniform[0::2] * (high - low) + low) / count
+        ratio = log_uniform(uniform[1::2], *self.ratio)
         heights, widths = np.sqrt(area * ratio).round(), np.sqrt(area / ratio).round()
         fits = (heights < height) & (widths < width)
         chosen = fits.argmax(0)

@@ -343,11 +343,11 @@ class RandomResizedCrop(GeometricOperation):
             left = np.flatnonzero(~fit)
             others = self._attempt(draws[left], height[left], width[left], _FIRST_ATTEMPTS, _ATTEMPTS - _FIRST_ATTEMPTS)
             rows[left], columns[left], fit[left] = others
-        whole_rows, whole_columns = self._centre(height, width)
-        rows, columns = where(fit, rows, whole_rows), where(fit, columns, whole_columns)
-        top, left = (height - rows) // 2, (width - columns) // 2
-        top = where(fit, draws.integers(height - rows + 1, 2 * _ATTEMPTS), top)
-        left = where(fit, draws.integers(width - columns + 1, 2 * _ATTEMPTS + 1), left)
+        if not here or not fit.all():
+            whole_rows, whole_columns = self._centre(height, width)
+            rows, columns = where(fit, rows, whole_rows), where(fit, columns, whole_columns)
+        spare = (np.stack if here else torch.stack)([height - rows, width - columns])
+        top, left = where(fit, draws.integers(spare + 1, 2 * _ATTEMPTS, 2), spare // 2)
         size = join([height * 0 + self._pair[0], width * 0 + self._pair[1]])
         found = join([box[:, 0] + top, box[:, 1] + unmirrored(left, columns, width, crops.flip), rows, columns])
         sampling = draw_sampling(self, draws, 2 * _ATTEMPTS + 2)
@@ -357,8 +357,9 @@ class RandomResizedCrop(GeometricOperation):
         """Heights and widths of the first box that fits of ``count`` attempts from number ``first`` on; and whether
         one does, else the numbers mean nothing."""
         low, high = self.scale
-        areas = to_float64(height * width) * (draws.uniform(first, count) * (high - low) + low)
-        ratios = log_uniform(draws.uniform(_ATTEMPTS + first, count), *self.ratio)
+        uniform = draws.uniform(2 * first, 2 * count)
+        areas = to_float64(height * width) * (uniform[0::2] * (high - low) + low)
+        ratios = log_uniform(uniform[1::2], *self.ratio)
         widths = to_int64(((areas * ratios) ** 0.5).round())
         heights = to_int64(((areas / ratios) ** 0.5).round())
         fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
@@ -398,10 +399,13 @@ def log_uniform(uniform: Array, low: float, high: float) -> Array:
     exponent = (uniform * 2 - 1) * (half / 2**halvings)
     result = exponent * 0 + 1
     for n in range(11, 0, -1):  # Taylor's series by Horner's scheme; 0.25**12 / 12! is 1e-16
-        result = result * exponent * (1 / n) + 1
+        result *= exponent
+        result *= 1 / n
+        result += 1
     for _ in range(halvings):
-        result = result * result
-    return result * middle
+        result *= result
+    result *= middle
+    return result
 
 
 def where(condition: Array, yes: Array, no: Array) -> Array:
@@ -412,7 +416,7 @@ def where(condition: Array, yes: Array, no: Array) -> Array:
 def pick(values: Array, index: Array) -> Array:
     """``values[index[b], b]`` for each ``b``."""
     if isinstance(values, np.ndarray):
-        return np.take_along_axis(values, index[None], 0)[0]
+        return values[index, np.arange(len(index))]
     return values.gather(0, index[None])[0]
 
 

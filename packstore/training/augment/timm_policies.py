@@ -116,22 +116,25 @@ class TimmAugment(ProgramOperation):
             return program
         chosen, shares, levels = plan.choose(draws)
         own = draws.child(0)
-        bits = own.bits(0, 6 * steps).reshape(6, steps, -1).transpose(0, 2, 1)  # all at once, likewise
+        bits = own.bits(0, 7 * steps).reshape(7, steps, -1).transpose(0, 2, 1)  # all at once, likewise
         happens = shares >= bits[0] * 2.0**-32
         if plan.random_depth:
             happens &= np.arange(steps) <= (bits[1, :, :1] * steps >> 32)
-        flat = program.reshape(-1)
-        level = _spread(bits[2:4] * 2.0**-32, levels, plan).reshape(-1)
-        sign = np.where(bits[4] >= 1 << 31, -1.0, 1.0).reshape(-1)
-        flags = self._flags(bits[5]).reshape(-1)
         kinds = np.where(happens, plan.kinds[chosen], -1).reshape(-1)
-        for number, make in enumerate(plan.makers):
-            rows = np.flatnonzero(kinds == number)
-            if len(rows):
-                found = new_program(len(rows), 1)[:, 0]
-                found["code"] = plan.codes[chosen.reshape(-1)[rows]]
-                make(found, level[rows] / _LEVELS, sign[rows], size, flags[rows], own[rows // steps])
-                flat[rows] = found
+        order = np.argsort(kinds, kind="stable")  # by kind, so that each is written at once
+        order = order[np.searchsorted(kinds, 0, sorter=order) :]
+        level = _spread(bits[2:4] * 2.0**-32, levels, plan).reshape(-1)[order] / _LEVELS
+        sign = np.where(bits[4] >= 1 << 31, -1.0, 1.0).reshape(-1)[order]
+        flags, drawn = self._flags(bits[5]).reshape(-1)[order], (bits[6] * 2.0**-32).reshape(-1)[order]
+        kinds = kinds[order]
+        found = new_program(len(order), 1)[:, 0]
+        found["code"] = plan.codes[chosen.reshape(-1)[order]]
+        ends = np.searchsorted(kinds, np.arange(len(plan.makers)), "right").tolist()
+        for make, start, stop in zip(plan.makers, [0, *ends], ends, strict=False):
+            if start < stop:
+                rows = slice(start, stop)
+                make(found[rows], level[rows], sign[rows], size, flags[rows], drawn[rows])
+        program.reshape(-1)[order] = found
         return program
 
     def _flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -276,70 +279,70 @@ def _spread(uniform: Floats, level: Floats, plan: _Plan) -> Floats:
     return level.clip(0, plan.most)
 
 
-Maker = Callable[[Any, Floats, Floats, Size, NDArray[np.int32], Draws], None]
+Maker = Callable[[Any, Floats, Floats, Size, NDArray[np.int32], Floats], None]
 """Writes parameters into steps ``(N,)``: of magnitudes as shares of the largest, of signs, -1 or 1, of the height and
-width of the images, of the flags of warps, and of draws."""
+width of the images, of the flags of warps, and of uniform numbers."""
 
 
-def _factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["p"][:, 0] = part * 1.8 + 0.1
 
 
-def _growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["p"][:, 0] = np.maximum(0.1, 1 + sign * part * 0.9)
 
 
-def _nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     """For operations without parameters."""
 
 
-def _posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["p"][:, 0] = np.trunc(part * 4).clip(0, 8)
 
 
-def _growing_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _growing_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["p"][:, 0] = (4 - np.trunc(part * 4)).clip(0, 8)
 
 
-def _original_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _original_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["p"][:, 0] = (4 + np.trunc(part * 4)).clip(0, 8)
 
 
-def _solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["p"][:, 0] = np.trunc(part * 256).clip(max=256)
 
 
-def _growing_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _growing_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["p"][:, 0] = 256 - np.trunc(part * 256).clip(max=256)
 
 
-def _solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["p"][:, 0], steps["p"][:, 1] = np.trunc(part * 110).clip(max=128), 128
 
 
-def _desaturate(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _desaturate(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["p"][:, 0] = (0.5 - 0.5 * part).clip(0, 1)
 
 
-def _blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     most = (0.1 + 1.9 * part).clip(0.1, 2.0)
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most[:, None]
 
 
-def _drawn_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
-    most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * draws.child(0).uniform(0)
+def _drawn_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * uniform
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most.clip(0.01)[:, None]
 
 
-def _rotate(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _rotate(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     steps["flags"], steps["p"][:, :6] = flags, rotation(len(part), sign * part * 30.0)
 
 
-def _shear_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _shear_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     _shear(steps, sign * part * 0.3, flags, 1, size[0])
 
 
-def _shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     _shear(steps, sign * part * 0.3, flags, 3, size[1])
 
 
@@ -351,11 +354,11 @@ def _shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> N
     steps["flags"] = flags
 
 
-def _translate_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _translate_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     _translate(steps, sign * part * 0.45 * size[1], flags, 2)
 
 
-def _translate_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, draws: Draws) -> None:
+def _translate_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     _translate(steps, sign * part * 0.45 * size[0], flags, 5)
 
 

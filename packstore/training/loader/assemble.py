@@ -316,7 +316,7 @@ class Assembler:
                 failed.append(self._note(errors, row, prepared.numbers[row], error))
         if self._encoded:
             left_out = {*failed, *prepared.failed, *skip}
-            self._stats.add_decoded(sum(row not in left_out for row in range(first, stop)))
+            self._stats.add_decoded(stop - first - sum(first <= row < stop for row in left_out))
         if _major_faults() - faults > stop - first:
             self._cold = _COLD_BATCHES
         self._stats.add("decode", perf_counter() - start)
