@@ -197,9 +197,19 @@ def share_equal(found: Images, expected: Images, interpolation: str) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (32, 32), (61, 147)], ids=str)
 @pytest.mark.parametrize("way", WARP_FILLS)
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-def test_warps_are_those_of_torch(interpolation: str, way: str, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        (0.8, 0.3, 2.3, -0.4, 1.3, -1.1),
+        # Along one axis, by numbers that make no sum halfway between two bytes.
+        *((1, 0.2913, 1.7171, 0, 1, 0), (1, 0, -4.3137, 0, 1, 0), (1, 0, 0, 0.2913, 1, -1.7171)),
+        *((1, 0, 0, 0, 1, 4.3137), (1, -3.7219, 0, 0, 1, 0), (1, 0, 0, -3.7219, 1, 0)),
+        *((1, 0, 900.3137, 0, 1, 0), (1, 0, 0, 0, 1, -900.3137), (1, 1e9, 0, 0, 1, 0), (1, 0, 0, 0, 1, 1e9)),
+    ],
+)
+def test_warps_are_those_of_torch(interpolation: str, way: str, size: tuple[int, int], matrix: Any) -> None:
     (height, width), fill = size, (7, 130, 255)
-    image, matrix = photos(1, *size), np.array([0.8, 0.3, 2.3, -0.4, 1.3, -1.1], np.float32)
+    image, matrix = photos(1, *size), np.array(matrix, np.float32)
     flags = warp_flags(INTERPOLATIONS.index(interpolation), fill, way)
     found = run(image, step(1, Code.AFFINE, *matrix, flags=flags))[0]
     x = torch.arange(width) - (width - 1) / 2
@@ -233,6 +243,12 @@ STEPS = st.sampled_from(
         *(step(1, Code.NOISE, 3, 25, 7, 9, flags=1), step(1, Code.NOISE, 0, 90, 65535, 1)),
         *(step(1, Code.ERASE, -1, 1, 4, 7, 9, 8, flags=flags) for flags in range(3)),
         *(step(1, Code.AFFINE, 0.9, 0.2, 1, -0.2, 1.1, 0, flags=warp_flags(n, (9, 8, 7), "edge")) for n in range(3)),
+        *(
+            step(1, Code.AFFINE, *matrix, flags=warp_flags(n, (9, 8, 7), way))
+            for matrix in ((1, 0.3, 1, 0, 1, 0), (1, 0, 0, -0.3, 1, 1.2))
+            for way in WARP_FILLS
+            for n in range(1, 3)
+        ),
         *(step(1, Code.PERSPECTIVE, 1, 0.1, 0, 0, 1, 2, 1e-3, flags=warp_flags(n, (9, 8, 7))) for n in range(3)),
     ]
 )

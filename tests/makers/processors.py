@@ -86,6 +86,11 @@ def augmented(engine: Engine) -> Lines:
             ((0.9, 0.2, -3.3, -0.15, 1.1, 2.6), warp_flags(how, (9, 99, 199), way))
             for how in range(len(INTERPOLATIONS))
             for way in ("blend", "edge")
+        ]
+        + [
+            (matrix, warp_flags(how, (9, 99, 199), "edge"))
+            for matrix in ((1, 0.21, -3.3, 0, 1, 0), (1, 0, 0, -0.15, 1, 2.6))
+            for how in (1, 2)
         ],
         Code.PERSPECTIVE: [
             ((1.01, 0.02, -3, 0.01, 0.97, 2, 1e-4, -2e-4), warp_flags(how, None)) for how in range(len(INTERPOLATIONS))

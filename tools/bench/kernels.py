@@ -44,6 +44,11 @@ def chains() -> dict[str, Program]:
     matrix = (0.9, 0.2, 3, -0.2, 0.9, 4)
     for number, name in enumerate(INTERPOLATIONS):
         found[f"affine, {name}"] = step(n, Code.AFFINE, *matrix, flags=warp_flags(number, (1, 2, 3)))
+    for number, name in enumerate(INTERPOLATIONS[1:], 1):  # as timm has them
+        flags = warp_flags(number, (1, 2, 3), "edge")
+        found[f"shear rows, {name}"] = step(n, Code.AFFINE, 1, 0.2, 3, 0, 1, 0, flags=flags)
+        found[f"shear columns, {name}"] = step(n, Code.AFFINE, 1, 0, 0, 0.2, 1, 3, flags=flags)
+        found[f"rotate, {name}"] = step(n, Code.AFFINE, 0.98, 0.2, 0, -0.2, 0.98, 0, flags=flags)
     found["perspective, bilinear"] = step(n, Code.PERSPECTIVE, 1, 0.1, 2, 0.1, 1, 3, 1e-4, 1e-4, flags=1)
     found["erase"] = step(n, Code.ERASE, 60, 50, 90, 100, 1, 2, 3)
     found["erase, random pixels"] = step(n, Code.ERASE, 60, 50, 90, 100, 1, 2, 3, flags=1)

@@ -18,6 +18,7 @@
      .places = places_##suffix,                                                                                        \
      .bilinear = bilinear_##suffix,                                                                                    \
      .bicubic = bicubic_##suffix,                                                                                      \
+     .sum_lines = sum_lines_##suffix,                                                                                  \
      .cut = cut_off_##suffix,                                                                                          \
      .add = add_share_##suffix,                                                                                        \
      .noise = noise_##suffix}

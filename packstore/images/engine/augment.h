@@ -6,6 +6,7 @@
  * channels.c the loops of these
  * blur.c     blurring and sharpening
  * warp.c     affine and perspective maps
+ * shift.c    affine maps that move pixels along one axis
  * erase.c    erasing, noise, mirroring, sums of images
  *
  * packstore/images/programs.py says what the steps and their parameters mean. The arithmetic is torchvision's for uint8
@@ -97,6 +98,8 @@ struct augment_kernels {
     void (*places)(uint32_t *to, const struct taps_of_warp *, uint32_t fill, int64_t count);
     void (*bilinear)(uint8_t *to, const struct taps_of_warp *, int64_t count);
     void (*bicubic)(uint8_t *to, const struct taps_of_warp *, int64_t count);
+    void (*sum_lines)(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4], bool each,
+                      int64_t count);
     void (*cut)(uint8_t *to, const float *from, int64_t count);
     void (*add)(float *to, const uint8_t *from, float share, int64_t count);
     void (*noise)(float *to, uint32_t seed, int64_t first, int64_t count);
@@ -125,6 +128,13 @@ INLINE uint8_t to_byte(float value)
 INLINE float round_even(float value)
 {
     return (value + 0x1.8p23f) - 0x1.8p23f;
+}
+
+/* Rounded down. */
+INLINE int64_t floor_of(float value)
+{
+    int64_t whole = (int64_t)value;
+    return whole - ((float)whole > value);
 }
 
 #ifdef HAS_VECTORS
@@ -160,6 +170,10 @@ int sharpen(struct decoder *, const struct image *, const struct step *);
 int blur(struct decoder *, const struct image *, const struct step *);
 /* warp.c */
 int warp(struct decoder *, const struct image *, const struct step *);
+void cubic_weights(float *weights, float part);
+/* shift.c */
+bool moves_one_axis(const struct step *);
+int warp_one_axis(struct decoder *, const struct image *, const struct step *, const struct taps_of_warp *);
 /* erase.c */
 int erase(struct decoder *, const struct image *, const struct step *);
 int add_noise(struct decoder *, const struct image *, const struct step *);
@@ -186,6 +200,7 @@ void mix_images(struct decoder *, const struct image *);
     void places_##suffix(uint32_t *, const struct taps_of_warp *, uint32_t, int64_t);                                  \
     void bilinear_##suffix(uint8_t *, const struct taps_of_warp *, int64_t);                                           \
     void bicubic_##suffix(uint8_t *, const struct taps_of_warp *, int64_t);                                            \
+    void sum_lines_##suffix(uint8_t *, const uint8_t *const lines[4], const float *const weights[4], bool, int64_t);   \
     void cut_off_##suffix(uint8_t *, const float *, int64_t);                                                          \
     void add_share_##suffix(float *, const uint8_t *, float, int64_t);                                                 \
     void noise_##suffix(float *, uint32_t, int64_t, int64_t);

@@ -68,7 +68,7 @@ static void bilinear_pixel(uint8_t *to, const struct taps_of_warp *taps, float x
         show_fill(to, taps);
         return;
     }
-    int64_t left = (int64_t)(x + 1) - 1, top = (int64_t)(y + 1) - 1;
+    int64_t left = floor_of(x), top = floor_of(y);
     float right_part = x - (float)left, lower_part = y - (float)top, left_part = 1 - right_part,
           upper_part = 1 - lower_part;
     float weights[4] = {upper_part * left_part, upper_part * right_part, lower_part * left_part,
@@ -248,7 +248,7 @@ static void nearest(const struct augment_kernels *kernels, uint8_t *to, const st
 }
 
 /* Weights of four pixels, as get_cubic_upsample_coefficients() with A = -0.75. */
-static void cubic_weights(float *weights, float part)
+void cubic_weights(float *weights, float part)
 {
     const float a = -0.75f;
     for (int n = 0; n < 4; n++) {
@@ -265,7 +265,7 @@ static void bicubic_pixel(uint8_t *to, const struct taps_of_warp *taps, float x,
         show_fill(to, taps);
         return;
     }
-    int64_t left = (int64_t)(x + 3) - 3, top = (int64_t)(y + 3) - 3;
+    int64_t left = floor_of(x), top = floor_of(y);
     cubic_weights(across, x - (float)left);
     cubic_weights(down, y - (float)top);
     for (int n = 0; n < 4; n++) {
@@ -396,29 +396,32 @@ int warp(struct decoder *decoder, const struct image *image, const struct step *
 {
     const struct augment_kernels *kernels = decoder->kernels->augment;
     int64_t size = 3 * image->height * image->width, width = image->width;
-    if (make_room(&decoder->copied, (size_t)size + PADDING) != DONE ||
-        make_room(&decoder->floats, (size_t)(3 * width) * sizeof(float) + (size_t)width) != DONE)
+    if (make_room(&decoder->copied, (size_t)size + PADDING) != DONE)
         return REFUSED;
     memcpy(decoder->copied.at, image->at, (size_t)size);
+    uint32_t colour = (uint32_t)step->flags >> 8;
+    struct taps_of_warp taps = {.at = decoder->copied.at,
+                                .height = image->height,
+                                .width = width,
+                                .way = step->flags >> 2 & 3,
+                                .fill = {(float)(colour & 255), (float)(colour >> 8 & 255), (float)(colour >> 16)}};
+    for (int c = 0; c < 3; c++)
+        ((uint8_t *)decoder->copied.at)[size + c] = taps.way == FILL_ZEROS ? 0 : (uint8_t)taps.fill[c];
+    if (moves_one_axis(step))
+        return warp_one_axis(decoder, image, step, &taps);
+    if (make_room(&decoder->floats, (size_t)(3 * width) * sizeof(float) + (size_t)width) != DONE)
+        return REFUSED;
     float *x = decoder->floats.at, *y = x + width;
     uint32_t *places = (uint32_t *)(y + width);
     uint8_t *outside = (uint8_t *)(places + width);
+    taps.x = x;
+    taps.y = y;
+    taps.outside = outside;
     struct map map = {.perspective = step->code == STEP_PERSPECTIVE};
     for (int i = 0; i < 8; i++)
         map.m[i] = i < 3   ? step->p[i] / ((float)width * 0.5f)
                    : i < 6 ? step->p[i] / ((float)image->height * 0.5f)
                            : step->p[i];
-    uint32_t colour = (uint32_t)step->flags >> 8;
-    struct taps_of_warp taps = {.at = decoder->copied.at,
-                                .height = image->height,
-                                .width = width,
-                                .x = x,
-                                .y = y,
-                                .outside = outside,
-                                .way = step->flags >> 2 & 3,
-                                .fill = {(float)(colour & 255), (float)(colour >> 8 & 255), (float)(colour >> 16)}};
-    for (int c = 0; c < 3; c++)
-        ((uint8_t *)decoder->copied.at)[size + c] = taps.way == FILL_ZEROS ? 0 : (uint8_t)taps.fill[c];
     for (int64_t row = 0; row < image->height; row++) {
         uint8_t *to = image->at + 3 * row * width;
         kernels->locate(x, y, outside, &map, row, image->height, width);

@@ -1,0 +1,228 @@
+/* Affine maps that move pixels along one axis only, as shearing and translating do: sums of four pixels, not sixteen.
+ */
+#include "augment.h"
+
+#include <string.h>
+
+/* How far pixels are moved along an axis: in the source they lie between pixels `first + 1` and `first + 2` from where
+ * they are shown. */
+struct shift {
+    float by, weights[4];
+    int64_t first;
+};
+
+static struct shift shift_of(float by, int64_t length, bool bicubic)
+{
+    float limit = (float)(length + 4); /* beyond it all is outside */
+    struct shift shift = {.by = by > -limit ? by : -limit};
+    shift.by = shift.by < limit ? shift.by : limit;
+    int64_t whole = floor_of(shift.by);
+    float part = shift.by - (float)whole;
+    shift.first = whole - 1;
+    if (bicubic) {
+        cubic_weights(shift.weights, part);
+    } else {
+        shift.weights[1] = 1 - part;
+        shift.weights[2] = part;
+    }
+    return shift;
+}
+
+/* The first of `length` pixels that is shown of the source, to whose pixels half a pixel belongs on either side. */
+static int64_t first_inside(const struct shift *shift, int64_t length)
+{
+    int64_t first = -floor_of(shift->by + 0.5f);
+    return first < 0 ? 0 : first < length ? first : length;
+}
+
+/* Behind the last one. */
+static int64_t stop_inside(const struct shift *shift, int64_t length)
+{
+    int64_t stop = floor_of((float)length - 0.5f - shift->by) + 1;
+    return stop < 0 ? 0 : stop < length ? stop : length;
+}
+
+/* ---- loops ---- */
+
+/* Bytes `first` to `count` of four lines, weighed and added. Weights of byte `i`: at `step * i`. */
+static void sum_from(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4], int64_t step,
+                     int64_t first, int64_t count)
+{
+    for (int64_t i = first; i < count; i++) {
+        float sum = 0;
+        for (int n = 0; n < 4; n++)
+            sum += (float)lines[n][i] * weights[n][step * i];
+        to[i] = to_byte(round_even(sum));
+    }
+}
+
+void sum_lines_plain(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4], bool each,
+                     int64_t count)
+{
+    sum_from(to, lines, weights, each, 0, count);
+}
+
+#ifdef HAS_VECTORS
+VECTORS_FMA INLINE int64_t sum_vectors(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4],
+                                       const bool each, int64_t count)
+{
+    __m256 all[4];
+    int64_t i = 0;
+    for (int n = 0; n < 4; n++)
+        all[n] = _mm256_set1_ps(*weights[n]);
+    for (; i + 32 <= count; i += 32) {
+        __m256i sums[4];
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) {
+            int64_t at = i + 8 * k;
+            __m256 sum = _mm256_mul_ps(load_bytes(lines[0] + at), each ? _mm256_loadu_ps(weights[0] + at) : all[0]);
+#pragma GCC unroll 3
+            for (int n = 1; n < 4; n++)
+                sum = _mm256_add_ps(
+                    sum, _mm256_mul_ps(load_bytes(lines[n] + at), each ? _mm256_loadu_ps(weights[n] + at) : all[n]));
+            sums[k] = _mm256_cvtps_epi32(sum);
+        }
+        store_numbers(to + i, sums);
+    }
+    return i;
+}
+
+VECTORS_FMA void sum_lines_vector(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4], bool each,
+                                  int64_t count)
+{
+    int64_t done = each ? sum_vectors(to, lines, weights, true, count) : sum_vectors(to, lines, weights, false, count);
+    sum_from(to, lines, weights, each, done, count);
+}
+#endif
+
+/* ---- rows ---- */
+
+/* `count` pixels of a line of `length` from pixel `first` on; where they lie outside, the outermost. */
+static void copy_line(uint8_t *to, const uint8_t *from, int64_t first, int64_t count, int64_t length)
+{
+    int64_t before = first < 0 ? -first : 0;
+    before = before < count ? before : count;
+    int64_t inner = length - (first + before);
+    inner = inner < 0 ? 0 : inner < count - before ? inner : count - before;
+    for (int64_t i = 0; i < before; i++)
+        memcpy(to + 3 * i, from, 3);
+    if (inner > 0)
+        memcpy(to + 3 * before, from + 3 * (first + before), (size_t)(3 * inner));
+    for (int64_t i = before + inner; i < count; i++)
+        memcpy(to + 3 * i, from + 3 * (length - 1), 3);
+}
+
+static void show_fills(uint8_t *at, const struct taps_of_warp *taps, int64_t first, int64_t stop)
+{
+    for (int64_t i = first; i < stop; i++)
+        for (int c = 0; c < 3; c++)
+            at[3 * i + c] = (uint8_t)taps->fill[c];
+}
+
+/* Rows that are moved, each by `slope` more than the one above it. */
+static int shift_rows(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps, float slope,
+                      float by, bool bicubic)
+{
+    int64_t width = image->width;
+    if (make_room(&decoder->floats, (size_t)(3 * (width + 3) + PADDING)) != DONE)
+        return REFUSED;
+    uint8_t *line = (uint8_t *)decoder->floats.at;
+    const uint8_t *const lines[4] = {line, line + 3, line + 6, line + 9};
+    for (int64_t row = 0; row < image->height; row++) {
+        uint8_t *to = image->at + 3 * row * width;
+        float down = (float)row - (float)(image->height - 1) * 0.5f;
+        struct shift shift = shift_of(down * slope + by, width, bicubic);
+        const float *const weights[4] = {shift.weights, shift.weights + 1, shift.weights + 2, shift.weights + 3};
+        copy_line(line, taps->at + 3 * row * width, shift.first, width + 3, width);
+        decoder->kernels->augment->sum_lines(to, lines, weights, false, 3 * width);
+        show_fills(to, taps, 0, first_inside(&shift, width));
+        show_fills(to, taps, stop_inside(&shift, width), width);
+    }
+    return DONE;
+}
+
+/* ---- columns ---- */
+
+/* The four lines that columns are summed of, and how each column is moved. */
+struct columns {
+    float *weights[4]; /* of each byte of a row */
+    int32_t *first;    /* of each column */
+    int32_t *inside;   /* the first row that is shown of the source, and the one behind the last */
+    uint8_t *lines[4];
+    int64_t all_from, all_to; /* rows that show no fill */
+};
+
+/* The line of pixels `columns->first` below row `row`. */
+static void collect_line(const struct columns *columns, const struct taps_of_warp *taps, int64_t row)
+{
+    uint8_t *to = columns->lines[row & 3];
+    int64_t height = taps->height, width = taps->width;
+    for (int64_t i = 0; i < width; i++) {
+        int64_t from = row + columns->first[i];
+        from = from < 0 ? 0 : from < height ? from : height - 1;
+        memcpy(to + 3 * i, taps->at + 3 * (from * width + i), 4); /* a byte too much, which the next pixel overwrites */
+    }
+}
+
+/* Columns that are moved, each by `slope` more than the one left of it. */
+static int shift_columns(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps,
+                         float slope, float by, bool bicubic)
+{
+    int64_t width = image->width, height = image->height;
+    size_t line = (size_t)(3 * width + PADDING);
+    if (make_room(&decoder->floats, (size_t)(12 * width) * sizeof(float) + (size_t)(3 * width) * 4 + 4 * line) != DONE)
+        return REFUSED;
+    struct columns columns = {.all_to = height};
+    float *floats = decoder->floats.at;
+    for (int n = 0; n < 4; n++)
+        columns.weights[n] = floats + 3 * width * n;
+    columns.first = (int32_t *)(floats + 12 * width);
+    columns.inside = columns.first + width;
+    for (int n = 0; n < 4; n++)
+        columns.lines[n] = (uint8_t *)(columns.inside + 2 * width) + line * (size_t)n;
+    for (int64_t i = 0; i < width; i++) {
+        struct shift shift = shift_of(((float)i - (float)(width - 1) * 0.5f) * slope + by, height, bicubic);
+        int64_t from = first_inside(&shift, height), to = stop_inside(&shift, height);
+        columns.first[i] = (int32_t)shift.first;
+        columns.inside[2 * i] = (int32_t)from;
+        columns.inside[2 * i + 1] = (int32_t)to;
+        columns.all_from = from > columns.all_from ? from : columns.all_from;
+        columns.all_to = to < columns.all_to ? to : columns.all_to;
+        for (int n = 0; n < 4; n++)
+            for (int c = 0; c < 3; c++)
+                columns.weights[n][3 * i + c] = shift.weights[n];
+    }
+    for (int64_t row = 0; row < 3; row++)
+        collect_line(&columns, taps, row);
+    for (int64_t row = 0; row < height; row++) {
+        uint8_t *to = image->at + 3 * row * width;
+        const uint8_t *lines[4];
+        collect_line(&columns, taps, row + 3);
+        for (int n = 0; n < 4; n++)
+            lines[n] = columns.lines[(row + n) & 3];
+        decoder->kernels->augment->sum_lines(to, lines, (const float *const *)columns.weights, true, 3 * width);
+        if (row < columns.all_from || row >= columns.all_to)
+            for (int64_t i = 0; i < width; i++)
+                if (row < columns.inside[2 * i] || row >= columns.inside[2 * i + 1])
+                    show_fills(to, taps, i, i + 1);
+    }
+    return DONE;
+}
+
+bool moves_one_axis(const struct step *step)
+{
+    const float *p = step->p;
+    bool edge = (step->flags >> 2 & 3) == FILL_EDGE;
+    if (step->code != STEP_AFFINE || (step->flags & 3) == NEAREST || !edge || p[0] != 1 || p[4] != 1)
+        return false;
+    return (p[3] == 0 && p[5] == 0) || (p[1] == 0 && p[2] == 0);
+}
+
+int warp_one_axis(struct decoder *decoder, const struct image *image, const struct step *step,
+                  const struct taps_of_warp *taps)
+{
+    const float *p = step->p;
+    bool bicubic = (step->flags & 3) == BICUBIC;
+    return p[3] == 0 && p[5] == 0 ? shift_rows(decoder, image, taps, p[1], p[2], bicubic)
+                                  : shift_columns(decoder, image, taps, p[3], p[5], bicubic);
+}
