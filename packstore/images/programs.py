@@ -131,7 +131,14 @@ def pad_program(program: Program, steps: int) -> Program:
 
 def join_programs(programs: Sequence[Program], count: int) -> Program:
     """One program after the other, for ``count`` images."""
-    return np.concatenate(programs, 1) if programs else new_program(count, 0)
+    if len(programs) == 1:
+        return programs[0]
+    joined = np.empty((count, sum(each.shape[1] for each in programs)), STEP)
+    start = 0
+    for each in programs:  # concatenate() would look at the fields of each
+        joined[:, start : start + each.shape[1]] = each
+        start += each.shape[1]
+    return joined
 
 
 def warp_flags(interpolation: Any, fill: Sequence[int] | None, way: str = "blend") -> Any:

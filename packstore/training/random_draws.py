@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ _SIXTEEN, _FIFTEEN = np.uint32(16), np.uint32(15)
 _FACTORS = np.uint32(0x21F0AAAD), np.uint32(0x735A2D97)
 
 
+@lru_cache(4096)
 def key(*words: int) -> int:
     """A 64-bit key that depends on every one of ``words`` (any integers, taken modulo 2**64) and on their order."""
     state = 0
@@ -154,12 +155,15 @@ class Draws:
 
     def replace(self, *, epoch: int | None = None, stream: int | None = None) -> Draws:
         """The draws of the same records in another epoch, or for another stream."""
-        return Draws(
+        found = Draws(
             self.seed,
             self.epoch if epoch is None else epoch,
             self.records,
             self.stream if stream is None else stream,
         )
+        if isinstance(self.records, np.ndarray):
+            found.__dict__["_words"] = self._words  # worked out once for all streams
+        return found
 
     def on_host(self) -> Draws:
         """The same draws with records as numpy has them. Waits for the device if they lie on one."""
@@ -230,7 +234,13 @@ class Draws:
         """Each record's 32 bits, from which every draw mixes its own; of numpy as uint32."""
         records = self.records
         if isinstance(records, np.ndarray):
-            base = _mix_in_place(records.astype(np.uint32) ^ np.uint32(self._key & MASK))
-            high = records >> 32
-            return base ^ high.astype(np.uint32) * np.uint32(_HIGH) if high.any() else base
+            low, high = self._words
+            base = _mix_in_place(low ^ np.uint32(self._key & MASK))
+            return base if high is None else base ^ high
         return mix((records & MASK) ^ (self._key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)
+
+    @cached_property
+    def _words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
+        """The lower 32 bits of records as numpy has them, and what the upper ones add; None if all are zero."""
+        high = self.records >> 32
+        return self.records.astype(np.uint32), high.astype(np.uint32) * np.uint32(_HIGH) if high.any() else None

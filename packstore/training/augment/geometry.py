@@ -397,11 +397,10 @@ def log_uniform(uniform: Array, low: float, high: float) -> Array:
     middle, half = math.sqrt(low * high), math.log(high / low) / 2
     halvings = max(0, math.ceil(math.log2(half / 0.25))) if half > 0.25 else 0
     exponent = (uniform * 2 - 1) * (half / 2**halvings)
-    result = exponent * 0 + 1
-    for n in range(11, 0, -1):  # Taylor's series by Horner's scheme; 0.25**12 / 12! is 1e-16
+    result = exponent * 0 + 1 / math.factorial(11)
+    for n in range(10, -1, -1):  # Taylor's series by Horner's scheme; 0.25**12 / 12! is 1e-16
         result *= exponent
-        result *= 1 / n
-        result += 1
+        result += 1 / math.factorial(n)
     for _ in range(halvings):
         result *= result
     result *= middle
