@@ -309,6 +309,8 @@ VECTORS void rows_vector(const struct taps *taps, const uint8_t *a, const uint8_
         rows_of(taps, taps->taps, true, a, b, to_a, to_b, count);
     else if (taps->taps == 4)
         rows_of(taps, 4, false, a, b, to_a, to_b, count);
+    else if (taps->taps == 8)
+        rows_of(taps, 8, false, a, b, to_a, to_b, count);
     else
         rows_of(taps, taps->taps, false, a, b, to_a, to_b, count);
 }

@@ -303,11 +303,15 @@ class GaussianNoise(_Colours):
 
     def program(self, draws: Draws, size: Size) -> Program:
         return step(
-            len(draws), Code.NOISE, 255 * self.mean, 255 * self.sigma, *seed_parameters(draws, 0), flags=int(self.clip)
+            len(draws),
+            Code.NOISE,
+            255 * self.mean,
+            255 * self.sigma,
+            *seed_parameters(draws.bits(0)),
+            flags=int(self.clip),
         )
 
 
-def seed_parameters(draws: Draws, draw: int) -> tuple[Any, Any]:
-    """A random seed of 32 bits as two numbers of 16 bits, which float32 holds."""
-    bits = draws.bits(draw)
+def seed_parameters(bits: Any) -> tuple[Any, Any]:
+    """A random seed of 32 ``bits`` as two numbers of 16 bits, which float32 holds."""
     return bits & 0xFFFF, bits >> 16

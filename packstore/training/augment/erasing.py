@@ -79,7 +79,7 @@ class RandomErasing(ProgramOperation):
     def program(self, draws: Draws, size: Size) -> Program:
         least, most = self._counts
         happens = chance(draws, self.p, 0)
-        count = least + draws.integers(most - least + 1, 1)
+        count = least + draws.integers(most - least + 1, 1) if most > least else np.full(len(draws), least)
         boxes = [self._box(draws, size, count, 2 + n * _DRAWS, happens & (n < count)) for n in range(most)]
         return join_programs(boxes, len(draws))
 
@@ -110,11 +110,11 @@ class RandomErasing(ProgramOperation):
             others = self._attempt(draws[left], size, count[left], draw, 1, _ATTEMPTS - 1)
             tall[left], wide[left], found[left] = others
         draw += 2 * _ATTEMPTS
-        top = draws.integers((height - tall + 1).clip(1), draw)
-        left = draws.integers((width - wide + 1).clip(1), draw + 1)
+        bits = draws.bits(draw, 3)
+        top, left = bits[0] * (height - tall + 1).clip(1) >> 32, bits[1] * (width - wide + 1).clip(1) >> 32
         values: tuple[Any, ...] = self._values
         if self.value == "random":
-            values = seed_parameters(draws, draw + 2)
+            values = seed_parameters(bits[2])
         elif self.value == "color":
             values = tuple(
                 (mean + deviation * normal(draws, draw + 3 + 2 * c)).round().clip(0, 255)
