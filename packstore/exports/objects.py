@@ -90,14 +90,16 @@ class Things:
 
 
 class ObjectsExport(FilesExport):
-    """Images as files in ``images/``, and labels beside them.
+    """Images as files in a folder, and labels beside them.
 
     Attributes:
         further: See :class:`Things`.
+        images: The folder of the images.
     """
 
     shard_bytes = None
     further = ""
+    images = "images"
 
     @property
     def label_bytes(self) -> int:
@@ -125,6 +127,10 @@ class ObjectsExport(FilesExport):
     def sync(self, shard: ShardWriter) -> None:
         sync_file_system(self.path)
 
+    def image_path(self, record: Record) -> str:
+        """The path of a record's image."""
+        return f"{self.images}/{self.paths(record)}"
+
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
         """Writes what goes with the file ``image`` of a record, of ``size`` width and height, (0, 0) for no image.
         Returns what the record's line has to say of it."""
@@ -151,7 +157,7 @@ class ObjectsWriter(ShardWriter):
 
     def add(self, record: Record) -> Mapping[str, str]:
         data = file_of(record)
-        path = f"images/{self._export.paths(record)}"
+        path = self._export.image_path(record)
         self.make_folder(path)
         self._export.write(path, data)
         return {"file": path, **self._export.write_labels(record, path, size_of(data))}

@@ -7,7 +7,7 @@ Of the three layouts that FiftyOne writes so: classes, boxes as fractions of the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
@@ -20,7 +20,7 @@ from packstore.sources.annotation_formats.objects import (
     reals,
     text_or_none,
 )
-from packstore.sources.beside import join
+from packstore.sources.beside import is_file, join
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 
@@ -54,6 +54,12 @@ class FiftyOneSource(DocumentSource):
     def class_order(self) -> Sequence[str]:
         """See :meth:`AnnotatedSource.class_order`."""
         return self._listed
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`. ``metadata.json`` says how FiftyOne keeps the fields of samples."""
+        files = super().described_by()
+        metadata = (join(file.rpartition("/")[0], "metadata.json") for file in files)
+        return [*files, *(file for file in metadata if is_file(self.tree, file))]
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         """See :meth:`AnnotatedSource.parse`."""

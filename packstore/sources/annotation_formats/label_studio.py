@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
 from packstore.sources.annotation_formats.objects import (
@@ -97,7 +98,7 @@ def _is_image(text: str) -> bool:
 def _local(name: str) -> str:
     """The name of an image without the folder of uploads, and without the eight digits before an uploaded file."""
     served = re.search(r"[?&]d=([^&]+)", name)
-    return served[1] if served is not None else name
+    return unquote(served[1], errors="surrogateescape") if served is not None else name
 
 
 KIND = document_kind(LabelStudioSource, "Label Studio: an export as JSON or JSON-MIN beside the images")

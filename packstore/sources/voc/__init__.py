@@ -186,7 +186,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     base = _find_base(tree)
     if base is None:
         return recognise_beside(tree)
-    annotated = any(name.endswith(".xml") for name in tree.names(join(base, "Annotations")).files)
+    folders = tree.folders(is_passed_over, join(base, "Annotations"))
+    annotated = any(name.endswith(".xml") for _, names in folders for name in names.files)
     masks = any(is_folder(tree, join(base, folder)) for folder in _MASKS.values())
     return Certainty.CERTAIN if annotated or masks else Certainty.NO
 

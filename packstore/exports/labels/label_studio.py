@@ -1,0 +1,70 @@
+"""Label Studio (https://labelstud.io/guide/export): JSON of tasks, with percentages of the image's sides."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from packstore.exports.labels.base import DocumentExport, Labelled, json_text, pairs_of, polygon_of, xml_text
+from packstore.exports.objects import Thing
+
+
+class LabelStudioExport(DocumentExport):
+    """Tasks whose images Label Studio serves from the folder of the export, and a configuration that shows them."""
+
+    name = "label_studio"
+    help = "Label Studio: images, tasks and label_config.xml"
+    document = "tasks_{split}.json"
+
+    def head(self) -> str:
+        """See :meth:`DocumentExport.head`."""
+        return "["
+
+    def entry(self, image: Labelled) -> str:
+        """See :meth:`DocumentExport.entry`."""
+        annotated = image.things is not None or image.tag is not None
+        results = [self._result(image, thing, n) for n, thing in enumerate(image.things or ())]
+        if image.tag is not None:
+            value = {"choices": [image.tag]}
+            results.append({"id": "c", "type": "choices", "from_name": "class", "to_name": "image", "value": value})
+        number = image.number + 1
+        made = [{"id": number, "was_cancelled": False, "ground_truth": False, "result": results}] if annotated else []
+        served = f"/data/local-files/?d={quote(image.file, errors='surrogateescape')}"
+        return json_text({"id": number, "annotations": made, "data": {"image": served}})
+
+    def _result(self, image: Labelled, thing: Thing, number: int) -> dict[str, Any]:
+        across, down = 100 / max(1, image.width), 100 / max(1, image.height)
+        polygon, label = polygon_of(thing), [self.name_of(thing)]
+        if polygon is None:
+            left, top, right, bottom = thing.box
+            kind = "rectanglelabels"
+            value: dict[str, Any] = {"x": left * across, "y": top * down}
+            value |= {"width": (right - left) * across, "height": (bottom - top) * down, "rotation": 0}
+        else:
+            kind = "polygonlabels"
+            value = {"points": [(x * across, y * down) for x, y in pairs_of(polygon)], "closed": True}
+        return {
+            "id": f"r{number}",
+            "type": kind,
+            "from_name": "polygon" if polygon else "box",
+            "to_name": "image",
+            "original_width": image.width,
+            "original_height": image.height,
+            "image_rotation": 0,
+            "value": value | {kind: label},
+        }
+
+    def tail(self) -> str:
+        """See :meth:`DocumentExport.tail`."""
+        return "]\n"
+
+    def further_files(self) -> dict[str, str]:
+        """See :meth:`DocumentExport.further_files`."""
+        labels = "".join(f'<Label value="{xml_text(name)}"/>' for name in self.names)
+        boxes = [f'<{kind}Labels name="{name}" toName="image">{labels}</{kind}Labels>'
+                 for kind, name in (("Rectangle", "box"), ("Polygon", "polygon"))]  # fmt: skip
+        choices = "".join(f'<Choice value="{xml_text(name)}"/>' for name in self.tag_names)
+        lines = ["<View>", '<Image name="image" value="$image"/>', *(boxes if self.things.boxes else ())]
+        if choices:
+            lines.append(f'<Choices name="class" toName="image">{choices}</Choices>')
+        return {"label_config.xml": "\n".join([*lines, "</View>", ""])}

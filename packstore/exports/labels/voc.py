@@ -1,0 +1,53 @@
+"""Pascal VOC (http://host.robots.ox.ac.uk/pascal/VOC/): ``JPEGImages``, ``Annotations`` and ``ImageSets/Main``.
+
+Boxes count pixels from 1, and both corners belong to the object: see :mod:`packstore.sources.voc`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from packstore.core.files import open_file
+from packstore.core.sheet import Rows, Sheet
+from packstore.exports.labels.base import Labelled, SidecarExport, number_text, xml_text
+
+
+class VocExport(SidecarExport):
+    """Annotations beside images; objects without polygons."""
+
+    name = "voc"
+    help = "Pascal VOC: JPEGImages, Annotations and ImageSets"
+    images = "JPEGImages"
+    tags = False
+    polygons = False
+
+    def sidecar(self, image: Labelled) -> tuple[str, str]:
+        """See :meth:`SidecarExport.sidecar`."""
+        stem = image.file.partition("/")[2].rpartition(".")[0]
+        size = f"<width>{image.width}</width><height>{image.height}</height><depth>3</depth>"
+        lines = ["<annotation>", "<folder>JPEGImages</folder>"]
+        lines += [f"<filename>{xml_text(image.file.partition('/')[2])}</filename>", f"<size>{size}</size>"]
+        lines.append("<segmented>0</segmented>")
+        for thing in image.things or ():
+            left, top, right, bottom = thing.box
+            corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, right, bottom), strict=True)
+            box = "".join(f"<{name}>{number_text(value)}</{name}>" for name, value in corners)
+            lines.append(
+                f"<object><name>{xml_text(self.name_of(thing))}</name><pose>Unspecified</pose><truncated>0</truncated>"
+                f"<difficult>0</difficult><bndbox>{box}</bndbox></object>"
+            )
+        return f"Annotations/{stem}.xml", "\n".join([*lines, "</annotation>", ""])
+
+    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+        """See :meth:`Export.finish`."""
+        assert lines is not None
+        rows, files = Rows.of_file(lines), []
+        (self.path / "ImageSets/Main").mkdir(parents=True, exist_ok=True)
+        for _, folder, start, stop in self.splits:
+            files.append(f"ImageSets/Main/{folder or 'train'}.txt")
+            with open_file(self.path / files[-1], "wb") as out:
+                for number in range(start, stop):
+                    stem = rows[number]["file"].partition("/")[2].rpartition(".")[0]
+                    out.write(f"{stem}\n".encode("utf-8", "surrogateescape"))
+        return super().finish(replace(sheet, files=tuple(files)), lines)

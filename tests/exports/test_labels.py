@@ -1,0 +1,223 @@
+"""Exports in formats of tools that annotate: the contract, and the same labels read back with and without
+packstore.json."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import packstore
+from packstore.exports.run import export
+from packstore.packing.conversion import convert
+from packstore.packing.writer import Writer
+from packstore.sources import open_source
+from packstore.stores import open_store
+from packstore.testing import ExportSuite
+from packstore.testing.exports import picture
+from tests.makers.annotated import coco, fill, jpeg, voc, yolo
+from tests.makers.torchvision import import_torchvision
+
+KINDS = {
+    "voc": "voc", "kitti": "kitti", "labelme": "labelme", "cvat": "cvat", "label_studio": "label_studio",
+    "datumaro": "datumaro", "fiftyone": "fiftyone", "csv": "table", "open_images": "table",
+}  # fmt: skip
+"""Exports, and the sources that read them without ``packstore.json``."""
+TAGGED = ["labelme", "cvat", "label_studio", "datumaro", "fiftyone", "csv"]
+POLYGONS = ["labelme", "cvat", "label_studio", "datumaro", "fiftyone"]
+
+
+class TestVoc(ExportSuite):
+    kind = "voc"
+
+
+class TestLabelStudio(ExportSuite):
+    kind = "label_studio"
+
+
+class TestLabelMe(ExportSuite):
+    kind = "labelme"
+
+
+class TestCsv(ExportSuite):
+    kind = "csv"
+
+
+MAKERS = {"coco": coco, "yolo": yolo, "voc": voc}
+
+
+def without_sheet(root: Path) -> Path:
+    """An export as others see it."""
+    for name in ("packstore.json", "packstore.rows.jsonl"):
+        (root / name).unlink()
+    return root
+
+
+def samples(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The kind of a source, and what a store of it has of each sample, by the names of files; classes by their names."""
+    with closing(open_source(path)) as source:
+        kind = source.kind
+    store = path.with_name(f"{path.name}-{len(list(path.parent.glob(path.name + '-*')))}.lmdb")
+    convert(path, store)
+    found: dict[str, dict[str, Any]] = {}
+    with closing(open_store(store)) as reader:
+        for column in reader.manifest.columns:
+            if column.type not in ("boxes", "label", "labels", "json", "text"):
+                continue
+            for number in range(len(reader)):
+                value = reader.item(column.name, number)
+                if value is not None and column.classes is not None:
+                    value = [column.classes[n] for n in value] if np.ndim(value) else column.classes[value]
+                name = reader.key(number).rpartition("/")[2]
+                split = next((each.name for each in reader.manifest.splits if number < each.stop), "")
+                found.setdefault(name, {"split": split})[column.name] = value
+    return kind, found
+
+
+@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_sets_with_objects_come_back(kind: str, to: str, tmp_path: Path) -> None:
+    manifest = convert(MAKERS[kind](tmp_path / "set"), tmp_path / "in.lmdb").manifest
+    report = export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
+    lost = "\n".join(report.losses)
+    assert "'boxes'" not in lost
+    assert "'labels'" not in lost
+    again = convert(tmp_path / "out", tmp_path / "again.h5").manifest
+    assert again.dataset_digest == manifest.dataset_digest
+    export(tmp_path / "in.lmdb", tmp_path / "out", to=to, overwrite=True)  # all its files are known as its own
+
+
+@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_bare_files_say_the_same(kind: str, to: str, tmp_path: Path) -> None:
+    root = MAKERS[kind](tmp_path / "set")
+    convert(root, tmp_path / "in.lmdb")
+    export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
+    _, before = samples(root)
+    read_by, after = samples(without_sheet(tmp_path / "out"))
+    assert read_by == KINDS[to]
+    if to == "open_images":  # which names images by their boxes alone
+        before = {name: values for name, values in before.items() if len(values["boxes"])}
+    assert [*before] == [*after]
+    for name, values in before.items():
+        boxes = np.float32(values["boxes"]).reshape(-1, 4)
+        found = after[name].get("boxes")
+        assert np.allclose(boxes, np.float32([] if found is None else found).reshape(-1, 4), atol=1e-4), name
+        labels = after[name].get("labels")
+        assert values["labels"] == ([] if labels is None else labels), name
+        assert values["split"] == after[name]["split"]
+
+
+@pytest.mark.parametrize("to", TAGGED)
+def test_classes_of_images(to: str, tmp_path: Path) -> None:
+    files = {f"{split}/{label}/{label[0]}{n}.jpg": jpeg(n) for split in ("train", "val") for label in ("cat", "a dog")
+             for n in range({"train": 0, "val": 3}[split], {"train": 3, "val": 5}[split])}  # fmt: skip
+    root = fill(tmp_path / "set", files)
+    digest = convert(root, tmp_path / "in.lmdb").manifest.dataset_digest
+    report = export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
+    assert "label" not in "\n".join(report.losses)
+    assert convert(tmp_path / "out", tmp_path / "again.h5").manifest.dataset_digest == digest
+    _, before = samples(root)
+    read_by, after = samples(without_sheet(tmp_path / "out"))
+    assert read_by == KINDS[to]
+    assert {name: (each["label"], each["split"]) for name, each in before.items()} == {
+        name: (each["label"], each["split"]) for name, each in after.items()
+    }
+
+
+@pytest.mark.parametrize("to", POLYGONS)
+def test_polygons(to: str, tmp_path: Path) -> None:
+    shapes = [
+        {"label": "cat", "points": [[1, 1], [9.5, 2], [5, 7.25]], "shape_type": "polygon", "flags": {}},
+        {"label": "dog", "points": [[2, 1], [4, 5]], "shape_type": "rectangle", "flags": {}},
+    ]
+    document = {"version": "5", "flags": {}, "shapes": shapes, "imagePath": "a.jpg", "imageData": None}
+    root = fill(tmp_path / "set", {"a.jpg": jpeg(1), "a.json": json.dumps(document)})
+    digest = convert(root, tmp_path / "in.lmdb").manifest.dataset_digest
+    report = export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
+    assert "'segmentations'" not in "\n".join(report.losses)
+    assert convert(tmp_path / "out", tmp_path / "again.h5").manifest.dataset_digest == digest
+    _, before = samples(root)
+    _, after = samples(without_sheet(tmp_path / "out"))
+    found, order = after["a.jpg"], [after["a.jpg"]["labels"].index(name) for name in ("cat", "dog")]
+    assert np.allclose([found["boxes"][n] for n in order], before["a.jpg"]["boxes"], atol=1e-5)
+    assert np.allclose(found["segmentations"][order[0]], before["a.jpg"]["segmentations"][0], atol=1e-5)
+    assert found["segmentations"][order[1]] is None
+
+
+NAMES = ['say "ü" & <b>', "a, b", "two words", "\N{GRINNING FACE}", "1", "tab\tline\nend"]
+
+
+@pytest.mark.parametrize("to", KINDS)
+def test_odd_names_of_classes_and_files(to: str, tmp_path: Path) -> None:
+    keys = ["a b.jpg", "100%.jpg", "a+b&c=d.jpg", "ü.jpg", "x.y.jpg", "#1.jpg"]
+    fields: dict[str, Any] = {"image": "image", "boxes": "boxes", "labels": packstore.Labels(NAMES, of="boxes")}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        for number, key in enumerate(keys):
+            writer.add(key=key, image=picture(number), boxes=[[1, 2, 3.5, 4 + number]], labels=[number])
+    export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
+    _, found = samples(without_sheet(tmp_path / "out"))
+    assert len(found) == len(keys)
+    for values in found.values():
+        number = round(values["boxes"][0][3] - 4)
+        assert np.allclose(values["boxes"], [[1, 2, 3.5, 4 + number]], atol=1e-4)
+        name = f"/packstore/{number}" if to == "open_images" else NAMES[number]
+        expected = name.split() if to == "kitti" else [name]
+        label = values["labels"][0] if "labels" in values else values["class"]  # a table takes odd names for a text
+        assert "_".join(expected) in (label, label.removeprefix("_"))
+
+
+def test_records_without_boxes(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "image": "image",
+        "boxes": packstore.Boxes(optional=True),
+        "labels": packstore.Labels(("a", "b"), of="boxes", optional=True),
+    }
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        for number, boxes in enumerate(([[1, 2, 3, 4]], None, [])):
+            labels = None if boxes is None else [1] * len(boxes)
+            writer.add(key=f"{number}.jpg", image=picture(number), boxes=boxes, labels=labels)
+    for to, expected in (("voc", "Annotations/{}.xml"), ("kitti", "label_2/{}.txt"), ("labelme", "images/{}.json")):
+        export(tmp_path / "in.lmdb", tmp_path / to, to=to)
+        there = [(tmp_path / to / expected.format(number)).exists() for number in range(3)]
+        assert there == [True, False, True]
+    export(tmp_path / "in.lmdb", tmp_path / "studio", to="label_studio")
+    tasks = json.loads((tmp_path / "studio/tasks_all.json").read_text())
+    assert [len(task["annotations"]) for task in tasks] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("to", ["voc", "kitti", "open_images"])
+def test_a_store_without_boxes_is_said(to: str, tmp_path: Path) -> None:
+    fill(tmp_path / "set", {"a/1.jpg": picture(1), "b/2.jpg": picture(2)})
+    convert(tmp_path / "set", tmp_path / "in.lmdb")
+    report = export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
+    assert "objects: the store has no boxes" in report.losses
+    assert "the column 'label'" in report.losses
+
+
+def test_torchvision_reads_pascal_voc(tmp_path: Path) -> None:
+    datasets = import_torchvision().datasets
+    convert(voc(tmp_path / "set"), tmp_path / "in.lmdb")
+    (tmp_path / "VOCdevkit").mkdir()
+    export(tmp_path / "in.lmdb", tmp_path / "VOCdevkit/VOC2012", to="voc")
+    found = datasets.VOCDetection(tmp_path, year="2012", image_set="train")
+    expected = datasets.VOCDetection(tmp_path / "set", year="2012", image_set="train")
+    assert len(found) == len(expected) == 4
+    for (image, target), (their_image, theirs) in zip(found, expected, strict=True):
+        assert image.tobytes() == their_image.tobytes()
+        boxes, others = ([each["bndbox"] for each in t["annotation"].get("object", [])] for t in (target, theirs))
+        assert boxes == others
+
+
+def test_datumaro_reads_it(tmp_path: Path) -> None:
+    datumaro = pytest.importorskip("datumaro")
+    convert(coco(tmp_path / "set"), tmp_path / "in.lmdb")
+    for to, name in (("datumaro", "datumaro"), ("cvat", "cvat"), ("voc", "voc_detection"), ("labelme", "label_me")):
+        export(tmp_path / "in.lmdb", tmp_path / to, to=to)
+        found = datumaro.Dataset.import_from(str(tmp_path / to), name)
+        boxes = [each for item in found for each in item.annotations if each.type.name in ("bbox", "polygon")]
+        assert len(boxes) == 8, to
