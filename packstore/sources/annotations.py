@@ -75,7 +75,7 @@ _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _NAMED = 4
 _BYTES, _WHOLE = 1 << 18, 64 << 20
 """So much is read of the beginning of a text, and of one whose rows are counted."""
-_MENTIONS, _ROWED = 3, 20
+_MENTIONS, _ROWED, _LONG = 3, 20, 8
 _ALIKE = 64
 """Files of one suffix in a folder, up to which each is read; more go by their stems and their number."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
@@ -480,17 +480,20 @@ def _ends(name: str, tail: str) -> bool:
 
 
 def _mentions(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
-    """Whether the beginning of a file names images of some group, by their stems: three of them, or all if there are
-    fewer; small numbers count only where they name half of a group. A table is often of one split alone, so each is a
-    group."""
+    """Whether the beginning of a file names images of some group, by their stems: three of them, two that are long, or
+    all if there are fewer; small numbers count only where they name half of a group. A table is often of one split
+    alone, so each is a group."""
     words = {word.strip() for pattern in (_WORD, _FIELD) for word in pattern.findall(text)}
     words = {word for word in words if not _FRACTION.fullmatch(word)}
     counters = {word for word in words if _COUNTER.fullmatch(word)}
     named, counted = (_hashes(each) for each in (words - counters, counters))
+    long = _hashes({word for word in words - counters if len(word) >= _LONG})
     for group in groups:
         hits = int(np.isin(named, group).sum())
         if len(group) and (
-            hits >= min(_MENTIONS, len(group)) or 2 * (hits + int(np.isin(counted, group).sum())) >= len(group)
+            hits >= min(_MENTIONS, len(group))
+            or int(np.isin(long, group).sum()) > 1
+            or 2 * (hits + int(np.isin(counted, group).sum())) >= len(group)
         ):
             return True
     return False

@@ -58,7 +58,7 @@ def without_sheet(root: Path) -> Path:
 
 
 def samples(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The kind of a source, and what a store of it has of each sample, by the names of files; classes by their names."""
+    """The kind of a source, and what a store of it has of each sample, by names of files; classes by their names."""
     with closing(open_source(path)) as source:
         kind = source.kind
     store = path.with_name(f"{path.name}-{len(list(path.parent.glob(path.name + '-*')))}.lmdb")
@@ -165,7 +165,7 @@ def test_odd_names_of_classes_and_files(to: str, tmp_path: Path) -> None:
     for values in found.values():
         number = round(values["boxes"][0][3] - 4)
         assert np.allclose(values["boxes"], [[1, 2, 3.5, 4 + number]], atol=1e-4)
-        name = f"/packstore/{number}" if to == "open_images" else NAMES[number]
+        name = NAMES[number]
         expected = name.split() if to == "kitti" else [name]
         label = values["labels"][0] if "labels" in values else values["class"]  # a table takes odd names for a text
         assert "_".join(expected) in (label, label.removeprefix("_"))

@@ -107,7 +107,8 @@ class LabelsExport(ObjectsExport):
         if not self.manifest.splits:
             return [("", "", 0, self.manifest.records)]
         folders = distinct([safe_name(split.name) for split in self.manifest.splits])
-        return [(each.name, folder, each.start, each.stop) for each, folder in zip(self.manifest.splits, folders)]
+        pairs = zip(self.manifest.splits, folders, strict=True)
+        return [(each.name, folder, each.start, each.stop) for each, folder in pairs]
 
 
 class SidecarExport(LabelsExport):

@@ -35,7 +35,7 @@ class KittiExport(SidecarExport):
         """See :meth:`SidecarExport.sidecar`."""
         before, _, rest = f"/{image.file}".partition("/image_2/")
         lines = [
-            f"{self._word(self.name_of(thing))} -1 -1 -10 {' '.join(map(repr, thing.box))} -1 -1 -1 -1000 -1000 -1000 -10\n"
+            f"{self._word(self.name_of(thing))} -1 -1 -10 {' '.join(map(repr, thing.box))} {_UNKNOWN}\n"
             for thing in image.things or ()
         ]
         return f"{before}/label_2/{rest.rpartition('.')[0]}.txt"[1:], "".join(lines)
@@ -45,3 +45,7 @@ class KittiExport(SidecarExport):
         """A name as one word that begins with a letter."""
         word = re.sub(r"\s", "_", name)
         return word if re.match("[A-Za-z_]", word) else f"_{word}"
+
+
+_UNKNOWN = "-1 -1 -1 -1000 -1000 -1000 -10"
+"""Sizes, place and angle in 3D."""

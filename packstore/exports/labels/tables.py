@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
+from packstore.exports.base import Record
 from packstore.exports.labels.base import DocumentExport, Labelled, number_text
 
 
@@ -52,14 +53,17 @@ class OpenImagesExport(DocumentExport):
     tags = False
     polygons = False
 
+    def image_path(self, record: Record) -> str:
+        """See :meth:`ObjectsExport.image_path`."""
+        return self.paths(record) if record.split else super().image_path(record)
+
     def head(self) -> str:
         """See :meth:`DocumentExport.head`."""
         return _line(_OPEN_IMAGES)
 
     def entry(self, image: Labelled) -> str:
         """See :meth:`DocumentExport.entry`."""
-        path = image.file.removeprefix("images/").rpartition(".")[0]
-        name = path.partition("/")[2] if image.split else path
+        name = image.file.partition("/")[2].rpartition(".")[0]
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         lines = []
         for thing in image.things or ():

@@ -15,6 +15,7 @@ from packstore.sources.ignoring import pattern_of
 from packstore.sources.labels import FILE_COLUMNS
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, blocks, divide
+from packstore.sources.table.open_images import has_boxes
 from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, read_table
 from packstore.sources.tree import Tree
 
@@ -130,7 +131,7 @@ def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequen
     likely = {
         names.get(name, name): way
         for name, way in ways.items()
-        if 2 * way.hits >= rows and _names_images(names.get(name, name), way)
+        if 2 * way.hits >= rows and (has_boxes(file) or _names_images(names.get(name, name), way))
     }
     wanted = given.get("image", ())
     if wanted:

@@ -32,6 +32,7 @@ from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_or
 from packstore.sources.table.columns import ColumnFacts, find_roles, flag_of, number_of, read_box, read_runs
 from packstore.sources.table.finding import check_given, find_tables, has_unread_lists, samples
 from packstore.sources.table.images import ImageIndex, blocks, split_words, words_of_path
+from packstore.sources.table.open_images import find_descriptions, has_boxes, read_descriptions
 from packstore.sources.table.reading import TEXT
 from packstore.sources.values import looks_like_mask
 
@@ -255,7 +256,7 @@ class TableSource(FileRowSource):
 
     def described_by(self) -> Iterable[str]:
         """See :meth:`FileRowSource.described_by`."""
-        return [table.file for table in self._tables]
+        return [*(table.file for table in self._tables), *self._described]
 
     def claim_files(self, claims: Claims) -> None:
         """See :meth:`Source.claim_files`."""
@@ -349,7 +350,17 @@ class TableSource(FileRowSource):
 
     def _parts(self, text: str) -> list[str]:
         separator = self._roles.separator
-        return [part.strip() for part in text.split(separator) if part.strip()] if separator else [text]
+        parts = [part.strip() for part in text.split(separator) if part.strip()] if separator else [text]
+        return [self._descriptions.get(part, part) for part in parts]
+
+    @cached_property
+    def _descriptions(self) -> Mapping[str, str]:
+        """Names of the classes of Open Images by what its tables call them."""
+        return read_descriptions(self.tree, self._described)
+
+    @cached_property
+    def _described(self) -> list[str]:
+        return find_descriptions(self.tree, (table.file for table in self._tables))
 
     def _class_of(self, value: Any) -> Any:
         found = self._classes_in(value)
@@ -526,7 +537,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         folder.images.count for folder in folders if whole or not split_words(words_of_path(folder.path)) - splits
     )
     enough = sum(table.naming.images for table in found) * (1 if whole else 2) >= others
-    if options.named or options.columns:
+    if options.named or options.columns or all(has_boxes(table.file) for table in found):
         return Certainty.CERTAIN
     return Certainty.CERTAIN if enough and not (lists and has_unread_lists(tree, found)) else Certainty.PARTIAL
 
