@@ -15,8 +15,9 @@ from packstore import export
 from packstore.core.registry import EXPORTS, SOURCES
 from packstore.packing.conversion import convert
 from packstore.sources import open_source
+from packstore.stores import open_store
 from packstore.testing.exports import picture
-from tests.makers.annotated import coco
+from tests.makers.annotated import coco, voc
 from tests.makers.layouts import MAKERS
 
 TESTS = Path(__file__).parent
@@ -64,8 +65,10 @@ def test_an_export_is_of_its_rows_kind_to_others(kind: str, to: str, tmp_path: P
     """Without what packstore writes beside it, as other programs leave it out."""
     arrays = "uint8" in EXPORTS[to].holds and to not in ("webdataset", "tfds", "mds")
     options: dict[str, Any] = {"encoding": "uint8", "size": 8} if arrays else {}
-    if to in ("coco", "yolo"):
+    if to in ("coco", "yolo", "voc", "kitti", "open_images"):
         path = coco(tmp_path / "set")
+    elif to == "masks":
+        path = voc(tmp_path / "set")
     else:
         path = tmp_path / "set"
         for i in range(6):
@@ -73,6 +76,9 @@ def test_an_export_is_of_its_rows_kind_to_others(kind: str, to: str, tmp_path: P
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(picture(i))
     records = convert(path, tmp_path / "in.lmdb", **options).manifest.records
+    if to == "open_images":  # whose tables name no others
+        with closing(open_store(tmp_path / "in.lmdb")) as reader:
+            records = sum(len(reader.item("boxes", number)) > 0 for number in range(records))
     out = tmp_path / "out"
     export(tmp_path / "in.lmdb", out, to=to)
     for name in ("packstore.json", "packstore.rows.jsonl"):

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="Of --encode jpeg.  [default: 90]")
 @click.option("--shard-size", type=ByteSize(), help="Shards of about this size, e.g. 1GiB.  [default: the kind's]")
+@click.option("--bare", is_flag=True, help="Leave out packstore.json. What the format cannot hold is lost then.")
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is an export, once the new one is complete.")
 @click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads for --encode.  [default: one a core]")
@@ -64,6 +65,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
       packstore export imagenet.lmdb imagenet.zip
       packstore export imagenet.lmdb shards/ --to webdataset --shard-size 500MB
       packstore export pixels.h5 images/ --to imagefolder --encode png
+      packstore export boxes.lmdb cvat/ --to cvat --bare
       packstore convert shards/ again.lmdb
       packstore export s3://bucket/imagenet.lmdb imagenet.zip
       packstore export imagenet.lmdb s3://bucket/shards --to webdataset
@@ -90,7 +92,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
         publish(progress)
         report = replace(report, destination=dest)
     if not quiet:
-        click.echo(describe_report(report, store))
+        click.echo(describe_report(report, store, bare=options["bare"]))
 
 
 def describe_plan(plan: ExportPlan) -> str:
@@ -106,14 +108,14 @@ def describe_plan(plan: ExportPlan) -> str:
     if plan.shard_bytes is not None:
         lines.append(f"shards       of about {human_bytes(plan.shard_bytes)}, one split each")
     lines += [f"not in it    {loss}" for loss in plan.losses]
-    if plan.losses:
+    if plan.losses and not plan.options.bare:
         lines.append("             (packstore.json keeps it for packstore convert)")
     lines.append(f"estimate     {human_bytes(plan.estimate_bytes)} ({human_bytes(plan.free_bytes)} free)")
     lines.append("nothing was written (--dry-run)")
     return "\n".join(lines)
 
 
-def describe_report(report: ExportReport, store: Path) -> str:
+def describe_report(report: ExportReport, store: Path, *, bare: bool = False) -> str:
     """The summary."""
     lines = [
         f"{printable(str(report.destination))}: {bold(quantity(report.manifest.records, 'record'))} ({report.kind})"
@@ -124,5 +126,6 @@ def describe_report(report: ExportReport, store: Path) -> str:
     if report.resumed:
         lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
     lines.append(f"  time     {report.seconds:.1f} s")
-    lines.append(f"prove it with: packstore verify {pasted(store)} --against {pasted(report.destination)}")
+    if not bare:
+        lines.append(f"prove it with: packstore verify {pasted(store)} --against {pasted(report.destination)}")
     return "\n".join(lines)

@@ -274,6 +274,7 @@ EXPORTS = Registry(
         "label_studio": "packstore.exports.labels.label_studio:LabelStudioExport",
         "datumaro": "packstore.exports.labels.datumaro:DatumaroExport",
         "fiftyone": "packstore.exports.labels.fiftyone:FiftyOneExport",
+        "masks": "packstore.exports.labels.masks:MasksExport",
         "csv": "packstore.exports.labels.tables:CsvExport",
         "open_images": "packstore.exports.labels.tables:OpenImagesExport",
         "mds": "packstore.exports.mds:MdsExport",

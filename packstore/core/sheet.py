@@ -172,6 +172,11 @@ class AtRest(bytes):
     """A ragged value as it lies in a store, where a source of an export has it just so."""
 
 
+def is_beside(name: str) -> bool:
+    """Whether a line calls a file that goes with an image so: ``beside``, ``beside object_mask``."""
+    return name.split(" ")[0] == "beside"
+
+
 def value_of(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any, Any]:
     """The value of a column at rest, out of a record's line. Raises :class:`ValueError`."""
     plain = line.get("values", {}).get(column.name)

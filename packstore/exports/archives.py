@@ -81,8 +81,9 @@ class _ArchiveExport(FilesExport):
     def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
         assert lines is not None
         assert self._out is not None
-        with lines.open("rb") as file:
-            self._writer.add_file(ROWS, file, lines.stat().st_size)
+        if not self.bare:
+            with lines.open("rb") as file:
+                self._writer.add_file(ROWS, file, lines.stat().st_size)
         self.end(self._out, sheet.to_json().encode("ascii"))
         self._out.close()
         return sheet
@@ -109,12 +110,14 @@ class TarExport(_ArchiveExport):
 
     def new_writer(self, out: IO[bytes]) -> TarWriter:
         writer = TarWriter(out)
-        if not out.tell():
+        if not out.tell() and not self.bare:
             writer.add(SHEET, self.sheet.to_json().encode("ascii"))
         return writer
 
     def end(self, out: IO[bytes], sheet: bytes) -> None:
         self._writer.close()
+        if self.bare:
+            return
         assert len(sheet) == len(self.sheet.to_json())  # only digests may have changed
         out.seek(tarfile.BLOCKSIZE)
         out.write(sheet)
@@ -144,7 +147,8 @@ class ZipExport(_ArchiveExport):
         return ZipWriter(out)
 
     def end(self, out: IO[bytes], sheet: bytes) -> None:
-        self._writer.add(SHEET, sheet)
+        if not self.bare:
+            self._writer.add(SHEET, sheet)
         self._writer.close()
 
     @classmethod

@@ -130,6 +130,7 @@ class Export(ABC):
         manifest: Of what is written; after ``--encode`` with the new encoding.
         reader: The store, for what concerns all records: labels, keys.
         recoded: Images are not those of the store but encoded anew.
+        bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``.
         sheet: What will be in ``packstore.json``, but for shards and digests that are not known yet; set before the
             first shard.
     """
@@ -143,6 +144,7 @@ class Export(ABC):
     keeps_keys: ClassVar[bool] = False
     shard_bytes: ClassVar[int | None] = 1 << 30
 
+    bare: bool = False
     sheet: Sheet
 
     def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
@@ -191,8 +193,9 @@ class Export(ABC):
         Returns:
             The sheet as it was written: with :attr:`Sheet.files`.
         """
-        with open_file(self.path / SHEET, "wb") as file:
-            file.write(sheet.to_json().encode("ascii") + b"\n")
+        if not self.bare:
+            with open_file(self.path / SHEET, "wb") as file:
+                file.write(sheet.to_json().encode("ascii") + b"\n")
         return sheet
 
     def undo_finish(self) -> None:

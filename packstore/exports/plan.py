@@ -34,13 +34,14 @@ class ExportOptions:
     encode: Literal["jpeg", "png"] | None = None
     quality: int | None = None
     shard_size: int | str | None = None
+    bare: bool = False
     overwrite: bool = False
     restart: bool = False
     workers: int | None = None
 
     def __post_init__(self) -> None:
         text_or_none(to=self.to)
-        true_or_false(overwrite=self.overwrite, restart=self.restart)
+        true_or_false(bare=self.bare, overwrite=self.overwrite, restart=self.restart)
         if self.to is not None:
             EXPORTS.check(self.to)
         if self.encode not in (None, "jpeg", "png"):
@@ -98,13 +99,15 @@ class ExportPlan:
 
     def new_export(self, path: Path) -> Export:
         """An export to ``path``."""
-        return self.kind(path, self.manifest, self.reader, recoded=self.recoding.recode is not None)
+        made = self.kind(path, self.manifest, self.reader, recoded=self.recoding.recode is not None)
+        made.bare = self.options.bare
+        return made
 
     @property
     def identity(self) -> str:
         """What an interrupted run must have been asked for, so that this one can go on from it."""
         options = self.options
-        asked = [self.kind.name, options.encode, options.quality, self.shard_bytes]
+        asked = [self.kind.name, options.encode, options.quality, self.shard_bytes, options.bare]
         text = canonical([__version__, self.reader.manifest.digest, *asked])
         return xxh3_128_hexdigest(text.encode("ascii"))
 
@@ -128,6 +131,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     held, shown = tuple(trial.held()), trial.shown()
     hidden = [repr(name) for name in value_columns(recoding.manifest) if name not in shown]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
+    lost += [_BARE] if options.bare else []
     plan = ExportPlan(
         reader=reader,
         kind=kind,
@@ -147,6 +151,12 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         estimate_bytes=estimate_bytes(trial, held, plan.has_lines, recoding.recode),
         free_bytes=shutil.disk_usage(destination.absolute().parent).free,
     )
+
+
+_BARE = (
+    "packstore.json (--bare): packstore convert gets no more from it than other readers, so keys, types of columns and "
+    "the dataset digest may be others"
+)
 
 
 def check_space(plan: ExportPlan) -> None:

@@ -74,6 +74,7 @@ def export(
     encode: Literal["jpeg", "png"] | None = None,
     quality: int | None = None,
     shard_size: int | str | None = None,
+    bare: bool = False,
     overwrite: bool = False,
     restart: bool = False,
     workers: int | None = None,
@@ -95,6 +96,8 @@ def export(
         quality: Of ``encode="jpeg"``, 1 … 100; None for 90.
         shard_size: About how many bytes of images a shard has, as a number or as text (``500MB``); None for the kind's
             usual size.
+        bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``: what the format cannot hold is lost then, and
+            nothing tells that the export is packstore's, so ``overwrite`` does not replace it.
         overwrite: Replace an existing export.
         restart: Do not go on from an interrupted run.
         workers: Threads for ``encode``; None for one a core.
@@ -113,6 +116,7 @@ def export(
         encode=encode,
         quality=quality,
         shard_size=shard_size,
+        bare=bare,
         overwrite=overwrite,
         restart=restart,
         workers=workers,
@@ -169,6 +173,8 @@ def run_export(
             if lines is not None and not plan.kind.one_file:
                 lines = lines.rename(staging.path / ROWS)
             made.finish(sheet, lines)
+            if plan.options.bare and lines is not None:
+                lines.unlink()
         staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
     except BaseException as error:
         made.abort()

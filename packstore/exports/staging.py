@@ -13,7 +13,7 @@ from packstore.core.errors import DestinationError, ManifestError, printable
 from packstore.core.files import device_and_inode, sync_directory, sync_file, writing
 from packstore.core.plainjson import canonical
 from packstore.core.registry import EXPORTS
-from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, read_sheet
+from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, is_beside, read_sheet
 from packstore.exports.base import Export
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, remove_run, runs_of, work_path
@@ -206,7 +206,8 @@ def _named_in_lines(path: Path, sheet: Sheet) -> set[bytes]:
         return set()
     try:
         lines = Rows.of_file(path / ROWS)
-        named = (lines[i].get(name) for i in range(len(lines)) for name in ("file", "beside"))
+        each = (lines[i].items() for i in range(len(lines)))
+        named = (file for line in each for name, file in line if name == "file" or is_beside(name))
         return {os.fsencode(file) for file in named if isinstance(file, str)}
     except (OSError, ValueError):
         return set()

@@ -14,13 +14,14 @@ from packstore.core.errors import ManifestError, SourceError, printable
 from packstore.core.fields import Field
 from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.registry import SOURCES
-from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, is_inside, parse_sheet, read_sheet
+from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, is_beside, is_inside, parse_sheet, read_sheet
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree, tree_of
 from packstore.sources.archives.tar import TAR_FAULTS, first_names, is_tar
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.ledger import Claims, Role, list_files
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
 from packstore.sources.remote import OnlyCopiedError
 from packstore.sources.rows import Row, RowSource
@@ -50,7 +51,19 @@ class ExportedFiles(RowSource):
     def unlisted(self) -> int:
         """See :meth:`RowSource.unlisted`. Lists all folders."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
-        return max(0, there - len(self.lines))
+        more = there - len(self.lines)
+        if more > 0:  # masks beside images
+            beside = (file.lower() for number in range(len(self.lines)) for file in self._beside(number))
+            more -= sum(file.endswith(IMAGE_SUFFIXES) for file in beside)
+        return max(0, more)
+
+    def _beside(self, number: int) -> list[str]:
+        """The files that go with an image. A damaged line has none, and says so when it is read."""
+        try:
+            line = self.lines[number]
+        except ValueError:
+            return []
+        return [file for name, file in line.items() if is_beside(name) and isinstance(file, str)]
 
     def find_lines(self) -> Rows:
         """See :meth:`RowSource.find_lines`."""

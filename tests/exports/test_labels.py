@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import packstore
+from packstore.core.registry import EXPORTS
 from packstore.exports.run import export
 from packstore.packing.conversion import convert
 from packstore.packing.writer import Writer
 from packstore.sources import open_source
 from packstore.stores import open_store
+from packstore.stores.ownership import NotAStoreError
 from packstore.testing import ExportSuite
 from packstore.testing.exports import picture
 from tests.makers.annotated import coco, fill, jpeg, voc, yolo
@@ -45,6 +47,26 @@ class TestLabelMe(ExportSuite):
 
 class TestCsv(ExportSuite):
     kind = "csv"
+
+
+class TestKitti(ExportSuite):
+    kind = "kitti"
+
+
+class TestCvat(ExportSuite):
+    kind = "cvat"
+
+
+class TestDatumaro(ExportSuite):
+    kind = "datumaro"
+
+
+class TestFiftyOne(ExportSuite):
+    kind = "fiftyone"
+
+
+class TestOpenImages(ExportSuite):
+    kind = "open_images"
 
 
 MAKERS = {"coco": coco, "yolo": yolo, "voc": voc}
@@ -216,8 +238,79 @@ def test_torchvision_reads_pascal_voc(tmp_path: Path) -> None:
 def test_datumaro_reads_it(tmp_path: Path) -> None:
     datumaro = pytest.importorskip("datumaro")
     convert(coco(tmp_path / "set"), tmp_path / "in.lmdb")
-    for to, name in (("datumaro", "datumaro"), ("cvat", "cvat"), ("voc", "voc_detection"), ("labelme", "label_me")):
+    for to, name in (("datumaro", "datumaro"), ("cvat", "cvat"), ("voc", "voc_detection")):
         export(tmp_path / "in.lmdb", tmp_path / to, to=to)
         found = datumaro.Dataset.import_from(str(tmp_path / to), name)
         boxes = [each for item in found for each in item.annotations if each.type.name in ("bbox", "polygon")]
         assert len(boxes) == 8, to
+
+
+class TestMasks(ExportSuite):
+    kind = "masks"
+
+
+@pytest.mark.parametrize("dtype", [None, "uint8", "uint16", "int32"])
+def test_masks_come_back_as_files_with_a_palette(dtype: str | None, tmp_path: Path) -> None:
+    from PIL import Image
+
+    values = [np.full((20, 30), n, np.uint8) for n in (0, 3, 255)]
+    fields: dict[str, Any] = {"image": "image", "mask": packstore.Mask(dtype, optional=True)}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        for number, each in enumerate((*values, None)):
+            mask = each if each is None or dtype is None else each.astype(dtype) * (257 if dtype != "uint8" else 1)
+            data = None if mask is None else png(mask) if dtype is None else mask
+            writer.add(key=f"{number}.jpg", image=picture(number), mask=data)
+    report = export(tmp_path / "in.lmdb", tmp_path / "out", to="masks")
+    assert "'mask'" not in "\n".join(report.losses)
+    again = convert(tmp_path / "out", tmp_path / "again.lmdb").manifest
+    assert again.dataset_digest == report.manifest.dataset_digest
+    assert not (tmp_path / "out/masks/3.png").exists()
+    for number, each in enumerate(values):
+        image = Image.open(tmp_path / f"out/masks/{number}.png")
+        assert image.mode == ("P" if dtype in (None, "uint8") else "I;16")
+        assert (np.array(image) == each.astype(np.uint16) * (1 if dtype in (None, "uint8") else 257)).all()
+        if image.mode == "P":  # as Pascal VOC colours its classes
+            assert image.getpalette()[3 * 1 : 3 * 4] == [128, 0, 0, 0, 128, 0, 128, 128, 0]
+    with closing(open_source(without_sheet(tmp_path / "out"))) as source:
+        assert source.kind == "segmentation"
+
+
+def png(mask: Any) -> bytes:
+    """A mask as a gray PNG file."""
+    import io
+
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(mask).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_both_masks_of_an_image(tmp_path: Path) -> None:
+    digest = convert(voc(tmp_path / "set"), tmp_path / "in.lmdb").manifest.dataset_digest
+    export(tmp_path / "in.lmdb", tmp_path / "out", to="masks")
+    there = sorted({each.parent.parts[-5] for each in (tmp_path / "out").rglob("*.png")})
+    assert there == ["masks", "object_masks"]
+    assert convert(tmp_path / "out", tmp_path / "again.lmdb").manifest.dataset_digest == digest
+    export(tmp_path / "in.lmdb", tmp_path / "out", to="masks", overwrite=True)
+
+
+@pytest.mark.parametrize("to", sorted(EXPORTS))
+def test_bare_exports(to: str, tmp_path: Path) -> None:
+    files = {f"{split}/{label}/{label}{n}{split}.jpg": jpeg(n) for split in ("train", "val") for label in "ab"
+             for n in range(3)}  # fmt: skip
+    convert(fill(tmp_path / "set", files), tmp_path / "in.lmdb", encoding="original")
+    destination = tmp_path / f"out{next(iter(EXPORTS[to].suffixes), '')}"
+    report = export(tmp_path / "in.lmdb", destination, to=to, bare=True)
+    assert any(loss.startswith("packstore.json (--bare)") for loss in report.losses)
+    if destination.is_dir():
+        assert not list(destination.rglob("packstore*.json*"))
+    else:
+        assert b"packstore.json" not in destination.read_bytes()
+        assert b"packstore.rows" not in destination.read_bytes()
+    with pytest.raises(NotAStoreError, match="not an export of packstore"):
+        export(tmp_path / "in.lmdb", destination, to=to, bare=True, overwrite=True)
+    if to in ("imagefolder", "tar", "zip", "webdataset", "tfds", "mds", "parquet"):
+        manifest = convert(destination, tmp_path / "again.lmdb").manifest
+        assert manifest.records == 12
+        assert manifest.classes == (None if to == "mds" else ("a", "b"))

@@ -91,6 +91,7 @@ def export() -> tuple[str, ...]:
         encode="jpeg",
         quality=90,
         shard_size="500MB",
+        bare=False,
         overwrite=True,
         restart=True,
         workers=4,

@@ -1,0 +1,55 @@
+"""Folders of masks: ``images/train/a.jpg`` with ``masks/train/a.png``, whose values are numbers of classes.
+
+Masks of 8 bits get the palette of Pascal VOC, so that any viewer shows classes in colours; values stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from packstore.exports.base import BLOCK_BYTES, Record
+from packstore.exports.names import safe_name
+from packstore.exports.objects import ObjectsExport
+from packstore.images.mask_files import mask_file
+
+
+class MasksExport(ObjectsExport):
+    """A folder of images, and one for each column of masks: ``masks`` for ``mask``."""
+
+    name = "masks"
+    help = "images and masks: PNG files with a palette"
+
+    @property
+    def _masks(self) -> dict[str, str]:
+        """The folder of each column of masks."""
+        names = [column.name for column in self.columns if column.type == "mask"]
+        return {name: "masks" if name == "mask" else safe_name(f"{name}s") for name in names}
+
+    def shown(self) -> Sequence[str]:
+        """See :meth:`Export.shown`."""
+        return [*self._masks]
+
+    @property
+    def label_bytes(self) -> int:
+        """See :attr:`ObjectsExport.label_bytes`."""
+        sizes = [column.size_of(self.manifest.records) for column in self.columns if column.type == "mask"]
+        return BLOCK_BYTES // 2 * len(sizes) + sum(sizes) // max(1, self.manifest.records)
+
+    def losses(self) -> Sequence[str]:
+        """See :meth:`Export.losses`."""
+        lost = [] if self._masks else ["masks: the store has none"]
+        if any(self.manifest.column(name).dtype == "int32" for name in self._masks):
+            lost.append("masks with values below 0 or beyond 65,535, which no PNG file holds")
+        return [*lost, *super().losses()[-1:]]
+
+    def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
+        """See :meth:`ObjectsExport.write_labels`."""
+        found: dict[str, str] = {}
+        for name, folder in self._masks.items():
+            data = mask_file(record[name])
+            if data is not None:
+                path = f"{folder}/{image.partition('/')[2].rpartition('.')[0]}.png"
+                (self.path / path).parent.mkdir(parents=True, exist_ok=True)
+                self.write(path, data)
+                found[f"beside {name}" if found else "beside"] = path
+        return found

@@ -1,0 +1,54 @@
+"""Masks as PNG files that any viewer shows in colours."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from packstore.images.sniff import HeaderError, sniff
+
+_MOST = (1 << 16) - 1
+
+
+def mask_file(mask: Any) -> bytes | None:
+    """A mask, a PNG file or an array ``(H, W)``, as a PNG file; with a palette if it has 8 bits. None for none, and for
+    values that no PNG file holds."""
+    if mask is None:
+        return None
+    if isinstance(mask, np.ndarray):
+        if not mask.size:
+            return None
+        if mask.dtype != np.uint8 and not 0 <= mask.min() <= mask.max() <= _MOST:
+            return None
+        image = Image.fromarray(mask if mask.dtype == np.uint8 else mask.astype(np.uint16))
+    else:
+        try:
+            info = sniff(mask)
+        except HeaderError:
+            return bytes(mask)
+        if (info.kind, info.components, info.precision) != ("png", 1, 8):
+            return bytes(mask)
+        image = Image.open(io.BytesIO(mask))
+        if image.mode != "L":
+            return bytes(mask)
+    if image.mode == "L":
+        image.putpalette(palette())
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+@cache
+def palette() -> bytes:
+    """Pascal VOC's colours of 256 classes: the bits of a class, three by three from the lowest, are the upper bits of
+    red, green and blue."""
+    colours = np.zeros((256, 3), np.uint8)
+    numbers = np.arange(256)
+    for bit in range(8):
+        for channel in range(3):
+            colours[:, channel] |= ((numbers >> (3 * bit + channel) & 1) << (7 - bit)).astype(np.uint8)
+    return colours.tobytes()
