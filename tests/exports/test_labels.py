@@ -193,6 +193,43 @@ def test_odd_names_of_classes_and_files(to: str, tmp_path: Path) -> None:
         assert "_".join(expected) in (label, label.removeprefix("_"))
 
 
+@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("count", [3, 300, pytest.param(3000, marks=pytest.mark.soak)])
+def test_bare_files_at_several_sizes(count: int, to: str, tmp_path: Path) -> None:
+    generator = np.random.default_rng(count)
+    classes = tuple(f"class_{n}" for n in range(7))
+    fields: dict[str, Any] = {"image": "image", "boxes": "boxes", "labels": packstore.Labels(classes, of="boxes")}
+    expected: dict[str, Any] = {}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        for number in range(count):
+            split = "train" if number < max(1, 2 * count // 3) else "val"
+            objects = int(generator.integers(0, 5)) if number > 2 else 2
+            places = np.sort(generator.integers(0, 19, (objects, 2, 2)), 1)
+            boxes = [[x, y, right + 1, bottom + 1] for (x, y), (right, bottom) in places.tolist()]
+            labels = generator.integers(0, 7, objects).tolist()
+            writer.add(key=f"{number:06}.jpg", image=picture(number % 9), boxes=boxes, labels=labels, split=split)
+            if objects or to != "open_images":
+                expected[f"{number:06}.jpg"] = split, sorted(zip(boxes, [classes[n] for n in labels], strict=True))
+    export(tmp_path / "in.lmdb", tmp_path / "out", to=to, bare=True)
+    read_by, found = samples(tmp_path / "out")
+    assert read_by == KINDS[to]
+    for name, values in found.items():
+        boxes = np.asarray(values.get("boxes", ())).reshape(-1, 4).round(3).tolist()
+        found[name] = values["split"], sorted(zip(boxes, values.get("labels") or (), strict=True))
+    assert found == expected
+
+
+def test_names_of_kitti_stay_different(tmp_path: Path) -> None:
+    names = ("a b", "a_b", "A_b", "1")
+    fields: dict[str, Any] = {"image": "image", "boxes": "boxes", "labels": packstore.Labels(names, of="boxes")}
+    with Writer(tmp_path / "in.lmdb", fields=fields) as writer:
+        writer.add(key="a.jpg", image=picture(1), boxes=[[n, 1, n + 1, 2] for n in range(4)], labels=range(4))
+    report = export(tmp_path / "in.lmdb", tmp_path / "out", to="kitti")
+    words = [line.split()[0] for line in (tmp_path / "out/label_2/a.txt").read_text().splitlines()]
+    assert words == ["a_b", "a_b~2", "A_b~3", "_1"]
+    assert report.losses[0] == "names of 4 classes: in KITTI they are one word"
+
+
 def test_records_without_boxes(tmp_path: Path) -> None:
     fields: dict[str, Any] = {
         "image": "image",

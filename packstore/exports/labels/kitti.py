@@ -6,9 +6,12 @@ Of a line only class and box are known; all else has the values of KITTI's own o
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
 from packstore.exports.base import Record
 from packstore.exports.labels.base import Labelled, SidecarExport
+from packstore.exports.objects import Thing
+from packstore.exports.paths import distinct
 
 
 class KittiExport(SidecarExport):
@@ -21,8 +24,8 @@ class KittiExport(SidecarExport):
 
     def losses(self) -> list[str]:
         """See :meth:`Export.losses`."""
-        odd = [name for name in self.names if self._word(name) != name] if self.things.boxes else []
-        lost = [f"names of {len(odd):,} classes: a line of KITTI has no blanks in them"] if odd else []
+        odd = [name for name, word in zip(self.names, self._words, strict=True) if word != name]
+        lost = [f"names of {len(odd):,} classes: in KITTI they are one word"] if odd and self.things.boxes else []
         return [*lost, *super().losses()]
 
     def image_path(self, record: Record) -> str:
@@ -35,16 +38,19 @@ class KittiExport(SidecarExport):
         """See :meth:`SidecarExport.sidecar`."""
         before, _, rest = f"/{image.file}".partition("/image_2/")
         lines = [
-            f"{self._word(self.name_of(thing))} -1 -1 -10 {' '.join(map(repr, thing.box))} {_UNKNOWN}\n"
+            f"{self._word_of(thing)} -1 -1 -10 {' '.join(map(repr, thing.box))} {_UNKNOWN}\n"
             for thing in image.things or ()
         ]
         return f"{before}/label_2/{rest.rpartition('.')[0]}.txt"[1:], "".join(lines)
 
-    @staticmethod
-    def _word(name: str) -> str:
-        """A name as one word that begins with a letter."""
-        word = re.sub(r"\s", "_", name)
-        return word if re.match("[A-Za-z_]", word) else f"_{word}"
+    def _word_of(self, thing: Thing) -> str:
+        return self._words[thing.label] if 0 <= thing.label < len(self._words) else f"_{thing.label}"
+
+    @cached_property
+    def _words(self) -> list[str]:
+        """Names of the classes as words that begin with a letter, no two the same."""
+        words = (re.sub(r"\s", "_", name) for name in self.names)
+        return distinct([word if re.match("[A-Za-z_]", word) else f"_{word}" for word in words])
 
 
 _UNKNOWN = "-1 -1 -1 -1000 -1000 -1000 -10"
