@@ -27,7 +27,7 @@ def link(store: Path, rebase: tuple[str, str] | None, quiet: bool, **options: An
     Examples:
       packstore link train.lmdb --rebase /old/shards /data/shards
       packstore link train.lmdb --rebase s3://bucket/shards /data/shards
-      packstore link train.lmdb --relative          to move STORE and files together
+      packstore link train.lmdb --relative       to move STORE and files together
     """
     from packstore.packing.relink import relink
 

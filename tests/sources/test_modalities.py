@@ -46,7 +46,7 @@ class TestModalities(SourceSuite):
         return True
 
 
-@pytest.mark.parametrize("samples", [3, 300, 3000])
+@pytest.mark.parametrize("samples", [3, 300, pytest.param(3000, marks=pytest.mark.soak)])
 def test_they_are_asked_about_and_packed_when_named(samples: int, tmp_path: Path) -> None:
     path = make(tmp_path / "set", samples)
     for place in (path, *(Path(shutil.make_archive(str(tmp_path / "a"), each, path)) for each in ("zip", "tar"))):

@@ -196,9 +196,8 @@ class RecordioSource(RowSource):
     def locate_row(self, ref: Any) -> Location | None:
         """See :meth:`RowSource.locate_row`. Of a record in several parts the image is not found there."""
         number, place = ref[:2]
-        return self._files.stretch(
-            number, place, sum(size + HEADER.size for _, _, size in _parts(self._files[number], place))
-        )
+        *_, (_, start, size) = _parts(self._files[number], place)
+        return self._files.stretch(number, place, start + size - place)
 
     @cached_property
     def schema_fields(self) -> Mapping[str, Field]:
