@@ -73,8 +73,8 @@ def places_of(pages: Pages, leaves: Leaves, records: Numbers) -> tuple[Numbers, 
     big = words[half + 2] == BIG
     if not ((words[half + 3] == KEY_SIZE) & (big | (words[half + 2] == 0))).all():
         return None
-    key = pages.map[(node + NODE.size)[:, None] + np.arange(KEY_SIZE)]
-    if not (key == records[:, None] // _FIGURES % 10 + ord("0")).all():
+    figures = pages.map[(node + NODE.size)[:, None] + np.arange(KEY_SIZE)] - np.uint8(ord("0"))
+    if not ((figures <= 9).all() and (figures.astype(np.int64) @ _FIGURES == records).all()):
         return None
     sizes = words[half].astype(np.int64) | words[half + 1].astype(np.int64) << 16
     values = node + NODE.size + KEY_SIZE
