@@ -63,13 +63,11 @@ class LabelsExport(ObjectsExport):
     polygons: ClassVar[bool] = True
 
     def shown(self) -> Sequence[str]:
-        """See :meth:`Export.shown`."""
         things = self.things
         further = things.further if self.polygons else None
         return [name for name in (things.boxes, things.labels, further, self._tag) if name is not None]
 
     def losses(self) -> Sequence[str]:
-        """See :meth:`Export.losses`."""
         lost = [each for each in super().losses() if not (self._tag and each.startswith("objects:"))]
         if self.things.further and self.polygons:
             lost.insert(0, "objects of several polygons, and run lengths: their boxes are there")
@@ -116,7 +114,6 @@ class SidecarExport(LabelsExport):
 
     @property
     def label_bytes(self) -> int:
-        """See :attr:`ObjectsExport.label_bytes`."""
         return BLOCK_BYTES if self.shown() else 0
 
     @abstractmethod
@@ -124,7 +121,6 @@ class SidecarExport(LabelsExport):
         """The path of the file that goes with an image, and its text."""
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """See :meth:`ObjectsExport.write_labels`."""
         found = self.labelled(record.number, image, size, record.split, record.__getitem__)
         if found.things is None and found.tag is None:
             return {}
@@ -149,7 +145,6 @@ class DocumentExport(LabelsExport):
 
     @property
     def label_bytes(self) -> int:
-        """See :attr:`ObjectsExport.label_bytes`."""
         sizes = {column.name: column.size_of(self.manifest.records) for column in self.columns}
         # A box of 16 bytes is some 160 in JSON or XML.
         return 150 + self.key_bytes + 10 * sum(sizes[name] for name in self.shown()) // max(1, self.manifest.records)
@@ -171,7 +166,6 @@ class DocumentExport(LabelsExport):
         return {}
 
     def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
-        """See :meth:`Export.finish`."""
         assert lines is not None
         rows = Rows.of_file(lines)
         files: dict[str, list[tuple[str, int, int]]] = {}

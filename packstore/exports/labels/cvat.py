@@ -15,7 +15,6 @@ class CvatExport(DocumentExport):
     between = "\n"
 
     def head(self) -> str:
-        """See :meth:`DocumentExport.head`."""
         classes = dict.fromkeys([*(self.names if self.things.boxes else ()), *self.tag_names])
         labels = "".join(f"<label><name>{xml_text(name)}</name><attributes></attributes></label>" for name in classes)
         return (
@@ -25,7 +24,6 @@ class CvatExport(DocumentExport):
         )
 
     def entry(self, image: Labelled) -> str:
-        """See :meth:`DocumentExport.entry`."""
         name = xml_text(image.file.removeprefix("images/"))
         subset = f' subset="{xml_text(image.split)}"' if image.split else ""
         lines = [f'<image id="{image.number}" name="{name}"{subset} width="{image.width}" height="{image.height}">']
@@ -45,5 +43,4 @@ class CvatExport(DocumentExport):
         return f'<box {known} {box} z_order="0"></box>'
 
     def tail(self) -> str:
-        """See :meth:`DocumentExport.tail`."""
         return "\n</annotations>\n"

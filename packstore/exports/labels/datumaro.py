@@ -18,14 +18,12 @@ class DatumaroExport(DocumentExport):
     whole = "default"
 
     def head(self) -> str:
-        """See :meth:`DocumentExport.head`."""
         labels = [{"name": name, "parent": "", "attributes": []} for name in self._numbers]
         categories = {"label": {"labels": labels, "attributes": []}}
         head = f'"dm_format_version":"1.0","media_type":2,"info":{{}},"categories":{json_text(categories)}'
         return f'{{{head},"items":[\n'
 
     def entry(self, image: Labelled) -> str:
-        """See :meth:`DocumentExport.entry`."""
         made = [self._annotation(thing, n) for n, thing in enumerate(image.things or ())]
         if image.tag is not None:
             made.append({"id": 0, "type": "label", "label_id": self._numbers[image.tag]} | _REST)
@@ -48,7 +46,6 @@ class DatumaroExport(DocumentExport):
         return {name: number for number, name in enumerate(names)}
 
     def tail(self) -> str:
-        """See :meth:`DocumentExport.tail`."""
         return "\n]}\n"
 
 

@@ -20,11 +20,9 @@ class FiftyOneExport(DocumentExport):
     document = "samples.json"
 
     def head(self) -> str:
-        """See :meth:`DocumentExport.head`."""
         return '{"samples":[\n'
 
     def entry(self, image: Labelled) -> str:
-        """See :meth:`DocumentExport.entry`."""
         sample: dict[str, Any] = {"filepath": image.file, "tags": [image.split] if image.split else []}
         if image.tag is not None:
             sample["ground_truth_class"] = {"_cls": "Classification", "label": image.tag}
@@ -48,10 +46,8 @@ class FiftyOneExport(DocumentExport):
         return {"_cls": "Polyline", "label": self.name_of(thing), "points": points, "closed": True, "filled": True}
 
     def tail(self) -> str:
-        """See :meth:`DocumentExport.tail`."""
         return "\n]}\n"
 
     def further_files(self) -> dict[str, str]:
-        """See :meth:`DocumentExport.further_files`."""
         info = {"classes": self.names} if self.things.boxes else {}
         return {"metadata.json": json_text({"media_type": "image", "info": info}) + "\n"}

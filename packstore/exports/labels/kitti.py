@@ -23,19 +23,16 @@ class KittiExport(SidecarExport):
     polygons = False
 
     def losses(self) -> list[str]:
-        """See :meth:`Export.losses`."""
         odd = [name for name, word in zip(self.names, self._words, strict=True) if word != name]
         lost = [f"names of {len(odd):,} classes: in KITTI they are one word"] if odd and self.things.boxes else []
         return [*lost, *super().losses()]
 
     def image_path(self, record: Record) -> str:
-        """See :meth:`ObjectsExport.image_path`."""
         path = self.paths(record)
         split, _, rest = path.partition("/") if record.split else ("", "", path)
         return f"{split}/image_2/{rest}" if split else f"image_2/{rest}"
 
     def sidecar(self, image: Labelled) -> tuple[str, str]:
-        """See :meth:`SidecarExport.sidecar`."""
         before, _, rest = f"/{image.file}".partition("/image_2/")
         lines = [
             f"{self._word_of(thing)} -1 -1 -10 {' '.join(map(repr, thing.box))} {_UNKNOWN}\n"

@@ -17,11 +17,9 @@ class LabelStudioExport(DocumentExport):
     document = "tasks_{split}.json"
 
     def head(self) -> str:
-        """See :meth:`DocumentExport.head`."""
         return "["
 
     def entry(self, image: Labelled) -> str:
-        """See :meth:`DocumentExport.entry`."""
         annotated = image.things is not None or image.tag is not None
         results = [self._result(image, thing, n) for n, thing in enumerate(image.things or ())]
         if image.tag is not None:
@@ -55,11 +53,9 @@ class LabelStudioExport(DocumentExport):
         }
 
     def tail(self) -> str:
-        """See :meth:`DocumentExport.tail`."""
         return "]\n"
 
     def further_files(self) -> dict[str, str]:
-        """See :meth:`DocumentExport.further_files`."""
         labels = "".join(f'<Label value="{xml_text(name)}"/>' for name in self.names)
         boxes = [f'<{kind}Labels name="{name}" toName="image">{labels}</{kind}Labels>'
                  for kind, name in (("Rectangle", "box"), ("Polygon", "polygon"))]  # fmt: skip

@@ -15,7 +15,6 @@ class LabelMeExport(SidecarExport):
     help = "LabelMe: a JSON file beside each image"
 
     def sidecar(self, image: Labelled) -> tuple[str, str]:
-        """See :meth:`SidecarExport.sidecar`."""
         document = {
             "version": "5.4.1",
             "flags": {} if image.tag is None else {image.tag: True},

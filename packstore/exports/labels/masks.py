@@ -26,24 +26,20 @@ class MasksExport(ObjectsExport):
         return {name: "masks" if name == "mask" else safe_name(f"{name}s") for name in names}
 
     def shown(self) -> Sequence[str]:
-        """See :meth:`Export.shown`."""
         return [*self._masks]
 
     @property
     def label_bytes(self) -> int:
-        """See :attr:`ObjectsExport.label_bytes`."""
         sizes = [column.size_of(self.manifest.records) for column in self.columns if column.type == "mask"]
         return BLOCK_BYTES // 2 * len(sizes) + sum(sizes) // max(1, self.manifest.records)
 
     def losses(self) -> Sequence[str]:
-        """See :meth:`Export.losses`."""
         lost = [] if self._masks else ["masks: the store has none"]
         if any(self.manifest.column(name).dtype == "int32" for name in self._masks):
             lost.append("masks with values below 0 or beyond 65,535, which no PNG file holds")
         return [*lost, *super().losses()[-1:]]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """See :meth:`ObjectsExport.write_labels`."""
         found: dict[str, str] = {}
         for name, folder in self._masks.items():
             data = mask_file(record[name])

@@ -21,12 +21,10 @@ class CsvExport(DocumentExport):
     polygons = False
 
     def head(self) -> str:
-        """See :meth:`DocumentExport.head`."""
         columns = ["filename", "split"] if self.manifest.splits else ["filename"]
         return _line([*columns, *(_BOX if self.things.boxes else ["label"])])
 
     def entry(self, image: Labelled) -> str:
-        """See :meth:`DocumentExport.entry`."""
         first = [image.file, image.split] if self.manifest.splits else [image.file]
         if not self.things.boxes:
             return _line([*first, image.tag or ""])
@@ -35,7 +33,6 @@ class CsvExport(DocumentExport):
         return "".join(_line([*first, *row]) for row in rows or [[*size, *[""] * 5]])
 
     def tail(self) -> str:
-        """See :meth:`DocumentExport.tail`."""
         return ""
 
 
@@ -54,15 +51,12 @@ class OpenImagesExport(DocumentExport):
     polygons = False
 
     def image_path(self, record: Record) -> str:
-        """See :meth:`ObjectsExport.image_path`."""
         return self.paths(record) if record.split else super().image_path(record)
 
     def head(self) -> str:
-        """See :meth:`DocumentExport.head`."""
         return _line(_OPEN_IMAGES)
 
     def entry(self, image: Labelled) -> str:
-        """See :meth:`DocumentExport.entry`."""
         name = image.file.partition("/")[2].rpartition(".")[0]
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         lines = []
@@ -74,11 +68,9 @@ class OpenImagesExport(DocumentExport):
         return "".join(lines)
 
     def tail(self) -> str:
-        """See :meth:`DocumentExport.tail`."""
         return ""
 
     def further_files(self) -> dict[str, str]:
-        """See :meth:`DocumentExport.further_files`."""
         lines = (_line([_identifier(number), name]) for number, name in enumerate(self.names))
         return {"class-descriptions-boxable.csv": "".join(lines)}
 

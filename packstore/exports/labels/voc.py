@@ -23,7 +23,6 @@ class VocExport(SidecarExport):
     polygons = False
 
     def sidecar(self, image: Labelled) -> tuple[str, str]:
-        """See :meth:`SidecarExport.sidecar`."""
         stem = image.file.partition("/")[2].rpartition(".")[0]
         size = f"<width>{image.width}</width><height>{image.height}</height><depth>3</depth>"
         lines = ["<annotation>", "<folder>JPEGImages</folder>"]
@@ -40,7 +39,6 @@ class VocExport(SidecarExport):
         return f"Annotations/{stem}.xml", "\n".join([*lines, "</annotation>", ""])
 
     def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
-        """See :meth:`Export.finish`."""
         assert lines is not None
         rows, files = Rows.of_file(lines), []
         (self.path / "ImageSets/Main").mkdir(parents=True, exist_ok=True)
