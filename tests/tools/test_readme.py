@@ -266,7 +266,7 @@ OTHERS = {
     "--num-cpus",
     "--block",
     *("--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"),
-    *("--cpus-per-task", "--gpus-per-node", "--nodes", "--ntasks-per-node"),
+    *("--cpus-per-task", "--gpus-per-node", "--nodes", "--ntasks-per-node", "--reference"),
 }
 """Options of pip, mypy, ray, torchrun, SLURM, ``tools/`` and the examples."""
 
