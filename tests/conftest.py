@@ -49,7 +49,7 @@ for _number in (signal.SIGHUP, signal.SIGINT):
 
 
 def pytest_report_header() -> str:
-    return f"cases drawn with PACKSTORE_TEST_SEED={SEED}"
+    return f"PACKSTORE_TEST_SEED={SEED}"
 
 
 @pytest.hookimpl(tryfirst=True)

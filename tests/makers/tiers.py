@@ -1,13 +1,12 @@
 """Tiers of tests: what runs in ``./tools/test fast``, in ``./tools/test``, and in ``./tools/test soak`` alone.
 
 ``fast`` leaves out what is marked ``slow`` or ``soak``, the default tier what is marked ``soak``; ``soak`` runs what is
-marked ``soak``, so that with one seed the default tier and soak are together all tests.
+marked ``soak``. So the default tier and soak together are all tests. Which cases each takes is the same in every run.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import resource
 import zlib
 from collections import defaultdict
@@ -20,11 +19,11 @@ from hypothesis import settings
 
 from tests.makers import command
 
-SEED = int(os.environ.setdefault("PACKSTORE_TEST_SEED", str(random.SystemRandom().randrange(1 << 30))))
-"""What a run draws its cases with. Workers of pytest-xdist inherit it, and so all draw the same."""
+SEED = int(os.environ.get("PACKSTORE_TEST_SEED", "0"))
+"""Seed of random inputs and of the order of ``soak``. ``./tools/test soak`` sets another one in each run."""
 
 ORDERS = {"cuda": ("late", "ahead"), "device": ("late", "backwards", "ahead", 3)}
-"""Fixtures with an order of work of the simulated device as parameter: a run takes one of these."""
+"""Fixtures with an order of work of the simulated device as parameter: the default tier takes the first of these."""
 
 SUITES = {
     "test_shards_missing_extra_swapped_truncated": pytest.mark.sampled(1, fast=0),
@@ -42,13 +41,13 @@ SUITES = {
     "test_what_was_handed_out_outlives_close": pytest.mark.sampled(2),
 }
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
-kinds a run takes three, and two are in the fast tier."""
+kinds the default tier takes three, and two are in the fast tier."""
 
 CASES = {"SourceSuite": 12, "ExportSuite": 10}
-"""Of each test in these suites, which dozens of kinds inherit, a run takes so many cases."""
+"""Of each test in these suites, which dozens of kinds inherit, the default tier takes so many cases."""
 
 SLOW_CASES, MANY_CASES = 1, 6
-"""Of each other test a run takes so many cases: of one that is marked ``slow`` where it is defined, and of the rest."""
+"""Cases of each other test in the default tier: of one that is marked ``slow`` where it is defined, and of the rest."""
 
 
 def examples(count: int) -> settings:
@@ -66,20 +65,19 @@ def processor_time() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used) + command.seconds
 
 
-def assign_tiers(items: Sequence[pytest.Item], seed: int = SEED) -> None:
-    """Marks cases beyond the samples that a run takes.
+def assign_tiers(items: Sequence[pytest.Item]) -> None:
+    """Marks cases beyond those that the default tier takes: the same in every run, chosen by a hash of their names.
 
-    A test marked ``sampled(n)`` runs ``n`` of its cases, drawn with ``seed``; the others become ``soak``. With
+    A test marked ``sampled(n)`` runs ``n`` of its cases; the others become ``soak``. With
     ``per="suffix"`` it runs ``n`` for each value of that parameter (or parameters, separated by blanks), with
     ``fast=m`` ``m`` of those in the fast tier; the others become ``slow``, as do those beyond ``FAST_CASES`` of a test.
     A test that is not ``sampled`` runs ``SLOW_CASES`` of its cases when it is marked ``slow``, else ``MANY_CASES``.
     """
-    order = {name: random.Random(seed).choice(orders) for name, orders in ORDERS.items()}
     grids: defaultdict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
     drawn: defaultdict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
-    for item in sorted(items, key=lambda item: zlib.crc32(f"{seed} {item.nodeid}".encode())):
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
         params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-        if any(params.get(name) in orders and params[name] != order[name] for name, orders in ORDERS.items()):
+        if any(params.get(name) in orders and params[name] != orders[0] for name, orders in ORDERS.items()):
             item.add_marker("soak")
             continue
         suite = SUITES.get(item.name.partition("[")[0])

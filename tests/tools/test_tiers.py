@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.makers.tiers import FAST_CASES, MANY_CASES, SLOW_CASES, assign_tiers, longest_first
+from tests.makers.tiers import FAST_CASES, MANY_CASES, ORDERS, SLOW_CASES, assign_tiers, longest_first
 
 
 class Case:
@@ -25,10 +25,10 @@ class Case:
         return next((mark.mark for mark in self.marks if mark.name == name), None)
 
 
-def tiers(*marks: pytest.MarkDecorator, seed: int = 1) -> dict[str, list[tuple[int, str]]]:
+def tiers(*marks: pytest.MarkDecorator) -> dict[str, list[tuple[int, str]]]:
     """The cases of a test of thirty, by tier."""
     cases = [Case(f"t[{n}-{kind}]", {"n": n, "kind": kind}, *marks) for n in range(10) for kind in "abc"]
-    assign_tiers(cases, seed)  # type: ignore[arg-type]
+    assign_tiers(cases)  # type: ignore[arg-type]
     found: dict[str, list[tuple[int, str]]] = {"fast": [], "slow": [], "soak": []}
     for case in cases:
         tier = next((tier for tier in ("soak", "slow") if case.get_closest_marker(tier)), "fast")
@@ -56,11 +56,16 @@ def test_cases_are_in_one_tier_each(marks: list[pytest.MarkDecorator], fast: int
     assert tiers(*marks) == found
 
 
-def test_each_value_has_its_share_and_another_seed_takes_other_cases() -> None:
-    default = [tiers(pytest.mark.sampled(2, per="kind"), seed=seed) for seed in (1, 2)]
-    for found in default:
-        assert sorted(kind for _, kind in found["fast"] + found["slow"]) == ["a", "a", "b", "b", "c", "c"]
-    assert default[0] != default[1]
+def test_each_value_has_its_share() -> None:
+    found = tiers(pytest.mark.sampled(2, per="kind"))
+    assert sorted(kind for _, kind in found["fast"] + found["slow"]) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_an_order_of_the_device_is_in_the_default_tier_and_the_others_in_soak() -> None:
+    for name, orders in ORDERS.items():
+        cases = [Case(f"t[{order}]", {name: order}) for order in orders]
+        assign_tiers(cases)  # type: ignore[arg-type]
+        assert [case.get_closest_marker("soak") is None for case in cases] == [True] + [False] * (len(orders) - 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])

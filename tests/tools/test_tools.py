@@ -516,6 +516,8 @@ def test_tools_test_runs_tiers_and_rooms(installed: Clone, arguments: list[str],
     _, *before, tests = installed.steps()
     assert before == ["ruff check .", "ruff format --check ."] * lint
     assert tests.endswith(f" --hypothesis-seed 7 {told}")
+    installed.run(*arguments, script=installed.root / "tools" / "test", PACKSTORE_TEST_SEED="", **env)
+    assert ("--hypothesis-seed 0 " in installed.steps()[-1]) == ("soak" not in arguments), "all but soak are fixed"
 
 
 # --- the repository ---------------------------------------------------------------------------------------------------
