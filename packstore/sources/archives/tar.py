@@ -155,11 +155,12 @@ def _next_tar(file: IO[bytes], at: int, end: int) -> int | None:
 
     Raises :class:`tarfile.ReadError` where something else than a tar is there."""
     file.seek(at)
+    zeros = bytes(min(_STEP, max(0, end - at)))
     while piece := file.read(max(0, min(_STEP, end - at))):
-        rest = piece.lstrip(b"\0")
-        if not rest:
+        if piece == zeros or piece == zeros[: len(piece)]:  # 100 times as fast as stripping it
             at += len(piece)
             continue
+        rest = piece.lstrip(b"\0")
         at = (at + len(piece) - len(rest)) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
         file.seek(at)
         try:
