@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,24 +21,24 @@ from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import mask_field
-from packstore.sources.boxes import BoxRanges, to_corners
+from packstore.sources.boxes import to_corners
 from packstore.sources.contents import contents_of, suffix_of
 from packstore.sources.given import parse_given
 from packstore.sources.labels import split_name
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
-from packstore.sources.table.columns import ColumnFacts, find_roles, flag_of, number_of, read_box, read_runs
+from packstore.sources.table.boxes import box_of, find_convention, is_blank
+from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
+from packstore.sources.table.columns import ColumnFacts, find_roles, number_of, read_runs
 from packstore.sources.table.finding import check_given, find_tables, has_unread_lists, samples
 from packstore.sources.table.images import ImageIndex, blocks, split_words, words_of_path
 from packstore.sources.table.open_images import find_descriptions, has_boxes, read_descriptions
 from packstore.sources.table.reading import TEXT
 from packstore.sources.values import looks_like_mask
 
-_MAX_SPLITS, _MAX_CLASSES = 100, 1 << 16
+_MAX_SPLITS = 100
 _MEASURED, _HEADER = 512, 1 << 16
-_UNCERTAIN, _BLANK = "uncertain", "unmentioned"
-"""Columns of the classes whose cell is -1, and of those whose cell is blank, as CheXpert has them."""
 
 
 class TableSource(FileRowSource):
@@ -190,7 +189,7 @@ class TableSource(FileRowSource):
         if roles.runs:
             found["segmentations"] = Json()
         if roles.label:
-            classes = self._classes
+            classes = self._classes.names
             if roles.boxes or roles.runs:
                 found["labels"] = Labels(classes, of="boxes")
                 if self._tags:
@@ -200,7 +199,7 @@ class TableSource(FileRowSource):
             else:
                 found["label"] = Label(classes, optional=self._is_partial(roles.label))
         if roles.flags:
-            found |= self._flag_fields
+            found |= self._flags.fields
         if roles.points:
             found["keypoints"] = Keypoints(3 if self._hides_points else 2, of=False)
             found["keypoint_labels"] = Labels(tuple(dict.fromkeys(n for n, _, _ in roles.points)), of=False)
@@ -228,18 +227,18 @@ class TableSource(FileRowSource):
             found |= {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
         if roles.label:
             if roles.boxes or roles.runs:
-                found["labels"] = [self._class_of(cells.get(roles.label)) for cells in with_box]
-                tags = [self._class_of(cells.get(roles.label)) for cells in rows
+                found["labels"] = [self._classes.one(cells.get(roles.label)) for cells in with_box]
+                tags = [self._classes.one(cells.get(roles.label)) for cells in rows
                         if cells not in with_box and not is_blank(cells.get(roles.label))]  # fmt: skip
                 found |= {"tags": tags} if self._tags and tags else {}
             else:
-                classes = [each for cells in rows for each in self._classes_in(cells.get(roles.label))]
+                classes = [each for cells in rows for each in self._classes.all(cells.get(roles.label))]
                 single = not roles.several and roles.label not in self._differing
                 found |= {"label": classes[0] if classes else None} if single else {
                     "labels": (classes if self._is_paired else list(dict.fromkeys(classes))) if classes else None
                 }  # fmt: skip
         if roles.flags:
-            found |= self._flag_values(rows)
+            found |= self._flags.values(rows)
         if roles.points:
             points = [(number_of(first.get(x)), number_of(first.get(y))) for _, x, y in roles.points]
             hidden = [None in point for point in points]
@@ -286,8 +285,8 @@ class TableSource(FileRowSource):
             "tags",
             "keypoints",
             "keypoint_labels",
-            _UNCERTAIN,
-            _BLANK,
+            UNCERTAIN,
+            BLANK,
         ]
         free = [name for name in taken if name not in ("label", "labels", "tags")]
         used = taken if self._roles.label or self._roles.flags else free
@@ -339,41 +338,21 @@ class TableSource(FileRowSource):
         return found
 
     @cached_property
-    def _classes(self) -> tuple[str, ...] | None:
-        """Names of the classes, sorted; None if the column holds their numbers."""
-        roles, facts = self._roles, self._facts[self._roles.label]
-        if facts.values.kinds <= {"int"} and not facts.values.negative and not facts.lists:
-            return None
-        if facts.texts is None:
-            raise SourceError(f"{self.tree.name()}: more than {_MAX_CLASSES:,} classes in {printable(roles.label)}")
-        return tuple(sorted({part for text in facts.texts for part in self._parts(text)}))
-
-    def _parts(self, text: str) -> list[str]:
-        separator = self._roles.separator
-        parts = [part.strip() for part in text.split(separator) if part.strip()] if separator else [text]
-        return [self._descriptions.get(part, part) for part in parts]
-
-    @cached_property
-    def _descriptions(self) -> Mapping[str, str]:
-        """Names of the classes of Open Images by what its tables call them."""
-        return read_descriptions(self.tree, self._described)
+    def _classes(self) -> ClassColumn:
+        titles = read_descriptions(self.tree, self._described)
+        return ClassColumn(self.tree.name(), self._roles, self._facts[self._roles.label], titles)
 
     @cached_property
     def _described(self) -> list[str]:
         return find_descriptions(self.tree, (table.file for table in self._tables))
 
-    def _class_of(self, value: Any) -> Any:
-        found = self._classes_in(value)
-        if len(found) != 1:
-            raise ValueError("a box has no class")
-        return found[0]
+    @cached_property
+    def _flags(self) -> FlagColumns:
+        def rows() -> Iterator[Any]:
+            return (self._spool.read(line) for line in range(len(self._spool)))
 
-    def _classes_in(self, value: Any) -> list[Any]:
-        if is_blank(value):
-            return []
-        if isinstance(value, list):
-            return value
-        return [int(value)] if self._classes is None else self._parts(str(value))
+        where, flags = self.tree.name(), self._roles.flags
+        return FlagColumns(where, flags, self._facts, rows, len(self._spool), self._several)
 
     @cached_property
     def _tags(self) -> bool:
@@ -389,84 +368,11 @@ class TableSource(FileRowSource):
     def _hides_points(self) -> bool:
         return any(self._is_partial(name) for _, x, y in self._roles.points for name in (x, y))
 
-    @cached_property
-    def _flag_fields(self) -> dict[str, Field]:
-        """``label`` if each row has exactly one class; else ``labels``, and those of -1 and of blanks."""
-        flags = self._roles.flags
-        bare = self._facts_of_flags <= {0, 1}
-        rows = (self._spool.read(line)[1] for line in range(len(self._spool)))
-        if bare and not self._several and all(sum(flag_of(cells.get(n)) == 1 for n in flags) == 1 for cells in rows):
-            return {"label": Label(flags)}
-        found: dict[str, Field] = {"labels": Labels(flags, of=False)}
-        found |= {_UNCERTAIN: Labels(flags, of=False)} if -1 in self._facts_of_flags else {}
-        return found | ({_BLANK: Labels(flags, of=False)} if None in self._facts_of_flags else {})
-
-    @cached_property
-    def _facts_of_flags(self) -> set[int | None]:
-        found: set[int | None] = set()
-        for name in self._roles.flags:
-            facts = self._facts[name]
-            if facts.flags is None:
-                raise SourceError(f"{self.tree.name()}: column {printable(name)} has other values than 0, 1, -1")
-            found |= facts.flags | ({None} if facts.values.count < len(self._spool) else set())
-        return found
-
-    def _flag_values(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        flags = self._roles.flags
-
-        def having(wanted: int | None) -> list[str]:
-            return [name for name in flags if any(flag_of(cells.get(name)) == wanted for cells in rows)]
-
-        fields = self._flag_fields
-        if "label" in fields:
-            return {"label": having(1)[0]}
-        every = {"labels": having(1), _UNCERTAIN: having(-1), _BLANK: having(None)}
-        return {name: value for name, value in every.items() if name in fields}
-
     def _find_convention(self) -> str:
-        """The convention of the boxes. Raises :class:`AmbiguousSourceError` if they fit several."""
-        roles, said = self._roles, self.options.layout
-        if not roles.boxes:
+        if not self._roles.boxes:
             return ""
-        ranges, measured = BoxRanges(), BoxRanges()
-        known = set(self._sized)
-        for number, block in enumerate(blocks(self._spool.read(line) for line in range(len(self._spool)))):
-            boxes, sides = [], []
-            for n, (place, cells) in enumerate(block, number * 4096):
-                try:
-                    box = box_of(cells, roles.boxes)
-                except ValueError as error:
-                    raise SourceError(f"{place}: {error}") from None
-                if box is not None:
-                    boxes.append(box)
-                    if n in known:
-                        measured.add(np.array([box]), np.array([self._sized[n]], np.float64))
-                    width, height = (number_of(cells.get(name)) for name in ("width", "height"))
-                    sides.append((width, height) if {"width", "height"}.isdisjoint(roles.boxes) else (None, None))
-            full = all(w and h for w, h in sides)
-            ranges.add(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
-        if said is not None:
-            return said
-        possible = [name for name in ranges.possible() if not measured.count or name in measured.possible()]
-        named = [name for name in possible if name.removesuffix("n") == roles.convention]
-        if roles.convention == "xywh" and not named:
-            named = possible
-        if roles.convention in ("xywh", "cxcywh"):
-            named = [name for name in possible if name.removesuffix("n") in ("xywh", "cxcywh")]
-            precise = roles.convention == "cxcywh" or not roles.boxes[0].lower().endswith(("x", "left"))
-            named = [n for n in named if n.removesuffix("n") == roles.convention] or named if precise else named
-        choices = named if roles.convention else possible
-        if roles.convention == "xyxy" and len(choices) != 1:
-            choices = ["xyxyn"] if ranges.fractions and not ranges.whole else ["xyxy"]
-        if len(choices) == 1 or not ranges.count:
-            return choices[0] if choices else "xyxy"
-        offered = choices or ["xyxy", "xywh", "cxcywh"]
-        columns = ", ".join(map(printable, roles.boxes))
-        raise AmbiguousSourceError(
-            f"{self.tree.name(self._tables[0].file)}: the {ranges.count:,} boxes in {columns} "
-            f"could be {' or '.join(offered)}: say which with --layout",
-            [Answer(("--layout", each)) for each in offered],
-        )
+        where, rows = self.tree.name(self._tables[0].file), (self._spool.read(n) for n in range(len(self._spool)))
+        return find_convention(where, self._roles, rows, self._sized, self.options.layout)
 
     @cached_property
     def _sized(self) -> dict[int, tuple[int, int]]:
@@ -490,30 +396,6 @@ def _sides(image: bytes) -> tuple[int, int]:
     except HeaderError as error:
         raise ValueError(error.reason) from error
     return info.width, info.height
-
-
-def is_blank(value: Any) -> bool:
-    """Whether a cell says nothing."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def box_of(cells: Mapping[str, Any], columns: Sequence[str]) -> list[float] | None:
-    """The four numbers of a row; None if all cells are blank. Raises :class:`ValueError`."""
-    values = [cells.get(name) for name in columns]
-    if all(map(is_blank, values)):
-        return None
-    if len(columns) == 1:
-        found = read_box(values[0])
-        if found is None:
-            raise ValueError(
-                f"{printable(columns[0])} is {printable(str(values[0])[:40])!r}, and should be four numbers"
-            )
-        return found
-    numbers = [number_of(value) for value in values]
-    for name, value, number in zip(columns, values, numbers, strict=True):
-        if number is None:
-            raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
-    return [float(number) for number in numbers if number is not None]
 
 
 def _split_of_path(path: bytes) -> str:

@@ -1,0 +1,93 @@
+"""Boxes of tables: the four numbers of a row, and the convention that all rows of a table follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.sources.boxes import BoxRanges
+from packstore.sources.table.columns import Roles, number_of, read_box
+from packstore.sources.table.images import blocks
+
+
+def find_convention(
+    where: str, roles: Roles, rows: Iterable[Any], sized: Mapping[int, tuple[int, int]], said: str | None
+) -> str:
+    """Returns the convention of all boxes, told by the names of their columns and by where boxes would lie.
+
+    Args:
+        where: Name of the table, for messages.
+        roles: Names the columns of the boxes.
+        rows: Place and cells of each row.
+        sized: Sides of the images of some rows, which exclude conventions by which boxes would lie outside.
+        said: The convention that the user names; then rows are checked alone.
+
+    Raises:
+        AmbiguousSourceError: The boxes fit several conventions.
+        SourceError: A row has no box.
+    """
+    ranges, measured = BoxRanges(), BoxRanges()
+    for number, block in enumerate(blocks(rows)):
+        boxes, sides = [], []
+        for n, (place, cells) in enumerate(block, number * 4096):
+            try:
+                box = box_of(cells, roles.boxes)
+            except ValueError as error:
+                raise SourceError(f"{place}: {error}") from None
+            if box is not None:
+                boxes.append(box)
+                if n in sized:
+                    measured.add(np.array([box]), np.array([sized[n]], np.float64))
+                width, height = (number_of(cells.get(name)) for name in ("width", "height"))
+                sides.append((width, height) if {"width", "height"}.isdisjoint(roles.boxes) else (None, None))
+        full = all(w and h for w, h in sides)
+        ranges.add(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
+    if said is not None:
+        return said
+    possible = [name for name in ranges.possible() if not measured.count or name in measured.possible()]
+    named = [name for name in possible if name.removesuffix("n") == roles.convention]
+    if roles.convention == "xywh" and not named:
+        named = possible
+    if roles.convention in ("xywh", "cxcywh"):
+        named = [name for name in possible if name.removesuffix("n") in ("xywh", "cxcywh")]
+        precise = roles.convention == "cxcywh" or not roles.boxes[0].lower().endswith(("x", "left"))
+        named = [n for n in named if n.removesuffix("n") == roles.convention] or named if precise else named
+    choices = named if roles.convention else possible
+    if roles.convention == "xyxy" and len(choices) != 1:
+        choices = ["xyxyn"] if ranges.fractions and not ranges.whole else ["xyxy"]
+    if len(choices) == 1 or not ranges.count:
+        return choices[0] if choices else "xyxy"
+    offered = choices or ["xyxy", "xywh", "cxcywh"]
+    columns = ", ".join(map(printable, roles.boxes))
+    raise AmbiguousSourceError(
+        f"{where}: the {ranges.count:,} boxes in {columns} could be {' or '.join(offered)}: say which with --layout",
+        [Answer(("--layout", each)) for each in offered],
+    )
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a cell says nothing."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def box_of(cells: Mapping[str, Any], columns: Sequence[str]) -> list[float] | None:
+    """The four numbers of a row; None if all cells are blank. Raises :class:`ValueError`."""
+    values = [cells.get(name) for name in columns]
+    if all(map(is_blank, values)):
+        return None
+    if len(columns) == 1:
+        found = read_box(values[0])
+        if found is None:
+            raise ValueError(
+                f"{printable(columns[0])} is {printable(str(values[0])[:40])!r}, and should be four numbers"
+            )
+        return found
+    numbers = [number_of(value) for value in values]
+    for name, value, number in zip(columns, values, numbers, strict=True):
+        if number is None:
+            raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
+    return [float(number) for number in numbers if number is not None]
