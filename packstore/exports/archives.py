@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, parse_export_manifest
 from packstore.core.files import drop, open_file
-from packstore.core.sheet import ROWS, SHEET, Sheet, parse_sheet
 from packstore.exports.base import Record, ShardWriter
 from packstore.exports.folder import FilesExport, file_of
 from packstore.exports.zips import ZipWriter, read_of_zip
@@ -78,19 +78,19 @@ class _ArchiveExport(FilesExport):
         self._writer.add(path, file_of(record))
         return path
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         assert lines is not None
         assert self._out is not None
         if not self.bare:
             with lines.open("rb") as file:
-                self._writer.add_file(ROWS, file, lines.stat().st_size)
-        self.end(self._out, sheet.to_json().encode("ascii"))
+                self._writer.add_file(ROWS_FILE, file, lines.stat().st_size)
+        self.end(self._out, export_manifest.to_json().encode("ascii"))
         self._out.close()
-        return sheet
+        return export_manifest
 
     @abstractmethod
-    def end(self, out: IO[bytes], sheet: bytes) -> None:
-        """Writes the sheet and the end of the archive."""
+    def end(self, out: IO[bytes], export_manifest: bytes) -> None:
+        """Writes the export manifest and the end of the archive."""
 
     def abort(self) -> None:
         if self._out is not None and not self._out.closed:
@@ -99,7 +99,7 @@ class _ArchiveExport(FilesExport):
 
 
 class TarExport(_ArchiveExport):
-    """One tar. Its first file is the sheet, so that it is known for what it is."""
+    """One tar. Its first file is the export manifest, so that it is known for what it is."""
 
     name = "tar"
     help = "an image folder in a tar"
@@ -111,24 +111,24 @@ class TarExport(_ArchiveExport):
     def new_writer(self, out: IO[bytes]) -> TarWriter:
         writer = TarWriter(out)
         if not out.tell() and not self.bare:
-            writer.add(SHEET, self.sheet.to_json().encode("ascii"))
+            writer.add(MANIFEST_FILE, self.export_manifest.to_json().encode("ascii"))
         return writer
 
-    def end(self, out: IO[bytes], sheet: bytes) -> None:
+    def end(self, out: IO[bytes], export_manifest: bytes) -> None:
         self._writer.close()
         if self.bare:
             return
-        assert len(sheet) == len(self.sheet.to_json())  # only digests may have changed
+        assert len(export_manifest) == len(self.export_manifest.to_json())  # only digests may have changed
         out.seek(tarfile.BLOCKSIZE)
-        out.write(sheet)
+        out.write(export_manifest)
 
     @classmethod
-    def read_sheet(cls, path: Path) -> Sheet | None:
+    def read_export_manifest(cls, path: Path) -> ExportManifest | None:
         try:
             with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as tar:
                 member = tar.next()
-                file = tar.extractfile(member) if member is not None and member.name == SHEET else None
-                return None if file is None else parse_sheet(file.read())
+                file = tar.extractfile(member) if member is not None and member.name == MANIFEST_FILE else None
+                return None if file is None else parse_export_manifest(file.read())
         except tarfile.TarError:
             return None
 
@@ -146,15 +146,15 @@ class ZipExport(_ArchiveExport):
     def new_writer(self, out: IO[bytes]) -> ZipWriter:
         return ZipWriter(out)
 
-    def end(self, out: IO[bytes], sheet: bytes) -> None:
+    def end(self, out: IO[bytes], export_manifest: bytes) -> None:
         if not self.bare:
-            self._writer.add(SHEET, sheet)
+            self._writer.add(MANIFEST_FILE, export_manifest)
         self._writer.close()
 
     @classmethod
-    def read_sheet(cls, path: Path) -> Sheet | None:
-        data = read_of_zip(path, SHEET)
-        return None if data is None else parse_sheet(data)
+    def read_export_manifest(cls, path: Path) -> ExportManifest | None:
+        data = read_of_zip(path, MANIFEST_FILE)
+        return None if data is None else parse_export_manifest(data)
 
 
 class _ArchiveWriter(ShardWriter):

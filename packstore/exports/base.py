@@ -2,7 +2,7 @@
 
 A kind is one file with a subclass of :class:`Export`, and one line: in :data:`packstore.core.registry.EXPORTS`, or an
 entry point of the group ``packstore.exports``. :class:`packstore.testing.ExportSuite` is this contract as tests. What
-all kinds share (reading and proving records, resuming, publishing, the sheet) is in :mod:`.run`.
+all kinds share (reading and proving records, resuming, publishing, the export manifest) is in :mod:`.run`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from packstore.core.column import INTERNAL, Column
 from packstore.core.columns import from_rest
 from packstore.core.errors import UsageError
+from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
 from packstore.core.files import open_file, sync_tree
 from packstore.core.manifest import Manifest
-from packstore.core.sheet import SHEET, Sheet
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.base import Reader
 
@@ -131,8 +131,8 @@ class Export(ABC):
         reader: The store, for what concerns all records: labels, keys.
         recoded: Images are not those of the store but encoded anew.
         bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``.
-        sheet: What will be in ``packstore.json``, but for shards and digests that are not known yet; set before the
-            first shard.
+        export_manifest: The future content of ``packstore.json``, without the shards and digests that are not known
+            yet; set before the first shard.
     """
 
     name: ClassVar[str]
@@ -145,7 +145,7 @@ class Export(ABC):
     shard_bytes: ClassVar[int | None] = 1 << 30
 
     bare: bool = False
-    sheet: Sheet
+    export_manifest: ExportManifest
 
     def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
         """Writes nothing. Raises :class:`UsageError` for a store that this kind cannot hold."""
@@ -175,7 +175,7 @@ class Export(ABC):
 
     def go_on(self, size: int) -> None:
         """Of an export of one file: opens what an interrupted run has left, of which ``size`` bytes are done. Called
-        before the first :meth:`begin`, with :attr:`sheet`."""
+        before the first :meth:`begin`, with :attr:`export_manifest`."""
         raise NotImplementedError(f"{type(self).__name__} is one file and cannot go on after an interruption")
 
     def overhead(self) -> int:
@@ -183,20 +183,21 @@ class Export(ABC):
         its line in ``packstore.rows.jsonl``: for the estimate."""
         return 40 if self.shard_bytes is not None else self.filling(BLOCK_BYTES)
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
-        """Writes what comes after all shards: class lists, an index; then the sheet.
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes what comes after all shards: class lists, an index; then the export manifest.
 
         Args:
-            sheet: With all shards.
-            lines: The lines of all records, where :attr:`Sheet.rows`; already in the export, unless it is one file.
+            export_manifest: With all shards.
+            lines: The file of all record lines if :attr:`ExportManifest.rows`; it lies in the export already, unless
+                that is one file.
 
         Returns:
-            The sheet as it was written: with :attr:`Sheet.files`.
+            The export manifest as it was written: with :attr:`ExportManifest.files`.
         """
         if not self.bare:
-            with open_file(self.path / SHEET, "wb") as file:
-                file.write(sheet.to_json().encode("ascii") + b"\n")
-        return sheet
+            with open_file(self.path / MANIFEST_FILE, "wb") as file:
+                file.write(export_manifest.to_json().encode("ascii") + b"\n")
+        return export_manifest
 
     def undo_finish(self) -> None:
         """Gives shards back the names that :meth:`begin` gave them, where an interrupted :meth:`finish` has given them
@@ -213,10 +214,11 @@ class Export(ABC):
             sync_tree(self.path / shard.file)
 
     @classmethod
-    def read_sheet(cls, path: Path) -> Sheet | None:
-        """The sheet of an export of one file at ``path``; None where there is none. Raises :class:`ManifestError`, or
-        :class:`OSError`."""
-        raise NotImplementedError(f"{cls.__name__} is one file and does not say where its sheet is")
+    def read_export_manifest(cls, path: Path) -> ExportManifest | None:
+        """Reads the export manifest of an export of one file; None if ``path`` is no such export.
+
+        Raises :class:`ManifestError` or :class:`OSError`."""
+        raise NotImplementedError(f"{cls.__name__} is one file and does not say where its export manifest is")
 
     @property
     def key_bytes(self) -> int:

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from packstore.core.export_manifest import ExportManifest, RecordLines
 from packstore.core.files import open_file
-from packstore.core.sheet import Rows, Sheet
 from packstore.exports.names import safe_name
 from packstore.exports.objects import ObjectsExport, Thing, captions_column
 from packstore.exports.paths import distinct
@@ -42,9 +42,9 @@ class CocoExport(ObjectsExport):
         # A box of 16 bytes is some 190 in JSON, and a keypoint grows likewise.
         return 100 + self.key_bytes + 10 * shown // max(1, self.manifest.records)
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         assert lines is not None
-        rows = Rows.of_file(lines)
+        rows = RecordLines.of_file(lines)
         splits = [(split.name, split.start, split.stop) for split in self.manifest.splits] or [("", 0, len(rows))]
         names = distinct([safe_name(name) for name, _, _ in splits]) if self.manifest.splits else [""]
         categories = [{"id": n + 1, "name": name} for n, name in enumerate(self.things.names(self.most_label))]
@@ -62,10 +62,15 @@ class CocoExport(ObjectsExport):
             if captions is not None:
                 files.append(f"annotations/captions{tail}")
                 self._write(files[-1], rows, range(start, stop), self._captions(captions, start, stop), {})
-        return super().finish(replace(sheet, files=tuple(files)), lines)
+        return super().finish(replace(export_manifest, files=tuple(files)), lines)
 
     def _write(
-        self, path: str, rows: Rows, records: range, annotations: Iterator[dict[str, Any]], further: Mapping[str, Any]
+        self,
+        path: str,
+        rows: RecordLines,
+        records: range,
+        annotations: Iterator[dict[str, Any]],
+        further: Mapping[str, Any],
     ) -> None:
         with open_file(self.path / path, "wb") as out:
             out.write(b'{"info":{"description":"exported by packstore"},"licenses":[],"images":[')

@@ -22,8 +22,8 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
+from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_directory
-from packstore.core.sheet import Sheet
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import safe_name, shortened
 
@@ -74,9 +74,9 @@ class MdsExport(Export):
         super().sync(shard)
         sync_directory(self.path)
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         shards: dict[str, list[dict[str, Any]]] = {}
-        for file, _, records in sheet.shards:
+        for file, _, records in export_manifest.shards:
             folder, _, name = file.rpartition("/")
             size = (self.path / file).stat().st_size
             said = {"samples": records, "raw_data": {"basename": name, "bytes": size, "hashes": {}}, "zip_data": None}
@@ -85,7 +85,7 @@ class MdsExport(Export):
         for file, listed in zip(files, shards.values(), strict=True):
             with open_file(self.path / file, "wb") as out:
                 out.write(json.dumps({"version": 2, "shards": listed}, sort_keys=True).encode("ascii"))
-        return super().finish(replace(sheet, files=tuple(files)), lines)
+        return super().finish(replace(export_manifest, files=tuple(files)), lines)
 
     def _encodings(self) -> dict[str, str]:
         """The encoding of each value, by name and in its order."""

@@ -21,10 +21,10 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
+from packstore.core.export_manifest import ExportManifest
 from packstore.core.fields import BOXES_ARE
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
-from packstore.core.sheet import Sheet
 from packstore.core.yamltext import yaml_text
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import shortened
@@ -62,17 +62,17 @@ class ParquetExport(Export):
         (self.path / DATA).mkdir(exist_ok=True)
         return _ParquetWriter(self.path, f"{DATA}/{self._splits[split]}-{number:05}.parquet", self._schema, self._held)
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
-        counts = Counter(shard.split for shard in sheet.shards)
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        counts = Counter(shard.split for shard in export_manifest.shards)
         shards = []
-        for shard in sheet.shards:
+        for shard in export_manifest.shards:
             file = shard.file.replace(".parquet", f"-of-{counts[shard.split]:05}.parquet")
             (self.path / shard.file).rename(self.path / file)
             shards.append(shard._replace(file=file))
-        sheet = replace(sheet, shards=tuple(shards), files=(CARD,))
+        export_manifest = replace(export_manifest, shards=tuple(shards), files=(CARD,))
         with open_file(self.path / CARD, "wb") as card:
-            card.write(self._card(sheet).encode("utf-8", "replace"))
-        return super().finish(sheet, lines)
+            card.write(self._card(export_manifest).encode("utf-8", "replace"))
+        return super().finish(export_manifest, lines)
 
     def undo_finish(self) -> None:
         for file in (self.path / DATA).glob("*-of-*.parquet"):
@@ -89,10 +89,10 @@ class ParquetExport(Export):
             names[own] = name
         return names if self.manifest.splits else {"": "train"}
 
-    def _card(self, sheet: Sheet) -> str:
+    def _card(self, export_manifest: ExportManifest) -> str:
         splits = []
         for own, name in self._splits.items():
-            its = [shard for shard in sheet.shards if shard.split == own]
+            its = [shard for shard in export_manifest.shards if shard.split == own]
             size = sum((self.path / shard.file).stat().st_size for shard in its)
             splits.append({"name": name, "num_bytes": size, "num_examples": sum(shard.records for shard in its)})
         size = sum(split["num_bytes"] for split in splits)  # type: ignore[misc]

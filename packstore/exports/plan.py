@@ -13,11 +13,11 @@ from xxhash import xxh3_128_hexdigest
 from packstore import __version__
 from packstore.core.arguments import text_or_none, true_or_false, whole
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
+from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import canonical
 from packstore.core.registry import EXPORTS
-from packstore.core.sheet import Sheet
 from packstore.core.sizes import parse_bytes
 from packstore.exports.base import Export
 from packstore.exports.estimate import estimate_bytes
@@ -170,7 +170,7 @@ def check_space(plan: ExportPlan) -> None:
 
 def value_columns(manifest: Manifest) -> list[str]:
     """Names of the columns whose values an export has to hold, without companions."""
-    columns = Sheet(kind="", source="", manifest=manifest, held=()).columns
+    columns = ExportManifest(kind="", source="", manifest=manifest, held=()).columns
     companions = {each.name for column in columns for each in column.companions}
     return [column.name for column in columns if column.name not in companions]
 

@@ -27,7 +27,7 @@ class Recoding(NamedTuple):
 
     Attributes:
         manifest: That of the written records; :attr:`Manifest.records_digest` is of the old ones.
-        form: See :attr:`packstore.core.sheet.Sheet.image`.
+        form: See :attr:`packstore.core.export_manifest.ExportManifest.image`.
         recode: What is done to an image; None for nothing.
         new: The records are others than those of the store, so that an import has another dataset digest.
     """

@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from packstore.core.errors import SampleError
+from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_tree
 from packstore.core.recordio import HEADER, framed
-from packstore.core.sheet import Sheet
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import safe_name, shortened
 
@@ -60,9 +60,9 @@ class RecordioExport(Export):
         for file in (shard.file, *_beside(shard.file)):
             sync_tree(self.path / file)
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
-        files = tuple(file for shard in sheet.shards for file in _beside(shard.file))
-        return super().finish(replace(sheet, files=files), lines)
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        files = tuple(file for shard in export_manifest.shards for file in _beside(shard.file))
+        return super().finish(replace(export_manifest, files=files), lines)
 
 
 class _RecWriter(ShardWriter):

@@ -15,11 +15,11 @@ import numpy as np
 
 from packstore.core.checksums import image_checksum, joined_records_digest, records_digest, row_checksum
 from packstore.core.errors import SampleError, printable
+from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, row_line
 from packstore.core.files import refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
-from packstore.core.sheet import ROWS, Shard, Sheet, row_line
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.plan import ExportOptions, ExportPlan, check_space, plan_export, value_columns
@@ -155,7 +155,7 @@ def run_export(
             resumed = sum(part.records for part in done)
             if done and plan.kind.one_file:
                 made.go_on(done[-1].size)
-            made.sheet = Sheet(
+            made.export_manifest = ExportManifest(
                 kind=plan.kind.name,
                 source=plan.kind.source,
                 manifest=plan.manifest,
@@ -168,11 +168,11 @@ def run_export(
             if plan.recoding.new:
                 manifest = replace(manifest, records_digest=joined_records_digest((p.digest, p.records) for p in parts))
             shards = tuple(Shard(p.file, p.split, p.records) for p in parts if p.file is not None)
-            sheet = replace(made.sheet, manifest=manifest, shards=shards)
+            export_manifest = replace(made.export_manifest, manifest=manifest, shards=shards)
             lines = staging.join_lines(len(parts)) if plan.has_lines else None
             if lines is not None and not plan.kind.one_file:
-                lines = lines.rename(staging.path / ROWS)
-            made.finish(sheet, lines)
+                lines = lines.rename(staging.path / ROWS_FILE)
+            made.finish(export_manifest, lines)
             if plan.options.bare and lines is not None:
                 lines.unlink()
         staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
@@ -184,7 +184,7 @@ def run_export(
                 "from there, and packstore clean removes it"
             )
         raise
-    return _report(plan, manifest, len(sheet.shards), started, resumed)
+    return _report(plan, manifest, len(export_manifest.shards), started, resumed)
 
 
 class _Run:

@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packstore.core.errors import DestinationError, ManifestError, printable
+from packstore.core.export_manifest import (
+    MANIFEST_FILE,
+    ROWS_FILE,
+    ExportManifest,
+    RecordLines,
+    is_beside,
+    read_export_manifest,
+)
 from packstore.core.files import device_and_inode, sync_directory, sync_file, writing
 from packstore.core.plainjson import canonical
 from packstore.core.registry import EXPORTS
-from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, is_beside, read_sheet
 from packstore.exports.base import Export
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, remove_run, runs_of, work_path
@@ -112,7 +119,7 @@ class ExportStaging(Staging):
 
     def join_lines(self, count: int) -> Path:
         """The lines of all shards in one file. Those of each stay until the export is published."""
-        whole = self.run / PARTS / ROWS
+        whole = self.run / PARTS / ROWS_FILE
         with whole.open("wb") as out:
             for number in range(count):
                 with self.lines(number).open("rb") as lines:
@@ -159,33 +166,35 @@ def owned_files(path: Path) -> list[Path]:
     """
     shown = printable(str(path))
     try:
-        sheet = None
+        export_manifest = None
         if path.is_dir():
-            sheet = read_sheet(path)
+            export_manifest = read_export_manifest(path)
         elif path.is_file():  # opening a pipe would wait for a writer
-            sheet = _sheet_of_file(path)
+            export_manifest = _read_from_file(path)
     except (ManifestError, OSError, ValueError) as error:
         raise NotAStoreError(f"{shown} is not an export of packstore, so it is not replaced: {error}") from None
-    if sheet is None:
+    if export_manifest is None:
         raise NotAStoreError(
             f"{shown} exists and is not an export of packstore, which never replaces anything else; remove it yourself "
             "or choose another name"
         )
-    return [path] if not path.is_dir() else _files_of(path, sheet, shown)
+    return [path] if not path.is_dir() else _files_of(path, export_manifest, shown)
 
 
-def _sheet_of_file(path: Path) -> Sheet | None:
-    """The sheet of an export of one file, of whatever kind."""
+def _read_from_file(path: Path) -> ExportManifest | None:
+    """The export manifest of an export of one file, of whatever kind."""
     kinds: list[type[Export]] = [kind for kind in EXPORTS.values() if kind.one_file]
-    return next((sheet for kind in kinds if (sheet := kind.read_sheet(path)) is not None), None)
+    return next(
+        (export_manifest for kind in kinds if (export_manifest := kind.read_export_manifest(path)) is not None), None
+    )
 
 
-def _files_of(path: Path, sheet: Sheet, shown: str) -> list[Path]:
+def _files_of(path: Path, export_manifest: ExportManifest, shown: str) -> list[Path]:
     """The files of an export in a folder. Raises :class:`DestinationError` for any other."""
-    own = {SHEET, *sheet.files, *(shard.file for shard in sheet.shards)}
-    if sheet.rows:
-        own.add(ROWS)
-    files = set(map(os.fsencode, own)) | _named_in_lines(path, sheet)
+    own = {MANIFEST_FILE, *export_manifest.files, *(shard.file for shard in export_manifest.shards)}
+    if export_manifest.rows:
+        own.add(ROWS_FILE)
+    files = set(map(os.fsencode, own)) | _named_in_lines(path, export_manifest)
     found: list[Path] = []
     root = os.fsencode(path)
     for folder, _, names in os.walk(root):
@@ -201,11 +210,11 @@ def _files_of(path: Path, sheet: Sheet, shown: str) -> list[Path]:
     return found
 
 
-def _named_in_lines(path: Path, sheet: Sheet) -> set[bytes]:
-    if not sheet.rows or sheet.shards:
+def _named_in_lines(path: Path, export_manifest: ExportManifest) -> set[bytes]:
+    if not export_manifest.rows or export_manifest.shards:
         return set()
     try:
-        lines = Rows.of_file(path / ROWS)
+        lines = RecordLines.of_file(path / ROWS_FILE)
         each = (lines[i].items() for i in range(len(lines)))
         named = (file for line in each for name, file in line if name == "file" or is_beside(name))
         return {os.fsencode(file) for file in named if isinstance(file, str)}

@@ -19,8 +19,8 @@ import numpy as np
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
-from packstore.core.sheet import Sheet
 from packstore.core.tfrecord import PACKED, framed, write_example
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import are_lines
@@ -73,9 +73,9 @@ class TfdsExport(Export):
     def begin(self, number: int, split: str) -> ShardWriter:
         return _RecordWriter(self.path, f"{_NAME}-{self._name_of(split)}.tfrecord-{number:05}", self.columns)
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         splits: dict[str, dict[str, Any]] = {}
-        for file, split, records in sheet.shards:
+        for file, split, records in export_manifest.shards:
             said = splits.setdefault(
                 split, {"name": self._name_of(split), "filepathTemplate": _TEMPLATE, "numBytes": 0, "shardLengths": []}
             )
@@ -92,7 +92,7 @@ class TfdsExport(Export):
         for name, data in files.items():
             with open_file(self.path / name, "wb") as out:
                 out.write(data)
-        return super().finish(replace(sheet, files=tuple(files)), lines)
+        return super().finish(replace(export_manifest, files=tuple(files)), lines)
 
     @property
     def _splits(self) -> dict[str, str]:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, printable
+from packstore.core.export_manifest import MANIFEST_FILE
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.core.sheet import SHEET
 from packstore.core.urls import UrlPath
 from packstore.objects import ConflictError, ObjectStore, open_objects
 
@@ -33,9 +33,9 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
     folder = {info.name for info in objects.list()}
     above = open_objects(destination.parent)
     taken = any(info.name == destination.name for info in above.list(destination.name))
-    if (SHEET in folder or taken) and not overwrite:
+    if (MANIFEST_FILE in folder or taken) and not overwrite:
         raise DestinationError(f"{shown} exists already; choose another URL, or --overwrite to replace it")
-    if folder and SHEET not in folder:
+    if folder and MANIFEST_FILE not in folder:
         raise DestinationError(f"{shown} holds {len(folder):,} objects that are no export of packstore; choose another")
     with tempfile.TemporaryDirectory(prefix="packstore-") as temporary:
         path = Path(temporary, destination.name)
@@ -52,11 +52,11 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
 
 def _upload(objects: ObjectStore, files: dict[str, Path], old: set[str], progress: ProgressCallback) -> None:
     """Creates the objects, that which says that all are there as the last, in place of ``old`` ones."""
-    objects.delete(sorted(old, key=lambda name: name != SHEET))  # first what says that they are an export
+    objects.delete(sorted(old, key=lambda name: name != MANIFEST_FILE))  # first what says that they are an export
     created: list[str] = []
     done_bytes = 0
     try:
-        for number, name in enumerate(sorted(files, key=lambda name: (name == SHEET, name))):
+        for number, name in enumerate(sorted(files, key=lambda name: (name == MANIFEST_FILE, name))):
             if objects.create(name, files[name]):
                 created.append(name)
             done_bytes += files[name].stat().st_size

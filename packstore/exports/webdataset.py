@@ -18,8 +18,8 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from packstore.core.column import Column
+from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
-from packstore.core.sheet import Sheet
 from packstore.exports.base import Export, Record, ShardWriter, extension_of
 from packstore.exports.names import are_lines, safe_name, shortened
 
@@ -60,12 +60,12 @@ class WebDatasetExport(Export):
         name = f"{shortened(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
         return _TarWriter(self.path, name, self.columns)
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         if self._lists_classes:
             with open_file(self.path / CLASSES, "wb") as file:
                 file.write("".join(f"{name}\n" for name in self.manifest.classes or ()).encode("utf-8"))
-            sheet = replace(sheet, files=(CLASSES,))
-        return super().finish(sheet, lines)
+            export_manifest = replace(export_manifest, files=(CLASSES,))
+        return super().finish(export_manifest, lines)
 
     @property
     def _lists_classes(self) -> bool:

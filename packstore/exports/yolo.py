@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from packstore.core.sheet import Sheet
+from packstore.core.export_manifest import ExportManifest
 from packstore.core.yamltext import yaml_text
 from packstore.exports.base import Record
 from packstore.exports.names import safe_name
@@ -43,7 +43,7 @@ class YoloExport(ObjectsExport):
         self.write(path, "".join(lines).encode("ascii"))
         return {"beside": path}
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         names = [split.name for split in self.manifest.splits]
         folders = distinct([safe_name(name) for name in names])
         places: dict[str, str] = {}
@@ -58,7 +58,7 @@ class YoloExport(ObjectsExport):
         if self.things.shape:
             text.append(f"kpt_shape: {list(self.things.shape)}")
         self.write(_DESCRIPTION, "".join(f"{line}\n" for line in text).encode("utf-8"))
-        return super().finish(replace(sheet, files=(_DESCRIPTION,)), lines)
+        return super().finish(replace(export_manifest, files=(_DESCRIPTION,)), lines)
 
     def _line(self, thing: Thing, width: int, height: int) -> str:
         """The line of an object; empty where nothing of it is on the image."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
+from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, Shard
 from packstore.core.files import sync_file_system
-from packstore.core.sheet import ROWS, SHEET, Shard, Sheet
 from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, class_names
 from packstore.exports.base import Record, ShardWriter
 from packstore.exports.names import safe_name, shortened
@@ -48,7 +48,7 @@ class ZarrExport(ArraysExport):
     def sync(self, shard: ShardWriter) -> None:
         sync_file_system(self.path)
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         root = _zarr().open_group(str(self.path), mode="a", zarr_format=2)
         if (names := class_names(self.manifest)) is not None:
             classes = np.array(names)
@@ -61,7 +61,10 @@ class ZarrExport(ArraysExport):
         left = {name for name in files if name.endswith(_UNFINISHED)}  # by a run that was killed
         for name in left:
             (self.path / name).unlink()
-        return super().finish(replace(sheet, shards=shards, files=tuple(sorted(files - left - {SHEET, ROWS}))), lines)
+        return super().finish(
+            replace(export_manifest, shards=shards, files=tuple(sorted(files - left - {MANIFEST_FILE, ROWS_FILE}))),
+            lines,
+        )
 
     def array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
         """An array, made anew unless an interrupted run has made it."""

@@ -114,14 +114,14 @@ class ZipWriter:
         self._at += len(data)
 
 
-_MAX_SHEET = 256 << 20
+_MAX_MANIFEST_BYTES = 256 << 20
 
 
 def read_of_zip(path: Path, name: str) -> bytes | None:
-    """The content of a file in a zip; None where there is no such zip, or the file is larger than a sheet."""
+    """Reads a file of a zip; None if there is no such file, or it is larger than any export manifest."""
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
-            data = file.read(_MAX_SHEET + 1)
+            data = file.read(_MAX_MANIFEST_BYTES + 1)
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError):
         return None  # damaged, encrypted, or compressed in a way that we do not write: none of ours
-    return data if len(data) <= _MAX_SHEET else None
+    return data if len(data) <= _MAX_MANIFEST_BYTES else None

@@ -1,4 +1,4 @@
-"""Exports of packstore, by the ``packstore.json`` that lies with them; see :mod:`packstore.core.sheet`.
+"""Exports of packstore, by the ``packstore.json`` that lies with them; see :mod:`packstore.core.export_manifest`.
 
 Where a kind of source of its own reads the format (``webdataset``), that kind opens it. Those whose records are files
 of a folder, a tar or a zip are read here.
@@ -11,10 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import ManifestError, SourceError, printable
+from packstore.core.export_manifest import (
+    MANIFEST_FILE,
+    ROWS_FILE,
+    ExportManifest,
+    RecordLines,
+    is_beside,
+    is_inside,
+    parse_export_manifest,
+    read_export_manifest,
+)
 from packstore.core.fields import Field
 from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.registry import SOURCES
-from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, is_beside, is_inside, parse_sheet, read_sheet
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree, tree_of
 from packstore.sources.archives.tar import TAR_FAULTS, first_names, is_tar
@@ -41,12 +50,12 @@ class ExportedFiles(RowSource):
         super().__init__(path, options)
         self.tree = tree_of(path)
         self._max_bytes = max_file_bytes(options.max_pixels)
-        if self.sheet is None or not self.sheet.rows:
-            raise SourceError(f"{printable(str(path))} holds no {SHEET} of an export of files")
+        if self.export_manifest is None or not self.export_manifest.rows:
+            raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")
 
-    def find_sheet(self) -> Sheet | None:
-        """See :meth:`RowSource.find_sheet`."""
-        return _sheet_of_tree(self.tree)
+    def find_export_manifest(self) -> ExportManifest | None:
+        """See :meth:`RowSource.find_export_manifest`."""
+        return _read_from_tree(self.tree)
 
     def unlisted(self) -> int:
         """See :meth:`RowSource.unlisted`. Lists all folders."""
@@ -65,14 +74,14 @@ class ExportedFiles(RowSource):
             return []
         return [file for name, file in line.items() if is_beside(name) and isinstance(file, str)]
 
-    def find_lines(self) -> Rows:
+    def find_lines(self) -> RecordLines:
         """See :meth:`RowSource.find_lines`."""
         if isinstance(self.tree, FolderTree):
             return super().find_lines()
-        found = self.tree.stat(ROWS)
+        found = self.tree.stat(ROWS_FILE)
         in_archive = self.path.is_file()
         most = max(_MAX_LINES, self.path.stat().st_size) if in_archive else found.size  # else it is a bomb
-        return Rows(self.tree.read(ROWS, found.size, found.modified_ns, most))
+        return RecordLines(self.tree.read(ROWS_FILE, found.size, found.modified_ns, most))
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """See :meth:`RowSource.claim_row`."""
@@ -80,18 +89,18 @@ class ExportedFiles(RowSource):
 
     def claim_files(self, claims: Claims) -> None:
         """See :meth:`Source.claim_files`."""
-        claims.claim_all("", (SHEET, ROWS), Role.ANNOTATION)
+        claims.claim_all("", (MANIFEST_FILE, ROWS_FILE), Role.ANNOTATION)
 
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         """See :meth:`Source.listed_files`."""
         return list_files(self.tree)
 
     def splits(self) -> Sequence[str]:
-        """Not asked, see :meth:`RowSource.find_sheet`."""
+        """Not asked, see :meth:`RowSource.find_export_manifest`."""
         return ()
 
     def fields(self) -> Mapping[str, Field]:
-        """Not asked, see :meth:`RowSource.find_sheet`."""
+        """Not asked, see :meth:`RowSource.find_export_manifest`."""
         return {}
 
     def rows(self, split: str) -> Iterator[Row]:
@@ -102,7 +111,7 @@ class ExportedFiles(RowSource):
             except ValueError as error:
                 raise SourceError(f"{printable(str(self.path))}: {error}") from error
             if not isinstance(file, str) or not is_inside(file):
-                raise SourceError(f"{self.tree.name(ROWS)}: line {number + 1} names no file of the export")
+                raise SourceError(f"{self.tree.name(ROWS_FILE)}: line {number + 1} names no file of the export")
             try:
                 found = self.tree.stat(file)
             except OSError as error:
@@ -128,23 +137,29 @@ class ExportedFiles(RowSource):
         self.tree.close()
 
 
-def _sheet_of_tree(tree: Tree) -> Sheet | None:
+def _read_from_tree(tree: Tree) -> ExportManifest | None:
     try:
-        found = tree.stat(SHEET)
+        found = tree.stat(MANIFEST_FILE)
     except OSError:
         return None
-    return parse_sheet(tree.read(SHEET, found.size, found.modified_ns, 2 * MAX_JSON_BYTES)) if found.size >= 0 else None
+    return (
+        parse_export_manifest(tree.read(MANIFEST_FILE, found.size, found.modified_ns, 2 * MAX_JSON_BYTES))
+        if found.size >= 0
+        else None
+    )
 
 
-def _find_sheet(path: Path) -> Sheet | None:
-    """The sheet at ``path``: in a folder, in a zip, or as the first file of a tar. Raises :class:`ManifestError`."""
+def _find_export_manifest(path: Path) -> ExportManifest | None:
+    """Reads the export manifest at ``path``: in a folder, in a zip, or as the first file of a tar.
+
+    Raises :class:`ManifestError`."""
     if path.is_dir():
-        return read_sheet(path)
+        return read_export_manifest(path)
     start = first_bytes(path, 512)
     try:
-        if is_zip(start) or (is_tar(start) and first_names(path, 1) == [SHEET]):
+        if is_zip(start) or (is_tar(start) and first_names(path, 1) == [MANIFEST_FILE]):
             tree = open_tree(path)
-            return None if tree is None else _sheet_of_tree(tree)
+            return None if tree is None else _read_from_tree(tree)
     except (*TAR_FAULTS, SourceError):
         return None  # of other kinds, one of which says what is wrong
     return None
@@ -152,25 +167,27 @@ def _find_sheet(path: Path) -> Sheet | None:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     try:
-        sheet = _find_sheet(path)
+        export_manifest = _find_export_manifest(path)
     except ManifestError as error:
-        raise SourceError(f"{printable(str(path))}: {error}; remove {SHEET} to read the data without it") from error
-    return Certainty.NO if sheet is None or sheet.source not in SOURCES else Certainty.CERTAIN
+        raise SourceError(
+            f"{printable(str(path))}: {error}; remove {MANIFEST_FILE} to read the data without it"
+        ) from error
+    return Certainty.NO if export_manifest is None or export_manifest.source not in SOURCES else Certainty.CERTAIN
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
     try:
-        sheet = _find_sheet(path)
+        export_manifest = _find_export_manifest(path)
     except ManifestError as error:
         raise SourceError(f"{printable(str(path))}: {error}") from error
-    if sheet is None or sheet.source == "exported" or sheet.source not in SOURCES:
+    if export_manifest is None or export_manifest.source == "exported" or export_manifest.source not in SOURCES:
         opened: Source = ExportedFiles(path, options)
     else:
-        kind: Kind = SOURCES[sheet.source]
+        kind: Kind = SOURCES[export_manifest.source]
         if not kind.reads(path):
             raise OnlyCopiedError(f"{printable(str(path))} is an export as {kind.name}")
         opened = kind.open(path, options)
-    opened.evidence = SHEET
+    opened.evidence = MANIFEST_FILE
     return opened
 
 

@@ -1,7 +1,7 @@
-"""An export of packstore as the source of the records that it was made of, see :mod:`packstore.core.sheet`.
+"""An export of packstore as the source of the records that it was made of, see :mod:`packstore.core.export_manifest`.
 
-:class:`packstore.sources.rows.RowSource` asks it wherever a sheet lies with the data, so no kind has to know more than
-how its format holds a value.
+:class:`packstore.sources.rows.RowSource` uses it if an export manifest lies with the data, so a kind only knows how its
+format holds a value.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_rest, to_rest
 from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, AtRest, ExportManifest, RecordLines, value_of
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.core.sheet import ROWS, SHEET, AtRest, Rows, Sheet, value_of
 from packstore.images.decoders import get_decoder
 from packstore.sources.base import Entry, Sample, SourceOptions, Survey, rounded_size
 from packstore.sources.ledger import Claims, Ledger
@@ -62,21 +62,23 @@ class RowSource(Protocol):
 class Restored:
     """The records that an export was made of, from the rows of its source."""
 
-    def __init__(self, source: RowSource, sheet: Sheet, lines: Rows | None) -> None:
-        """``lines`` are those of the sheet's rows. Raises :class:`SourceError` where they do not fit it."""
-        self.sheet = sheet
+    def __init__(self, source: RowSource, export_manifest: ExportManifest, lines: RecordLines | None) -> None:
+        """``lines`` are those of the export manifest's rows. Raises :class:`SourceError` where they do not fit it."""
+        self.export_manifest = export_manifest
         self._source = source
         self._lines = lines
-        self._manifest = sheet.manifest
-        self._image = sheet.manifest.image
-        columns = sheet.columns
+        self._manifest = export_manifest.manifest
+        self._image = export_manifest.manifest.image
+        columns = export_manifest.columns
         companions = {each.name for column in columns for each in column.companions}
         self._columns = [column for column in columns if column.name not in companions]
-        self._decoder = get_decoder(max_pixels=source.options.max_pixels) if sheet.image == "png" else None
+        self._decoder = get_decoder(max_pixels=source.options.max_pixels) if export_manifest.image == "png" else None
         self._starts = {s.name: s.start for s in self._manifest.splits} or {"": 0}
         self._counts = {s.name: len(s) for s in self._manifest.splits} or {"": self._manifest.records}
         if lines is not None and len(lines) != self._manifest.records:
-            raise self._changed(f"{ROWS} has {len(lines):,} lines, {SHEET} {self._manifest.records:,} records")
+            raise self._changed(
+                f"{ROWS_FILE} has {len(lines):,} lines, {MANIFEST_FILE} {self._manifest.records:,} records"
+            )
 
     @property
     def splits(self) -> Sequence[str]:
@@ -105,9 +107,9 @@ class Restored:
             raise SourceError(f"{printable(str(self._source.path))} holds no samples, so there is nothing to pack")
         unlisted = self._source.unlisted()
         if unlisted:
-            raise self._changed(f"it holds {unlisted:,} images that {ROWS} does not name")
+            raise self._changed(f"it holds {unlisted:,} images that {ROWS_FILE} does not name")
         progress(Progress("scan", records, records, size_bytes))
-        columns = self.sheet.columns
+        columns = self.export_manifest.columns
         return Survey(
             splits=splits,
             columns=columns,
@@ -139,7 +141,7 @@ class Restored:
         values: dict[str, Any] = {}
         in_line = line.get("values", {})
         for column in self._columns:
-            if column.name not in self.sheet.held or column.name in in_line:
+            if column.name not in self.export_manifest.held or column.name in in_line:
                 for each in (column, *column.companions):
                     values[each.name] = value_of(each, line)
                 _check_classes(column, values[column.name])
@@ -169,7 +171,7 @@ class Restored:
 
     def _rows(self, split: str) -> Iterator[tuple[int, Row]]:
         """The rows of a split with the numbers of their records. Raises :class:`SourceError` where there are not as
-        many as the sheet says."""
+        many as the export manifest says."""
         start, expected, found = self._starts[split], self._counts[split], 0
         for row in self._source.rows(split):
             if found < expected:
@@ -177,7 +179,7 @@ class Restored:
             found += 1
         if found != expected:
             where = f" of {printable(split)}" if split else ""
-            raise self._changed(f"it holds {found:,} samples{where}, {SHEET} says {expected:,}")
+            raise self._changed(f"it holds {found:,} samples{where}, {MANIFEST_FILE} says {expected:,}")
 
     def _key(self, number: int, row: Row) -> str:
         if self._lines is None:
@@ -186,12 +188,12 @@ class Restored:
             key = self._lines[number].get("key", row.key)
             if isinstance(key, str) and key_size(key) >= 0:  # raises for what is no text
                 return key
-        raise self._changed(f"line {number + 1} of {ROWS} is damaged")
+        raise self._changed(f"line {number + 1} of {ROWS_FILE} is damaged")
 
     def _changed(self, how: str) -> SourceError:
         return SourceError(
-            f"{printable(str(self._source.path))} is not as packstore exported it: {how}; remove {SHEET} to read it "
-            f"like any other {self._source.kind}"
+            f"{printable(str(self._source.path))} is not as packstore exported it: {how}; "
+            f"remove {MANIFEST_FILE} to read it like any other {self._source.kind}"
         )
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import ManifestError, SampleError, SourceError, UsageError, printable
+from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, RecordLines, read_export_manifest
 from packstore.core.fields import Field
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.core.sheet import ROWS, SHEET, Rows, Sheet, read_sheet
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import tree_of
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, rounded_size, stamp_of
@@ -33,7 +33,7 @@ from packstore.sources.tree import Found
 from packstore.stores.link_files import Location
 
 PROBED = 16
-"""Rows of each split that are read to tell files from pixels."""
+"""RecordLines of each split that are read to tell files from pixels."""
 _REPORT_EVERY = 5000
 _EVIDENCE = re.compile(
     r"(readme.*|licen[cs]e.*|.*class(es)?(_?names?)?[.]txt|.*[.]names|.*[.]data|data[.]ya?ml|wnids[.]txt|words[.]txt|"
@@ -94,12 +94,13 @@ class RowSource(Source):
         """The files that make up the source; :meth:`stamp` shows when one changes."""
         return (self.path,)
 
-    def find_sheet(self) -> Sheet | None:
-        """What packstore wrote beside the data when it exported them, where that is of this kind of source: then
-        :meth:`rows` are those of the sheet's records, in their order, split by split; :meth:`values` gives those of
-        the columns that it says are held (as :meth:`packstore.stores.Reader.item` does); and :meth:`splits` and
-        :meth:`fields` are not asked. Raises :class:`ManifestError`."""
-        return read_sheet(self.path)
+    def find_export_manifest(self) -> ExportManifest | None:
+        """Reads the export manifest beside the data; None if there is none, or if it names another kind of source.
+
+        With an export manifest, :meth:`rows` are its records in their order, split by split; :meth:`values` gives the
+        columns that it lists as held (as :meth:`packstore.stores.Reader.item` does); :meth:`splits` and :meth:`fields`
+        are not called. Raises :class:`ManifestError`."""
+        return read_export_manifest(self.path)
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """Claims the files that are the row's own."""
@@ -107,55 +108,57 @@ class RowSource(Source):
     def claim_files(self, claims: Claims) -> None:
         """See :meth:`Source.claim_files`."""
         self.claim_paths(claims, self.files())
-        if self.sheet is not None:
-            self.claim_paths(claims, [self.path / SHEET, self.path / ROWS], Role.ANNOTATION)
+        if self.export_manifest is not None:
+            self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
 
     def unlisted(self) -> int:
         """How many images lie there that are no samples by the lines."""
         return 0
 
-    def find_lines(self) -> Rows:
-        """The lines beside the sheet. Raises :class:`OSError`."""
-        return Rows.of_file(self.path / ROWS)
+    def find_lines(self) -> RecordLines:
+        """The lines beside the export manifest. Raises :class:`OSError`."""
+        return RecordLines.of_file(self.path / ROWS_FILE)
 
     @cached_property
-    def sheet(self) -> Sheet | None:
-        """See :meth:`find_sheet`."""
+    def export_manifest(self) -> ExportManifest | None:
+        """See :meth:`find_export_manifest`."""
         try:
-            sheet = self.find_sheet()
+            export_manifest = self.find_export_manifest()
         except ManifestError as error:
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
-        return sheet if sheet is not None and sheet.source == self.kind else None
+        return export_manifest if export_manifest is not None and export_manifest.source == self.kind else None
 
     @property
-    def sheet_shards(self) -> list[tuple[str, Path]]:
-        """Split and path of each shard that the sheet names. Raises :class:`SourceError` where one is missing."""
-        assert self.sheet is not None
-        found = [(shard.split, self.path / shard.file) for shard in self.sheet.shards]
+    def exported_shards(self) -> list[tuple[str, Path]]:
+        """Split and path of each shard in the export manifest. Raises :class:`SourceError` if one is missing."""
+        assert self.export_manifest is not None
+        found = [(shard.split, self.path / shard.file) for shard in self.export_manifest.shards]
         missing = next((path for _, path in found if not path.is_file()), None)
         if missing is not None:
-            raise SourceError(f"{printable(str(missing))} is missing, one of the shards that {SHEET} names")
+            raise SourceError(f"{printable(str(missing))} is missing, one of the shards that {MANIFEST_FILE} names")
         return found
 
     def numbers(self, split: str) -> range:
-        """The numbers of a split's records, from the sheet."""
-        assert self.sheet is not None
-        splits = self.sheet.manifest.splits
-        return next((range(s.start, s.stop) for s in splits if s.name == split), range(self.sheet.manifest.records))
+        """The numbers of a split's records, from the export manifest."""
+        assert self.export_manifest is not None
+        splits = self.export_manifest.manifest.splits
+        return next(
+            (range(s.start, s.stop) for s in splits if s.name == split), range(self.export_manifest.manifest.records)
+        )
 
     @cached_property
-    def lines(self) -> Rows:
-        """The lines that :attr:`Sheet.rows` promises. Raises :class:`SourceError`."""
+    def lines(self) -> RecordLines:
+        """The lines that :attr:`ExportManifest.rows` promises. Raises :class:`SourceError`."""
         try:
             return self.find_lines()
         except OSError as error:
-            raise SourceError(f"{printable(str(self.path))}: {ROWS}: {error.strerror or error}") from None
+            raise SourceError(f"{printable(str(self.path))}: {ROWS_FILE}: {error.strerror or error}") from None
 
     @cached_property
     def _restored(self) -> Restored | None:
-        if self.sheet is None:
+        if self.export_manifest is None:
             return None
-        return Restored(self, self.sheet, self.lines if self.sheet.rows else None)
+        return Restored(self, self.export_manifest, self.lines if self.export_manifest.rows else None)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """See :meth:`Source.survey`."""
@@ -357,7 +360,7 @@ class FileRowSource(RowSource):
 
     def claim_files(self, claims: Claims) -> None:
         """See :meth:`Source.claim_files`."""
-        for file in (*self.described_by(), *((SHEET, ROWS) if self.sheet is not None else ())):
+        for file in (*self.described_by(), *((MANIFEST_FILE, ROWS_FILE) if self.export_manifest is not None else ())):
             claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
 
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:

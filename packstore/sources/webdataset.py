@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.export_manifest import AtRest
 from packstore.core.fields import Bytes, Field, Image, Json, Label, Text
 from packstore.core.files import read_text
-from packstore.core.sheet import AtRest
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
 from packstore.sources.base import (
@@ -100,7 +100,7 @@ class WebDatasetSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._shards = self.sheet_shards if self.sheet is not None else find_shards(path)
+        self._shards = self.exported_shards if self.export_manifest is not None else find_shards(path)
         if not self._shards:
             raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
         more = f" and {len(self._shards) - 1:,} more" if len(self._shards) > 1 else ""
@@ -152,19 +152,19 @@ class WebDatasetSource(RowSource):
         return next((Location(path, place) for place in places), None)
 
     def _column_of(self, extension: str) -> str:
-        if self.sheet is None:
+        if self.export_manifest is None:
             return self._columns[extension]
         first, dot, _ = extension.partition(".")
         return first if dot else _EXPORTED.get(extension, "image")
 
     def _value_of(self, extension: str, name: str, data: bytes) -> Any:
-        if self.sheet is None:
+        if self.export_manifest is None:
             return _value(extension, data)
         if extension.rpartition(".")[2] == "npy":
             return _value("npy", data)
         if name == "image":
             return data
-        return _value("cls", data) if self.sheet.manifest.column(name).type == "label" else AtRest(data)
+        return _value("cls", data) if self.export_manifest.manifest.column(name).type == "label" else AtRest(data)
 
     def files(self) -> Iterator[Path]:
         """See :meth:`RowSource.files`."""
@@ -256,7 +256,7 @@ class WebDatasetSource(RowSource):
     @cached_property
     def _main(self) -> str:
         """The column of the main image."""
-        if self.sheet is not None:
+        if self.export_manifest is not None:
             return "image"
         images = [name for extension, name in self._columns.items() if _kind(extension) == "image"]
         if not images:

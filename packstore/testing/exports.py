@@ -16,10 +16,10 @@ import pytest
 
 from packstore.checking.verification import verify
 from packstore.core.errors import CorruptRecordError, DestinationError, SourceError, UsageError
+from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress
 from packstore.core.registry import EXPORTS
-from packstore.core.sheet import ROWS, SHEET
 from packstore.exports import run
 from packstore.exports.base import Export
 from packstore.exports.plan import ExportOptions, plan_export
@@ -365,23 +365,23 @@ class ExportSuite:
         self.export(store, out)
         if not out.is_dir():
             pytest.skip("it is one file")
-        plain = json.loads((out / SHEET).read_text())
+        plain = json.loads((out / MANIFEST_FILE).read_text())
         for name, value in {
             "packstore_export": 99,
             "held": 3,
             "manifest": {},
             "shards": [["../x", "train", 1]],
         }.items():
-            (out / SHEET).write_text(json.dumps(plain | {name: value}))
+            (out / MANIFEST_FILE).write_text(json.dumps(plain | {name: value}))
             with pytest.raises(SourceError, match=r"packstore\.json"):
                 self.imported(out, tmp_path)
-        (out / SHEET).write_text(json.dumps(plain))
-        if (out / ROWS).exists():
-            lines = (out / ROWS).read_bytes().splitlines(keepends=True)
-            (out / ROWS).write_bytes(b"".join(lines[:-1]))
+        (out / MANIFEST_FILE).write_text(json.dumps(plain))
+        if (out / ROWS_FILE).exists():
+            lines = (out / ROWS_FILE).read_bytes().splitlines(keepends=True)
+            (out / ROWS_FILE).write_bytes(b"".join(lines[:-1]))
             with pytest.raises(SourceError, match=r"packstore\.json"):
                 self.imported(out, tmp_path)
-            (out / ROWS).write_bytes(b"".join(lines))
+            (out / ROWS_FILE).write_bytes(b"".join(lines))
         if self.registered.source == "exported":
             first = next(file for file in files_of(out) if file.suffix in (".jpg", ".png"))
             (first.parent / "mine.png").write_bytes(picture(99, kind="PNG"))

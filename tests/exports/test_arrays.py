@@ -15,7 +15,7 @@ from PIL import Image
 
 from packstore import convert, export
 from packstore.core.errors import SourceError
-from packstore.core.sheet import SHEET
+from packstore.core.export_manifest import MANIFEST_FILE
 from packstore.exports.staging import ExportStaging
 from packstore.stores import open_store
 from packstore.stores.builder.work_directory import work_path
@@ -66,8 +66,8 @@ def test_pixels_are_one_array(kind: str, tmp_path: Path) -> None:
             assert np.array_equal(found["images"], [reader.array(i) for i in numbers])
             assert found["labels"].tolist() == [int(reader.value("label", i)) for i in numbers]
             assert [n.decode() if isinstance(n, bytes) else n for n in found["class_names"].tolist()] == ["a", "b"]
-    # Without the sheet it is a source like any other, of the same images, labels, classes and splits.
-    for name in (SHEET, "packstore.rows.jsonl"):
+    # Without the export manifest it is a source like any other, of the same images, labels, classes and splits.
+    for name in (MANIFEST_FILE, "packstore.rows.jsonl"):
         (tmp_path / "out" / name).unlink()
     manifest = convert(tmp_path / "out", tmp_path / "again.h5").manifest
     assert manifest.origin.kind == kind
@@ -145,7 +145,7 @@ def test_zarrs_library_reads_it(size: int | None, tmp_path: Path) -> None:
             for i, image in zip(numbers, images, strict=True):
                 assert np.array_equal(image, reader.array(i)) if size else image == bytes(reader.read(i))
             assert group[f"{split.name}/labels"][:].tolist() == [int(reader.value("label", i)) for i in numbers]
-    for name in (SHEET, "packstore.rows.jsonl"):
+    for name in (MANIFEST_FILE, "packstore.rows.jsonl"):
         (tmp_path / "out.zarr" / name).unlink()
     manifest = convert(tmp_path / "out.zarr", tmp_path / "again.h5").manifest
     assert (manifest.origin.kind, manifest.classes, manifest.records) == ("zarr", ("a", "b"), 9)

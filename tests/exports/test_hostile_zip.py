@@ -10,12 +10,12 @@ import pytest
 from packstore.exports import zips
 
 
-def test_a_sheet_without_end_is_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_without_end_is_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
         out.writestr("packstore.json", b" " * 5000)
     assert zips.read_of_zip(path, "packstore.json") == b" " * 5000
-    monkeypatch.setattr(zips, "_MAX_SHEET", 4999)
+    monkeypatch.setattr(zips, "_MAX_MANIFEST_BYTES", 4999)
     assert zips.read_of_zip(path, "packstore.json") is None
 
 

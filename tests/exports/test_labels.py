@@ -72,7 +72,7 @@ class TestOpenImages(ExportSuite):
 MAKERS = {"coco": coco, "yolo": yolo, "voc": voc}
 
 
-def without_sheet(root: Path) -> Path:
+def without_export_manifest(root: Path) -> Path:
     """An export as others see it."""
     for name in ("packstore.json", "packstore.rows.jsonl"):
         (root / name).unlink()
@@ -120,7 +120,7 @@ def test_the_bare_files_say_the_same(kind: str, to: str, tmp_path: Path) -> None
     convert(root, tmp_path / "in.lmdb")
     export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
     _, before = samples(root)
-    read_by, after = samples(without_sheet(tmp_path / "out"))
+    read_by, after = samples(without_export_manifest(tmp_path / "out"))
     assert read_by == KINDS[to]
     if to == "open_images":  # which names images by their boxes alone
         before = {name: values for name, values in before.items() if len(values["boxes"])}
@@ -144,7 +144,7 @@ def test_classes_of_images(to: str, tmp_path: Path) -> None:
     assert "label" not in "\n".join(report.losses)
     assert convert(tmp_path / "out", tmp_path / "again.h5").manifest.dataset_digest == digest
     _, before = samples(root)
-    read_by, after = samples(without_sheet(tmp_path / "out"))
+    read_by, after = samples(without_export_manifest(tmp_path / "out"))
     assert read_by == KINDS[to]
     assert {name: (each["label"], each["split"]) for name, each in before.items()} == {
         name: (each["label"], each["split"]) for name, each in after.items()
@@ -164,7 +164,7 @@ def test_polygons(to: str, tmp_path: Path) -> None:
     assert "'segmentations'" not in "\n".join(report.losses)
     assert convert(tmp_path / "out", tmp_path / "again.h5").manifest.dataset_digest == digest
     _, before = samples(root)
-    _, after = samples(without_sheet(tmp_path / "out"))
+    _, after = samples(without_export_manifest(tmp_path / "out"))
     found, order = after["a.jpg"], [after["a.jpg"]["labels"].index(name) for name in ("cat", "dog")]
     assert np.allclose([found["boxes"][n] for n in order], before["a.jpg"]["boxes"], atol=1e-5)
     assert np.allclose(found["segmentations"][order[0]], before["a.jpg"]["segmentations"][0], atol=1e-5)
@@ -182,7 +182,7 @@ def test_odd_names_of_classes_and_files(to: str, tmp_path: Path) -> None:
         for number, key in enumerate(keys):
             writer.add(key=key, image=picture(number), boxes=[[1, 2, 3.5, 4 + number]], labels=[number])
     export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
-    _, found = samples(without_sheet(tmp_path / "out"))
+    _, found = samples(without_export_manifest(tmp_path / "out"))
     assert len(found) == len(keys)
     for values in found.values():
         number = round(values["boxes"][0][3] - 4)
@@ -308,7 +308,7 @@ def test_masks_come_back_as_files_with_a_palette(dtype: str | None, tmp_path: Pa
         assert (np.array(image) == each.astype(np.uint16) * (1 if dtype in (None, "uint8") else 257)).all()
         if image.mode == "P":  # as Pascal VOC colours its classes
             assert image.getpalette()[3 * 1 : 3 * 4] == [128, 0, 0, 0, 128, 0, 128, 128, 0]
-    with closing(open_source(without_sheet(tmp_path / "out"))) as source:
+    with closing(open_source(without_export_manifest(tmp_path / "out"))) as source:
         assert source.kind == "segmentation"
 
 

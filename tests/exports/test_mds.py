@@ -53,7 +53,7 @@ class TestMds(ExportSuite):
                         if column.type in ("array", "boxes", "labels", "keypoints") and value is not None:
                             assert np.asarray(sample[column.name]).tobytes() == np.asarray(value).tobytes(), column.name
 
-    def test_it_is_mds_without_the_sheet(self, store: Path, tmp_path: Path) -> None:
+    def test_it_is_mds_without_the_manifest(self, store: Path, tmp_path: Path) -> None:
         out = self.destination(tmp_path)
         self.export(store, out)
         (out / "packstore.json").unlink()

@@ -45,7 +45,7 @@ def test_sets_with_objects_come_back(kind: str, to: str, tmp_path: Path) -> None
     export(tmp_path / "in.lmdb", tmp_path / "out", to=to, overwrite=True)  # all its files are known as its own
 
 
-def without_sheet(root: Path) -> Path:
+def without_export_manifest(root: Path) -> Path:
     """An export as others see it."""
     for name in ("packstore.json", "packstore.rows.jsonl"):
         (root / name).unlink()
@@ -63,7 +63,7 @@ def test_the_bare_files_of_coco_say_the_same(kind: str, tmp_path: Path) -> None:
     root = MAKERS[kind](tmp_path / "set")
     convert(root, tmp_path / "in.lmdb")
     export(tmp_path / "in.lmdb", tmp_path / "out", to="coco")
-    before, after = samples(root, kind), samples(without_sheet(tmp_path / "out"), "coco")
+    before, after = samples(root, kind), samples(without_export_manifest(tmp_path / "out"), "coco")
     assert [*before] == [*after]
     for name, values in before.items():
         assert np.array_equal(np.float32(values["boxes"]), np.float32(after[name]["boxes"]))
@@ -88,7 +88,7 @@ def test_the_bare_files_of_yolo_say_the_same(kind: str, tmp_path: Path) -> None:
         fill(root, {"labels/val/00004.txt": polygon})
     convert(root, tmp_path / "in.lmdb")
     export(tmp_path / "in.lmdb", tmp_path / "out", to="yolo")
-    before, after = samples(root, kind), samples(without_sheet(tmp_path / "out"), "yolo")
+    before, after = samples(root, kind), samples(without_export_manifest(tmp_path / "out"), "yolo")
     assert [*before] == [*after]
     for name, values in before.items():
         assert np.allclose(np.float32(values["boxes"]), np.float32(after[name]["boxes"]), atol=1e-5), name
@@ -109,12 +109,12 @@ def test_keypoints_of_yolo(tmp_path: Path) -> None:
         (root / f"labels/{name}.txt").write_text("1 .5 .5 .25 .5 .5 .25 2 0 1 0\n")
     digest = convert(root, tmp_path / "in.lmdb").manifest.dataset_digest
     export(tmp_path / "in.lmdb", tmp_path / "out", to="yolo")
-    assert convert(without_sheet(tmp_path / "out"), tmp_path / "again.lmdb").manifest.records == 6
+    assert convert(without_export_manifest(tmp_path / "out"), tmp_path / "again.lmdb").manifest.records == 6
     before, after = samples(root, "yolo"), samples(tmp_path / "out", "yolo")
     assert before["00001.jpg"] == after["00001.jpg"]
     export(tmp_path / "in.lmdb", tmp_path / "coco", to="coco")
     assert convert(tmp_path / "coco", tmp_path / "third.lmdb").manifest.dataset_digest == digest
-    found = samples(without_sheet(tmp_path / "coco"), "coco")["00001.jpg"]
+    found = samples(without_export_manifest(tmp_path / "coco"), "coco")["00001.jpg"]
     assert np.array_equal(np.float32(found["keypoints"]), np.float32(before["00001.jpg"]["keypoints"]))
 
 

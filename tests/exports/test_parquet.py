@@ -90,7 +90,7 @@ def test_names_of_splits_that_others_do_not_take(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_sheet_it_is_read_like_any_other(tmp_path: Path) -> None:
+def test_without_the_manifest_it_is_read_like_any_other(tmp_path: Path) -> None:
     convert(WRITTEN, tmp_path / "in.lmdb")
     export(tmp_path / "in.lmdb", tmp_path / "out.parquet")
     for name in ("packstore.json", "packstore.rows.jsonl"):

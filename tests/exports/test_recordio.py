@@ -49,7 +49,7 @@ class TestRecordio(ExportSuite):
         assert any("'label'" in line for line in report.losses)
         assert self.imported(tmp_path / "out", tmp_path).dataset_digest == digest
 
-    def test_it_is_recordio_without_the_sheet(self, store: Path, tmp_path: Path) -> None:
+    def test_it_is_recordio_without_the_manifest(self, store: Path, tmp_path: Path) -> None:
         out = self.destination(tmp_path)
         self.export(store, out)
         (out / "packstore.json").unlink()

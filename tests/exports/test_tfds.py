@@ -61,7 +61,7 @@ class TestTfds(ExportSuite):
                             if value is not None:
                                 assert record[column.name].tobytes() == np.asarray(value).tobytes(), column.name
 
-    def test_it_is_a_dataset_without_the_sheet(self, store: Path, tmp_path: Path) -> None:
+    def test_it_is_a_dataset_without_the_manifest(self, store: Path, tmp_path: Path) -> None:
         out = self.destination(tmp_path)
         self.export(store, out)
         (out / "packstore.json").unlink()
@@ -77,7 +77,7 @@ class TestTfds(ExportSuite):
                 assert other.item("label", i) == reader.item("label", i)
                 assert bytes(other.read(i)) == bytes(reader.read(i))
 
-    def test_boxes_and_missing_values_without_the_sheet(self, tmp_path: Path) -> None:
+    def test_boxes_and_missing_values_without_the_manifest(self, tmp_path: Path) -> None:
         fields = {
             "image": "image",
             "boxes": "boxes",

@@ -65,7 +65,7 @@ def test_one_digest_throughout_for_imagenet(shared_data: SharedData, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["imagefolder", "tar", "zip"])
-def test_without_its_sheet_an_export_is_a_folder_like_any_other(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_without_its_manifest_an_export_is_a_folder_like_any_other(folder: Path, tmp_path: Path, kind: str) -> None:
     digest = convert(folder, tmp_path / "in.lmdb").manifest.dataset_digest
     out = tmp_path / "out"
     export(tmp_path / "in.lmdb", out, to=kind)
@@ -78,7 +78,7 @@ def test_without_its_sheet_an_export_is_a_folder_like_any_other(folder: Path, tm
     assert manifest.dataset_digest == digest  # since its keys and classes are those that a folder has
 
 
-def test_without_its_sheet_shards_have_images_labels_and_classes(folder: Path, tmp_path: Path) -> None:
+def test_without_its_manifest_shards_have_images_labels_and_classes(folder: Path, tmp_path: Path) -> None:
     convert(folder, tmp_path / "in.lmdb")
     export(tmp_path / "in.lmdb", tmp_path / "out", to="webdataset")
     (tmp_path / "out/packstore.json").unlink()

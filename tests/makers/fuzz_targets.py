@@ -526,16 +526,16 @@ def _export(data: bytes) -> None:
 
 
 def _repair_export(data: bytes, rng: random.Random) -> bytes:
-    """Changes some values of the sheet and of a line, and writes the digest of the manifest anew."""
+    """Changes some values of the export manifest and of a line, and writes the digest of the manifest anew."""
     head, *lines = data.split(b"\n")
     try:
-        sheet, line = json.loads(head), json.loads(lines[0])
-        _change(sheet["manifest"], rng)
+        export_manifest, line = json.loads(head), json.loads(lines[0])
+        _change(export_manifest["manifest"], rng)
         if rng.random() < 0.5:
-            _change(sheet, rng)
+            _change(export_manifest, rng)
             _change(line, rng)
-        sheet["manifest"] = json.loads(signed(sheet["manifest"]))
-        return b"\n".join([json.dumps(sheet).encode(), json.dumps(line).encode(), *lines[1:]])
+        export_manifest["manifest"] = json.loads(signed(export_manifest["manifest"]))
+        return b"\n".join([json.dumps(export_manifest).encode(), json.dumps(line).encode(), *lines[1:]])
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return data
 
@@ -737,7 +737,7 @@ TARGETS = (
         "export",
         _export,
         (PackstoreError,),
-        ("core/sheet.py", "sources/restored.py", "sources/exported.py"),
+        ("core/export_manifest.py", "sources/restored.py", "sources/exported.py"),
         _repair_export,
     ),
     Target("offsets", _offsets, (), ("mapped.py",)),

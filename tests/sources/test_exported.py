@@ -69,7 +69,7 @@ class TestShards(_Exported):
     to = "webdataset"
 
 
-def test_what_the_sheet_says_is_not_taken_on_trust(tmp_path: Path) -> None:
+def test_what_the_manifest_says_is_not_taken_on_trust(tmp_path: Path) -> None:
     suite = TestFolder()
     (tmp_path / "x").mkdir()
     path = suite.make(tmp_path / "x", 6)

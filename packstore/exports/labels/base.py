@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
+from packstore.core.export_manifest import ExportManifest, RecordLines
 from packstore.core.files import open_file
-from packstore.core.sheet import Rows, Sheet
 from packstore.exports.base import BLOCK_BYTES, Record
 from packstore.exports.names import safe_name
 from packstore.exports.objects import ObjectsExport, Thing
@@ -165,9 +165,9 @@ class DocumentExport(LabelsExport):
         """Texts of further files, by path."""
         return {}
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         assert lines is not None
-        rows = Rows.of_file(lines)
+        rows = RecordLines.of_file(lines)
         files: dict[str, list[tuple[str, int, int]]] = {}
         for name, folder, start, stop in self.splits:
             files.setdefault(self.document.format(split=folder or self.whole), []).append((name, start, stop))
@@ -180,9 +180,9 @@ class DocumentExport(LabelsExport):
         further = self.further_files()
         for path, text in further.items():
             self.write(path, text.encode("utf-8", "replace"))
-        return super().finish(replace(sheet, files=(*files, *further)), lines)
+        return super().finish(replace(export_manifest, files=(*files, *further)), lines)
 
-    def _texts(self, rows: Rows, parts: Sequence[tuple[str, int, int]]) -> Iterator[str]:
+    def _texts(self, rows: RecordLines, parts: Sequence[tuple[str, int, int]]) -> Iterator[str]:
         yield ""
         first = True
         for split, start, stop in parts:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from packstore.core.export_manifest import ExportManifest, RecordLines
 from packstore.core.files import open_file
-from packstore.core.sheet import Rows, Sheet
 from packstore.exports.labels.base import Labelled, SidecarExport, number_text, xml_text
 
 
@@ -38,9 +38,9 @@ class VocExport(SidecarExport):
             )
         return f"Annotations/{stem}.xml", "\n".join([*lines, "</annotation>", ""])
 
-    def finish(self, sheet: Sheet, lines: Path | None) -> Sheet:
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         assert lines is not None
-        rows, files = Rows.of_file(lines), []
+        rows, files = RecordLines.of_file(lines), []
         (self.path / "ImageSets/Main").mkdir(parents=True, exist_ok=True)
         for _, folder, start, stop in self.splits:
             files.append(f"ImageSets/Main/{folder or 'train'}.txt")
@@ -48,4 +48,4 @@ class VocExport(SidecarExport):
                 for number in range(start, stop):
                     stem = rows[number]["file"].partition("/")[2].rpartition(".")[0]
                     out.write(f"{stem}\n".encode("utf-8", "surrogateescape"))
-        return super().finish(replace(sheet, files=tuple(files)), lines)
+        return super().finish(replace(export_manifest, files=tuple(files)), lines)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.export_manifest import ExportManifest
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
-from packstore.core.sheet import Sheet
 from packstore.images.sniff import max_file_bytes, too_many_pixels
 from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, Chosen, Part, choose
 from packstore.sources.arrays.classes import parse_names, with_text_labels
@@ -54,15 +54,17 @@ class ArraySource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._files, self._ignored = self.find(path) if self.sheet is None else self.find_exported()
+        self._files, self._ignored = self.find(path) if self.export_manifest is None else self.find_exported()
         if not self._files:
             raise SourceError(f"{printable(str(path))} holds no {self.what} ({', '.join(self.suffixes)})")
         self._blocks = Blocks(self._files, partial(self.open_file, folder=path if path.is_dir() else path.parent))
         try:
             infos = [self._infos(number, file) for number, file in enumerate(self._files)]
-            self._choice = self.choose(infos) if self.sheet is None else self._exported(self.sheet, infos)
+            self._choice = (
+                self.choose(infos) if self.export_manifest is None else self._exported(self.export_manifest, infos)
+            )
             self._text_classes: tuple[str, ...] | None = None
-            if self.sheet is None:
+            if self.export_manifest is None:
                 self._choice, self._text_classes = with_text_labels(self._choice, self._texts)
             self._check()
             self._nothing, self._unwritten_chunks = self._find_unwritten()
@@ -97,7 +99,7 @@ class ArraySource(RowSource):
 
     def find_exported(self) -> tuple[list[Path], Counter[str]]:
         """Likewise, of an export of packstore."""
-        return [file for _, file in self.sheet_shards], Counter()
+        return [file for _, file in self.exported_shards], Counter()
 
     @classmethod
     def takes_file(cls, path: Path) -> bool:
@@ -121,8 +123,8 @@ class ArraySource(RowSource):
                 found = found or cls.takes_file(file)
         return Certainty.CERTAIN if found else Certainty.NO
 
-    def _exported(self, sheet: Sheet, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
-        return exported(sheet, infos, str(self.path), grouped=self.grouped)
+    def _exported(self, export_manifest: ExportManifest, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
+        return exported(export_manifest, infos, str(self.path), grouped=self.grouped)
 
     def choose(self, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
         """What the arrays of the files are. Raises :class:`SourceError`."""
@@ -149,12 +151,14 @@ class ArraySource(RowSource):
         """See :meth:`RowSource.values`."""
         number, row = ref
         part = self._choice.parts[number]
-        if (self.options.skip_bad or self.sheet is not None) and self._nothing[number][row]:
+        if (self.options.skip_bad or self.export_manifest is not None) and self._nothing[number][row]:
             raise ValueError("was never written: its chunks are missing, as after a copy that broke off")
         found = {}
         for name, chosen in part.columns.items():
             value = self._blocks.row(chosen.file, chosen.info, chosen.axis, row, len(part.columns))
-            found[name] = self._value(name, chosen, value) if self.sheet is None else _exported_value(chosen, value)
+            found[name] = (
+                self._value(name, chosen, value) if self.export_manifest is None else _exported_value(chosen, value)
+            )
         if (shape := found.pop(EXPORTED_SHAPE, None)) is not None:
             found["image"] = np.frombuffer(found["image"], np.uint8).reshape(shape)
         return found
@@ -228,7 +232,7 @@ class ArraySource(RowSource):
                         rows |= found.rows
             nothing.append(rows)
         lacking = sum(int(np.count_nonzero(rows)) for rows in nothing)
-        if lacking and not (self.options.named or self.options.skip_bad or self.sheet is not None):
+        if lacking and not (self.options.named or self.options.skip_bad or self.export_manifest is not None):
             total = sum(part.length for part in self._choice.parts)
             raise AmbiguousSourceError(
                 f"{printable(str(self.path))}: of {lacking:,} of {total:,} samples the image or the label was never "

@@ -10,17 +10,17 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError
+from packstore.core.export_manifest import MANIFEST_FILE, AtRest, ExportManifest
 from packstore.core.fields import Bytes, Image
-from packstore.core.sheet import SHEET, AtRest, Sheet
 from packstore.sources.huggingface.features import ArrayCells, Cells, TableColumn, files, load_pyarrow
 
 
-def exported_columns(schema: Any, sheet: Sheet) -> list[TableColumn]:
+def exported_columns(schema: Any, export_manifest: ExportManifest) -> list[TableColumn]:
     """The image and all columns that the tables hold. Raises :class:`SourceError` where one is not there."""
-    held = [column for column in sheet.columns if column.name in sheet.held]
-    missing = next((name for name in ("image", *sheet.held) if name not in schema.names), None)
+    held = [column for column in export_manifest.columns if column.name in export_manifest.held]
+    missing = next((name for name in ("image", *export_manifest.held) if name not in schema.names), None)
     if missing is not None:
-        raise SourceError(f"the tables have no column {missing!r}, which {SHEET} names")
+        raise SourceError(f"the tables have no column {missing!r}, which {MANIFEST_FILE} names")
     return [TableColumn("image", "image", Image(), files)] + [
         TableColumn(column.name, column.name, Bytes(), _cells_of(column)) for column in held
     ]

@@ -170,8 +170,8 @@ class TableSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        found = self.find() if self.sheet is None else self.sheet_shards
-        self._found = [(split_name(split) if self.sheet is None else split, file) for split, file in found]
+        found = self.find() if self.export_manifest is None else self.exported_shards
+        self._found = [(split_name(split) if self.export_manifest is None else split, file) for split, file in found]
         if not self._found:
             raise SourceError(f"{printable(str(path))} holds no files of kind {self.kind}")
         self._max_bytes = max_file_bytes(options.max_pixels)
@@ -202,7 +202,7 @@ class TableSource(RowSource):
         """See :meth:`Source.claim_files`. If the tables lack bytes of images, they name the images beside them."""
         super().claim_files(claims)
         claims.claim(CARD, Role.EVIDENCE)
-        if self.path.is_dir() and self.sheet is None and self.names_images:
+        if self.path.is_dir() and self.export_manifest is None and self.names_images:
             for name in folder_files(self.path):
                 if name.lower().endswith(IMAGE_SUFFIXES):
                     claims.claim(name)
@@ -280,7 +280,7 @@ class TableSource(RowSource):
                 next(cursor)
                 for entry in run:
                     fetched = cursor.send(self._ref_of(entry))
-                    entry = entry._replace(ref=fetched if self.sheet is None else (entry.ref[0], fetched))
+                    entry = entry._replace(ref=fetched if self.export_manifest is None else (entry.ref[0], fetched))
                     piece.append(entry)
                     size += self.nbytes(entry)
                     if size >= _PIECE_BYTES:
@@ -290,7 +290,7 @@ class TableSource(RowSource):
 
     def _ref_of(self, entry: Entry) -> Any:
         """What :meth:`rows` gave for an entry; of an export of packstore, the number of its record lies before it."""
-        return entry.ref if self.sheet is None else entry.ref[1]
+        return entry.ref if self.export_manifest is None else entry.ref[1]
 
     def _cursor(self, number: int) -> Generator[Any, Any, None]:
         """Takes references to rows of a file in their order; gives the values of each, or why there are none."""
@@ -418,8 +418,8 @@ class TableSource(RowSource):
 
     def _columns_by(self, facts: Facts) -> list[TableColumn]:
         try:
-            if self.sheet is not None:
-                return exported_columns(self._first.schema, self.sheet)
+            if self.export_manifest is not None:
+                return exported_columns(self._first.schema, self.export_manifest)
             return columns_of(self._first, self._features, facts)
         except SourceError as error:
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
@@ -486,7 +486,7 @@ class TableSource(RowSource):
         schema = self._first.schema
         features = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
         named = [name for name, type, feature in features if is_text_label(name, type, feature)]
-        if self.sheet is not None or len(named) != 1 or any(is_label(*each) for each in features):
+        if self.export_manifest is not None or len(named) != 1 or any(is_label(*each) for each in features):
             return None
         texts, compute = LabelTexts(), load_pyarrow("pyarrow.compute")
         for number, (_, path) in enumerate(self._found):
@@ -505,7 +505,7 @@ class TableSource(RowSource):
         """The column that holds boxes, with their convention. Reads all of it, unless that is said. Raises
         :class:`SourceError`."""
         schema, said = self._first.schema, self.options.layout
-        found = None if self.sheet is not None else objects_in(schema, self._features)
+        found = None if self.export_manifest is not None else objects_in(schema, self._features)
         if found is not None and said == NOT_CONVERTED:
             warn_of_names(found.column, self._features.get(found.column))
             return None

@@ -191,9 +191,9 @@ class ExampleSource(RowSource):
     record_files: Callable[[Sequence[Path]], RecordFiles] = TfrecordFiles
 
     def __init__(self, path: Path, options: SourceOptions, shards: Sequence[tuple[str, Path]] | None = None) -> None:
-        """``shards`` are those that the sheet names, where None is given."""
+        """``shards`` are those that the export manifest names, where None is given."""
         super().__init__(path, options)
-        self.shards = list(self.sheet_shards if shards is None else shards)
+        self.shards = list(self.exported_shards if shards is None else shards)
         self._files = self.record_files([file for _, file in self.shards])
 
     @abstractmethod

@@ -10,20 +10,20 @@ import numpy as np
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.export_manifest import AtRest
 from packstore.core.fields import Field
-from packstore.core.sheet import AtRest
 from packstore.core.tfrecord import PACKED
 from packstore.sources.records.examples import ExampleSource, image_size
 from packstore.sources.records.protobuf import Feature, Message, read_example
 
 
 class ExportedTfds(ExampleSource):
-    """The records of the sheet, under the keys in the feature ``key``."""
+    """The records of the export manifest, under the keys in the feature ``key``."""
 
     kind = "tfds"
 
     def fields(self) -> Mapping[str, Field]:
-        """Not asked, see :meth:`RowSource.find_sheet`."""
+        """Not asked, see :meth:`RowSource.find_export_manifest`."""
         return {}
 
     def look(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
@@ -42,16 +42,16 @@ class ExportedTfds(ExampleSource):
 
     @cached_property
     def _columns(self) -> Sequence[Column]:
-        assert self.sheet is not None
-        companions = {each.name for column in self.sheet.columns for each in column.companions}
-        held = (column for column in self.sheet.columns if column.name in self.sheet.held)
+        assert self.export_manifest is not None
+        companions = {each.name for column in self.export_manifest.columns for each in column.companions}
+        held = (column for column in self.export_manifest.columns if column.name in self.export_manifest.held)
         return [column for column in held if column.name not in companions]
 
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         """See :meth:`ExampleSource.decoded`."""
-        assert self.sheet is not None
-        image = self.sheet.manifest.image
-        files = image.layout is None or self.sheet.image == "png"
+        assert self.export_manifest is not None
+        image = self.export_manifest.manifest.image
+        files = image.layout is None or self.export_manifest.image == "png"
         found = {"image": _bytes("image", features, message) if files else _array(image, features, message)}
         for column in self._columns:
             valid = features.get(column.valid_name) if column.nullable else None

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
+from packstore.core.export_manifest import AtRest
 from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Text
-from packstore.core.sheet import AtRest
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.archives.tar import compression_of
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
@@ -53,10 +53,10 @@ class MdsSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        if self.sheet is None:
+        if self.export_manifest is None:
             self._indexes = indexes_at(path)
         else:
-            named = dict.fromkeys((split, file.parent / INDEX) for split, file in self.sheet_shards)
+            named = dict.fromkeys((split, file.parent / INDEX) for split, file in self.exported_shards)
             self._indexes = list(named)
         if not self._indexes:
             raise SourceError(f"{printable(str(path))} holds no {INDEX} of {self.kind}")
@@ -93,7 +93,7 @@ class MdsSource(RowSource):
                 problem = reason or self._misplaced(number, start, stop)
                 if not problem:
                     size, rest, own = self._sizes(number, start, stop)
-                    key = own if own is not None and self.sheet is not None else key
+                    key = own if own is not None and self.export_manifest is not None else key
                 ref = (number, start, stop, *([f"{shard.file.name}: {problem}"] if problem else []))
                 yield Row(key, ref, size, rest)
                 count += 1
@@ -104,7 +104,7 @@ class MdsSource(RowSource):
         if reason:
             raise ValueError(reason[0])
         shard, raw = self._shards[number], self._raw(number, start, stop)
-        if self.sheet is not None:
+        if self.export_manifest is not None:
             return self._restored_values(dict(zip(shard.names, raw, strict=True)))
         found = {}
         for name, encoding, data in zip(shard.names, shard.encodings, raw, strict=True):
@@ -250,13 +250,13 @@ class MdsSource(RowSource):
             spans = dict(zip(shard.names, self._spans(number, start, stop), strict=True))
         except ValueError:
             return stop - start, 0, None  # it says so when its turn comes
-        if self.sheet is None:
+        if self.export_manifest is None:
             main = next(name for name, column in self._columns.items() if column == "image")
         else:
             main = "image"
         low, high = spans.get(main, (start, start))
         key = None
-        if self.sheet is not None and "key" in spans:
+        if self.export_manifest is not None and "key" in spans:
             begin, end = spans["key"]
             key = file.read(end - begin, begin).decode("utf-8", "surrogateescape")
         return high - low, stop - start - (high - low), key
@@ -275,15 +275,15 @@ class MdsSource(RowSource):
 
     def _restored_values(self, raw: Mapping[str, bytes]) -> dict[str, Any]:
         """The values of an export of packstore, see :mod:`packstore.exports.mds`."""
-        assert self.sheet is not None
+        assert self.export_manifest is not None
         found: dict[str, Any] = {}
-        for column in (self.sheet.manifest.image, *self.sheet.columns):
-            if column.name not in raw or (column.name not in self.sheet.held and column.name != "image"):
+        for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
+            if column.name not in raw or (column.name not in self.export_manifest.held and column.name != "image"):
                 continue
             data = raw[column.name]
             if column.nullable and not any(raw[column.valid_name]):
                 continue
-            if column.name == "image" and (column.layout is None or self.sheet.image == "png"):
+            if column.name == "image" and (column.layout is None or self.export_manifest.image == "png"):
                 found["image"] = data
             elif column.layout is not None and column.kind == "ragged":
                 found[column.name] = array_of("ndarray", data, NUMPY_DTYPE[column.dtype].name)

@@ -87,8 +87,8 @@ class RecordioSource(RowSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._passed: Mapping[str, int] = {}
-        if self.sheet is not None:
-            self._shards = self.sheet_shards
+        if self.export_manifest is not None:
+            self._shards = self.exported_shards
         else:
             found = find_shards(path, _SUFFIXES, lambda file: False)
             self._shards = found.files
@@ -183,8 +183,8 @@ class RecordioSource(RowSource):
         if flag and len(labels) < flag:
             raise ValueError("it ends within its labels")
         found: dict[str, Any] = {"image": data[HEADER.size + 4 * flag :]}
-        if self.sheet is not None:
-            return {**found, "label": int(label)} if "label" in self.sheet.held else found
+        if self.export_manifest is not None:
+            return {**found, "label": int(label)} if "label" in self.export_manifest.held else found
         for name, declared in self.schema_fields.items():
             if name == "label" and isinstance(declared, Label):
                 found[name] = int(labels[0])
@@ -281,7 +281,7 @@ class RecordioSource(RowSource):
             position += 1
             _, last, size = parts[-1]
             at = last + size + -size % 4
-        if self.sheet is None:
+        if self.export_manifest is None:
             self._facts.without += _drop_identities(index)
         whole = (flag for flag, size in zip(index.flags, index.sizes, strict=True) if size >= 0)
         self._facts.counts.update(flag for flag in whole if flag <= _MAX_LABELS)
@@ -290,7 +290,7 @@ class RecordioSource(RowSource):
     def _listed(self, path: Path) -> dict[int, str] | None:
         """Paths of the images by their numbers, in the list beside a file; None where there is none."""
         file = path.with_suffix(".lst")
-        if self.sheet is not None or not file.is_file():
+        if self.export_manifest is not None or not file.is_file():
             return None
         found: dict[int, str] = {}
         try:

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, ManifestError, SourceError, printable
+from packstore.core.export_manifest import read_export_manifest
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
-from packstore.core.sheet import read_sheet
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
@@ -358,10 +358,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 def _open(path: Path, options: SourceOptions) -> Source:
     try:
-        sheet = read_sheet(path)
+        export_manifest = read_export_manifest(path)
     except ManifestError as error:
         raise SourceError(f"{printable(str(path))}: {error}") from error
-    exported = sheet is not None and sheet.source == "tfds"
+    exported = export_manifest is not None and export_manifest.source == "tfds"
     return ExportedTfds(path, options) if exported else TfdsSource(path, options)
 
 

@@ -28,12 +28,12 @@ from packstore.core.files import open_regular
 from packstore.core.manifest import MAX_JSON_BYTES, Manifest
 from packstore.core.plainjson import canonical, to_plain, unique
 
-SHEET, ROWS = "packstore.json", "packstore.rows.jsonl"
+MANIFEST_FILE, ROWS_FILE = "packstore.json", "packstore.rows.jsonl"
 _MAGIC, _VERSION = "packstore_export", 1
 _FORMS = ("kept", "png")
 _MAX_BYTES = 2 * MAX_JSON_BYTES
 _MAX_VALUES = 5_000_000
-"""Values in a sheet: a million shards have four each; one takes up to about 100 bytes of memory."""
+"""Values in an export manifest: a million shards have four each; one takes up to about 100 bytes of memory."""
 
 
 class Shard(NamedTuple):
@@ -51,7 +51,7 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sheet:
+class ExportManifest:
     """The content of ``packstore.json``.
 
     Attributes:
@@ -86,13 +86,13 @@ class Sheet:
         return canonical({_MAGIC: _VERSION} | plain)
 
 
-def parse_sheet(text: str | bytes) -> Sheet | None:
-    """The sheet in ``text``; None where it is JSON of something else, or no JSON.
+def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
+    """The export manifest in ``text``; None where it is JSON of something else, or no JSON.
 
     Raises :class:`ManifestError` for one that is damaged, or written by a later packstore."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(raw) > _MAX_BYTES or raw.count(b",") + raw.count(b"[") + raw.count(b"{") > _MAX_VALUES:
-        raise ManifestError(f"{SHEET} is larger than any that packstore writes")
+        raise ManifestError(f"{MANIFEST_FILE} is larger than any that packstore writes")
     try:
         plain = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
@@ -100,9 +100,9 @@ def parse_sheet(text: str | bytes) -> Sheet | None:
     if not isinstance(plain, dict) or _MAGIC not in plain:
         return None
     if plain[_MAGIC] != _VERSION:
-        raise ManifestError(f"{SHEET} has version {plain[_MAGIC]!r:.20}, this packstore reads {_VERSION}")
+        raise ManifestError(f"{MANIFEST_FILE} has version {plain[_MAGIC]!r:.20}, this packstore reads {_VERSION}")
     try:
-        sheet = Sheet(
+        export_manifest = ExportManifest(
             kind=_text(plain["kind"]),
             source=_text(plain["source"]),
             manifest=Manifest.from_json(canonical(plain["manifest"])),
@@ -113,22 +113,22 @@ def parse_sheet(text: str | bytes) -> Sheet | None:
             rows=plain["rows"] is True,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ManifestError(f"{SHEET} is damaged: {type(error).__name__}: {error}") from None
-    if sheet.image not in _FORMS:
-        raise ManifestError(f"{SHEET} says an unknown form of images: {sheet.image!r:.20}")
-    return sheet
+        raise ManifestError(f"{MANIFEST_FILE} is damaged: {type(error).__name__}: {error}") from None
+    if export_manifest.image not in _FORMS:
+        raise ManifestError(f"{MANIFEST_FILE} says an unknown form of images: {export_manifest.image!r:.20}")
+    return export_manifest
 
 
-def read_sheet(folder: Path) -> Sheet | None:
-    """The sheet in a folder; None where there is none. Raises :class:`ManifestError`."""
-    file = folder / SHEET
+def read_export_manifest(folder: Path) -> ExportManifest | None:
+    """The export manifest in a folder; None where there is none. Raises :class:`ManifestError`."""
+    file = folder / MANIFEST_FILE
     try:
         if not file.is_file():
             return None
         with file.open("rb") as opened:
-            return parse_sheet(opened.read(_MAX_BYTES + 1))
+            return parse_export_manifest(opened.read(_MAX_BYTES + 1))
     except OSError as error:
-        raise ManifestError(f"{SHEET} cannot be read: {error.strerror or error}") from None
+        raise ManifestError(f"{MANIFEST_FILE} cannot be read: {error.strerror or error}") from None
 
 
 def row_line(columns: Iterable[Column], values: Mapping[str, Any], **more: str) -> bytes:
@@ -137,7 +137,7 @@ def row_line(columns: Iterable[Column], values: Mapping[str, Any], **more: str) 
     return json.dumps({**more, **({"values": plain} if plain else {})}, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-class Rows:
+class RecordLines:
     """The lines of all records, each parsed when it is asked for. Memory: 8 bytes a record."""
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
@@ -148,7 +148,7 @@ class Rows:
             self._starts.append(at)
 
     @classmethod
-    def of_file(cls, file: Path) -> Rows:
+    def of_file(cls, file: Path) -> RecordLines:
         """Those in a file, which may be removed or changed meanwhile. Raises :class:`OSError`, for a pipe too."""
         with os.fdopen(open_regular(file), "rb") as opened:
             empty = not opened.seek(0, 2)
@@ -164,7 +164,7 @@ class Rows:
         except (ValueError, RecursionError):
             line = None
         if not isinstance(line, dict) or not isinstance(line.get("values", {}), dict):
-            raise ValueError(f"line {record + 1} of {ROWS} is damaged")
+            raise ValueError(f"line {record + 1} of {ROWS_FILE} is damaged")
         return line
 
 
@@ -182,7 +182,7 @@ def value_of(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any,
     plain = line.get("values", {}).get(column.name)
     scalar = column.kind == "fixed" and isinstance(plain, int)
     if plain is None or not (scalar or isinstance(plain, str)):
-        raise ValueError(f"{ROWS} has no value of column {column.name!r}")
+        raise ValueError(f"{ROWS_FILE} has no value of column {column.name!r}")
     try:
         if scalar:
             return np.array(plain, NUMPY_DTYPE[column.dtype]).reshape(column.shape)
@@ -193,7 +193,7 @@ def value_of(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any,
             return raw
         return np.frombuffer(raw, NUMPY_DTYPE[column.dtype]).reshape(column.shape)
     except (binascii.Error, ValueError, OverflowError) as error:
-        raise ValueError(f"{ROWS}: the value of column {column.name!r} is damaged: {error}") from None
+        raise ValueError(f"{ROWS_FILE}: the value of column {column.name!r} is damaged: {error}") from None
 
 
 def _plain(column: Column, value: Any) -> int | str:
