@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.makers.annotated import mask, voc_xml
 from tests.makers.images import tiny
 
 Files = dict[str, bytes | str]
@@ -237,6 +238,61 @@ def stanfordcars(samples: int) -> tuple[str, Files]:
     }
 
 
+def stanforddogs(samples: int) -> tuple[str, Files]:
+    breeds = ["n02085620-Chihuahua", "n02085782-Japanese_spaniel", "n02091244-Ibizan_hound"]
+    names = [f"{breeds[n % 3]}/{breeds[n % 3][:9]}_{n}" for n in range(samples)]
+    files: Files = {f"Images/{name}.jpg": tiny(n) for n, name in enumerate(names)}
+    for n, name in enumerate(names):
+        dogs = [("Chihuahua", (1, 2, n + 3, 9), 0)] * (1 + n % 2)
+        files[f"Annotation/{name}"] = voc_xml("%s", *dogs)
+    lists = {"train": names[::-1][:-3], "test": names[2::-1], "file": names}
+    for split, own in lists.items():
+        cell = np.array([f"{name}.jpg" for name in own], object).reshape(-1, 1)
+        numbers = np.array([[breeds.index(name.partition("/")[0]) + 1] for name in own], np.uint8)
+        files[f"{split}_list.mat"] = mat(file_list=cell, labels=numbers)
+    return "dogs", files
+
+
+def fgvcaircraft(samples: int) -> tuple[str, Files]:
+    variants = {
+        "A300B4": ("A300", "Airbus"),
+        "707-320": ("Boeing 707", "Boeing"),
+        "MD-11": ("MD-11", "McDonnell Douglas"),
+    }
+    names = [f"{n * 7919 % 10_000_000:07}" for n in range(samples)]
+    sets = {"train": names[:-4], "val": names[-4:-2], "test": names[-2:], "trainval": names[:-2]}
+    listed = {"variants": [*variants], "families": [v[0] for v in variants.values()],
+              "manufacturers": ["Boeing", "Airbus", "McDonnell Douglas"]}  # fmt: skip
+    files: Files = {f"{level}.txt": "".join(f"{name}\n" for name in own) for level, own in listed.items()}
+    for split, own in sets.items():
+        files[f"images_{split}.txt"] = "".join(f"{name}\n" for name in own)
+        for place, level in enumerate(("variant", "family", "manufacturer")):
+            chosen = [[*variants][names.index(name) % 3] for name in own]
+            lines = [f"{name} {(v, *variants[v])[place]}\n" for name, v in zip(own, chosen, strict=True)]
+            files[f"images_{level}_{split}.txt"] = "".join(lines)
+    files["images_box.txt"] = "".join(f"{name} 1 2 {n + 3} 9\n" for n, name in enumerate(names))
+    files |= {f"images/{name}.jpg": tiny(n) for n, name in enumerate(names)}
+    return "fgvc-aircraft-2013b/data", files
+
+
+def visa(samples: int) -> tuple[str, Files]:
+    files: Files = {}
+    rows: dict[str, list[str]] = {"candle": [], "pcb1": []}
+    split_rows = []
+    for n in range(samples):
+        name, odd = ("candle", "pcb1")[n % 2], n % 3 == 2
+        image = f"{name}/Data/Images/{'Anomaly' if odd else 'Normal'}/{n:04}.JPG"
+        shade = f"{name}/Data/Masks/Anomaly/{n:04}.png" if odd else ""
+        files |= {image: tiny(n)} | ({shade: mask(n, 3, 2)} if odd else {})
+        rows[name].append(f"{image},{chr(34)}bent,scratch{chr(34)},{shade}\n" if odd else f"{image},normal,\n")
+        split = "test" if odd or n % 5 == 0 else "train"
+        split_rows.append(f"{name},{split},{'anomaly' if odd else 'normal'},{image},{shade}\n")
+    files |= {f"{name}/image_anno.csv": "image,label,mask\n" + "".join(own) for name, own in rows.items()}
+    for kind in ("1cls", "2cls_fewshot", "2cls_highshot"):
+        files[f"split_csv/{kind}.csv"] = "object,split,label,image,mask\n" + "".join(split_rows)
+    return "VisA_20220922", files
+
+
 def sun397(samples: int) -> tuple[str, Files]:
     classes = ["a/abbey", "a/apse/indoor", "b/bar"]
     return "SUN397", {
@@ -367,6 +423,9 @@ MAKERS: dict[str, Callable[[int], tuple[str, Files]]] = {
     "food101": food101,
     "oxfordpet": oxfordpet,
     "stanfordcars": stanfordcars,
+    "stanforddogs": stanforddogs,
+    "fgvcaircraft": fgvcaircraft,
+    "visa": visa,
     "sun397": sun397,
     "dtd": dtd,
     "eurosat": eurosat,

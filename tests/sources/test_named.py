@@ -35,7 +35,9 @@ from tests.makers.layouts import MAKERS, make_layout, mat, structs
 from tests.makers.torchvision import import_torchvision
 
 FILE_KINDS = ("tinyimagenet", "cub200", "flowers102", "food101", "oxfordpet", "stanfordcars", "sun397", "dtd",
-              "eurosat", "places365", "celeba", "gtsrb")  # fmt: skip
+              "eurosat", "places365", "celeba", "gtsrb", "stanforddogs", "fgvcaircraft", "visa")  # fmt: skip
+
+NOT_TORCHVISION = ("tinyimagenet", "cub200", "celeba", "stanforddogs", "visa")
 
 
 class _Suite(SourceSuite):
@@ -115,6 +117,24 @@ class TestStanfordCars(_Suite):
     kind = "stanfordcars"
 
 
+class TestStanfordDogs(_Suite):
+    """MAT files of names, and an XML file for each image."""
+
+    kind = "stanforddogs"
+
+
+class TestFgvcAircraft(_Suite):
+    """Lists of three levels of classes, and of boxes."""
+
+    kind = "fgvcaircraft"
+
+
+class TestVisA(_Suite):
+    """Tables with masks."""
+
+    kind = "visa"
+
+
 class TestSun397(_Suite):
     """A list of classes, whose folders are in folders of their initials."""
 
@@ -174,6 +194,9 @@ def expected(kind: str, split: str, root: Path, torchvision: Any) -> list[tuple[
             pairs = iter(data._samples)
         case "eurosat":
             pairs = iter(torchvision.EuroSAT(root).samples)
+        case "fgvcaircraft":
+            data = torchvision.FGVCAircraft(root, split)
+            pairs = zip(data._image_files, data._labels, strict=True)
         case "places365":
             data = torchvision.Places365(root, split, small=True)
             pairs = zip(data.imgs, data.targets, strict=True)
@@ -184,7 +207,7 @@ def expected(kind: str, split: str, root: Path, torchvision: Any) -> list[tuple[
     return sorted(found) if kind == "sun397" else found  # torchvision takes files as they come
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FILE_KINDS if kind not in ("tinyimagenet", "cub200", "celeba")])
+@pytest.mark.parametrize("kind", [kind for kind in FILE_KINDS if kind not in NOT_TORCHVISION])
 def test_splits_order_and_labels_are_those_of_torchvision(kind: str, tmp_path: Path, torchvision: Any) -> None:
     folder = make_layout(kind, tmp_path)
     with closing(open_source(folder)) as source, closing(open_source(tmp_path)) as above:
@@ -199,7 +222,8 @@ def test_splits_order_and_labels_are_those_of_torchvision(kind: str, tmp_path: P
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("food101", "Food101"), ("oxfordpet", "OxfordIIITPet"), ("stanfordcars", "StanfordCars"), ("sun397", "SUN397"),
-     ("dtd", "DTD"), ("eurosat", "EuroSAT"), ("places365", "Places365"), ("flowers102", "Flowers102")],
+     ("dtd", "DTD"), ("eurosat", "EuroSAT"), ("places365", "Places365"), ("flowers102", "Flowers102"),
+     ("fgvcaircraft", "FGVCAircraft")],
 )  # fmt: skip
 def test_names_of_classes_are_those_of_torchvision(kind: str, name: str, tmp_path: Path, torchvision: Any) -> None:
     make_layout(kind, tmp_path)
@@ -263,6 +287,51 @@ def test_masks_and_boxes_of_pets(tmp_path: Path) -> None:
         assert first[1]["boxes"] == [[3, 4, 5, 6]]
         assert (second[1]["boxes"], second[1]["species"]) == (None, 1)
         assert first[1]["mask"] == (folder / "annotations/trimaps/Abyssinian_1.png").read_bytes()
+
+
+def test_dogs_have_their_boxes_and_lists(tmp_path: Path) -> None:
+    folder = make_layout("stanforddogs", tmp_path)
+    with closing(open_source(folder)) as source:
+        train, test = rows(source, "train"), rows(source, "test")
+        classes = source.survey().columns[0].classes
+    assert [int(key.rpartition("_")[2][:-4]) for key, _ in train] == [*range(11, 2, -1)]
+    assert [values["label"] for _, values in test] == [2, 1, 0]
+    assert classes == ("n02085620-Chihuahua", "n02085782-Japanese_spaniel", "n02091244-Ibizan_hound")
+    assert test[1][1]["boxes"] == [[1, 2, 4, 9]] * 2
+    assert test[1][1]["json"]["object"][1]["name"] == "Chihuahua"
+    for name in ("train_list.mat", "test_list.mat", "file_list.mat"):
+        (folder / name).unlink()
+    with closing(open_source(folder)) as source:
+        assert source.survey().splits == {"": 12}
+        assert [key for key, _ in rows(source)] == sorted(key for key, _ in [*train, *test])
+    (folder / "Images/other").mkdir()
+    (folder / "Images/other/x.jpg").write_bytes(tiny(1))
+    with pytest.raises(AmbiguousSourceError):
+        open_source(folder)
+
+
+def test_three_levels_and_boxes_of_aircraft(tmp_path: Path) -> None:
+    folder = make_layout("fgvcaircraft", tmp_path)
+    with closing(open_source(folder)) as source, closing(open_source(folder.parent)) as above:
+        (key, first), *_ = rows(source, "test")
+        names = {column.name: column.classes for column in source.survey().columns if column.classes}
+        assert [key for key, _ in rows(above)] == [f"data/{key}" for key, _ in rows(source)]
+    assert key == f"images/{10 * 7919:07}.jpg"
+    assert {name: classes[first[name]] for name, classes in names.items()} == {
+        "label": "707-320", "family": "Boeing 707", "manufacturer": "Boeing"}  # fmt: skip
+    assert first["boxes"] == [[1, 2, 13, 9]]
+
+
+def test_defects_and_masks_of_visa(tmp_path: Path) -> None:
+    folder = make_layout("visa", tmp_path)
+    with closing(open_source(folder)) as source:
+        found = {key[-8:-4]: values for key, values in rows(source)}
+        names = {column.name: column.classes for column in source.survey().columns if column.classes}
+        assert source.survey().splits == {"train": 6, "test": 6}
+    assert names == {"label": ("anomaly", "normal"), "object": ("candle", "pcb1"), "defects": ("bent", "scratch")}
+    assert (found["0001"]["label"], found["0001"]["defects"], found["0001"]["mask"]) == (1, [], None)
+    assert (found["0002"]["label"], found["0002"]["defects"], found["0002"]["object"]) == (0, [0, 1], 0)
+    assert found["0002"]["mask"] == (folder / "candle/Data/Masks/Anomaly/0002.png").read_bytes()
 
 
 def test_textures_of_dtd(tmp_path: Path) -> None:
@@ -355,6 +424,17 @@ BROKEN: dict[str, tuple[str, str | bytes, str]] = {
     "a table of another kind": ("gtsrb", "a;b\n", "GTSRB/Training/00000/GT-00000.csv"),
     "a sign that is none": ("gtsrb", "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\na;1;1;1;1;1;1;43\n",
                             "GT-final_test.csv"),
+    "an aircraft of no variant": ("fgvcaircraft", "0000000 Zeppelin\n", "images_variant_train.txt"),
+    "an aircraft without a box": ("fgvcaircraft", "x 1 2 3 4\n", "images_box.txt"),
+    "a box of half an aircraft": ("fgvcaircraft", "0000000 1.5 2 3 4\n", "images_box.txt"),
+    "a dog without a folder": ("stanforddogs", mat(file_list=np.array([["a.jpg"]], object)), "train_list.mat"),
+    "dogs without names": ("stanforddogs", mat(file_list=np.arange(3)), "train_list.mat"),
+    "dogs without a list": ("stanforddogs", mat(labels=np.arange(3)), "test_list.mat"),
+    "a table of VisA with other columns": ("visa", "image,label\n", "split_csv/1cls.csv"),
+    "a row that is short": ("visa", "object,split,label,image,mask\na,b\n", "split_csv/1cls.csv"),
+    "a mask out of the source": ("visa", "object,split,label,image,mask\na,test,b,a.JPG,../m.png\n",
+                                 "split_csv/1cls.csv"),
+    "defects of another table": ("visa", "a\n", "candle/image_anno.csv"),
     "MAT of level 4": ("flowers102", b"MATLAB" + bytes(200), "setid.mat"),
     "a flower that is none": ("flowers102", mat(labels=np.arange(150)), "imagelabels.mat"),
     "no labels": ("flowers102", mat(label=np.arange(150)), "imagelabels.mat"),

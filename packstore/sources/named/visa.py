@@ -1,0 +1,95 @@
+"""VisA (https://github.com/amazon-science/spot-diff): ``candle/Data/Images/Normal/``, ``split_csv/1cls.csv``.
+
+``label`` is normal or anomaly, ``defects`` what an anomaly shows, and ``mask`` has a number for each kind of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Field, Image, Label, Labels
+from packstore.sources.beside import mask_field, plain_path
+from packstore.sources.named import NamedSource, named
+from packstore.sources.rows import FileRow, InTree, in_packing_order
+
+_LIST = "split_csv/1cls.csv"
+_NOTES = "image_anno.csv"
+_NORMAL = "normal"
+
+
+class VisA(NamedSource):
+    """Its images in the order of ``split_csv/1cls.csv``; the lists ``2cls_fewshot`` and ``2cls_highshot`` are other
+    splits of the same images, and left."""
+
+    kind = "visa"
+    title = "VisA"
+    signs = (_LIST, "split_csv")
+
+    def splits(self) -> tuple[str, ...]:
+        """See :meth:`RowSource.splits`."""
+        return in_packing_order(row["split"] for row in self._rows)
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        found: dict[str, Field] = {"image": Image()}
+        found |= {name: Label(self._classes(name)) for name in ("label", "object")}
+        masks = (self.at(row["mask"]) for row in self._rows if row["mask"])
+        kinds = sorted({kind for kinds in self._defects.values() for kind in kinds})
+        found |= {"defects": Labels(tuple(kinds), of=False)} if kinds else {}
+        return found | {"mask": mask_field(self.tree, masks)}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        for row in self._rows:
+            if row["split"] == split:
+                values: dict[str, Any] = {"label": row["label"], "object": row["object"]}
+                values |= {"mask": InTree(self.at(row["mask"]))} if row["mask"] else {}
+                values |= {"defects": self._defects.get(row["image"], [])} if self._defects else {}
+                yield FileRow(self.at(row["image"]), values)
+
+    def described_by(self) -> list[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        notes = (f"{name}/{_NOTES}" for name in self._classes("object"))
+        return [self.at(name) for name in (_LIST, *notes) if self.has(name)]
+
+    def _classes(self, column: str) -> tuple[str, ...]:
+        return tuple(sorted({row[column] for row in self._rows}))
+
+    @cached_property
+    def _rows(self) -> list[dict[str, str]]:
+        return self._read(_LIST, ("object", "split", "label", "image", "mask"))
+
+    @cached_property
+    def _defects(self) -> dict[str, list[str]]:
+        """Kinds of defects by image, from the table of each object that has one."""
+        found: dict[str, list[str]] = {}
+        for name in self._classes("object"):
+            if self.has(f"{name}/{_NOTES}"):
+                for row in self._read(f"{name}/{_NOTES}", ("image", "label", "mask")):
+                    kinds = [kind.strip() for kind in row["label"].split(",")]
+                    found[row["image"]] = [kind for kind in dict.fromkeys(kinds) if kind and kind != _NORMAL]
+        return found
+
+    def _read(self, file: str, columns: tuple[str, ...]) -> list[dict[str, str]]:
+        """The rows of a table, with paths within the source. Raises :class:`SourceError`."""
+        where = self.tree.name(self.at(file))
+        try:
+            lines = csv.reader(io.StringIO(self.content_of(file).decode("utf-8-sig"), newline=""), strict=True)
+            head = next(lines, [])
+            rows = [dict(zip(columns, line, strict=True)) for line in lines if line]
+            for row in rows:
+                row["image"] = plain_path(row["image"])
+                row["mask"] = plain_path(row["mask"]) if row["mask"] else ""
+        except (ValueError, csv.Error) as error:
+            raise SourceError(f"{where}: {printable(str(error))}; expected columns {', '.join(columns)}") from None
+        if head != [*columns] or not rows:
+            raise SourceError(f"{where} begins with {printable(','.join(head))[:80]}; expected {','.join(columns)}")
+        return rows
+
+
+KIND = named(VisA)
