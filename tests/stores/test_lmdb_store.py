@@ -25,8 +25,8 @@ from packstore.stores import Ragged, is_store, open_store
 from packstore.stores.base import Reader
 from packstore.stores.lmdb import entries
 from packstore.stores.lmdb import store as lmdb_store
-from packstore.stores.lmdb.many import leaves_of, places_of
-from packstore.stores.lmdb.pages import Pages, Value, _first_number
+from packstore.stores.lmdb.bulk_lookup import list_leaves, locate_images
+from packstore.stores.lmdb.pages import Entry, Pages, _first_record_from
 from packstore.testing import StoreSuite
 from packstore.testing.records import ORIGIN, Records, assert_holds, finished, flip, listing, make_records, write
 
@@ -294,9 +294,9 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         asked = rng.permutation(count)[:100]
         with file.open("rb") as opened:
             pages = Pages(opened.fileno())
-            leaves = leaves_of(pages)
+            leaves = list_leaves(pages)
             assert leaves is not None
-            found = places_of(pages, leaves, asked)
+            found = locate_images(pages, leaves, asked)
         assert found is not None
         assert [whole[start : start + size] for start, size in zip(*found, strict=True)] == one_by_one(path, asked)
         inner = [p for p in range(2, len(whole) // 4096) if whole[p * 4096 + 10] in (1, 2)]
@@ -331,7 +331,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
 
     @given(st.binary(max_size=12) | st.text("0123456789/:", max_size=12).map(str.encode))
     def test_the_first_record_behind_a_key(self, key: bytes) -> None:
-        first = _first_number(key, b"")
+        first = _first_record_from(key, b"")
         assert 0 <= first <= 10**10
         if first < 10**10:
             assert b"%010d" % first >= key
@@ -346,7 +346,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             expected = list(txn.cursor())
         with (path / "data.mdb").open("rb") as file:
             pages = Pages(file.fileno())
-        assert list(pages.walk(overflow=True)) == [Value(key, len(value)) for key, value in expected]
+        assert list(pages.walk(overflow=True)) == [Entry(key, len(value)) for key, value in expected]
         for index, value in enumerate(v for k, v in expected if k.isdigit()):
             assert pages.record(index) == value
         assert pages.record(count) is None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import Reader, Writer
 from packstore.stores.format import Format
-from packstore.stores.lmdb.pages import DATA_FILE, value_bytes
+from packstore.stores.lmdb.pages import DATA_FILE, bytes_on_disk
 from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.scavenge import Scavenged
 
@@ -24,9 +24,9 @@ class Lmdb(Format):
     suffixes = (".lmdb",)
     files = (DATA_FILE, "lock.mdb")
     padding = "LMDB keeps values over 2 kB in whole 4 KiB pages"
-    overhead_bytes = 49152  # each transaction leaves a few pages behind
+    overhead_bytes = 49152  # each transaction leaves a few unused pages
     quick_read_back = True
-    scavenges_sound_stores = True  # pages that nothing leads to any more may hold records
+    scavenges_sound_stores = True  # pages that the tree no longer names may hold records
 
     def open(self, path: Path, descriptor: int | None = None) -> Reader:
         from packstore.stores.lmdb.store import LmdbReader
@@ -44,17 +44,17 @@ class Lmdb(Format):
         return read_manifest(path)
 
     def stored_bytes(self, size: int) -> int:
-        return value_bytes(size)
+        return bytes_on_disk(size)
 
     def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         from packstore.stores.lmdb.store import partial_images
 
         return partial_images(path)
 
-    def scavenge(self, path: Path, data: memoryview, found: RecoveredManifest | None) -> Scavenged:
+    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> Scavenged:
         from packstore.stores.lmdb.scavenge import scavenge
 
-        return scavenge(data, found)
+        return scavenge(data, recovered)
 
 
 FORMAT = Lmdb()

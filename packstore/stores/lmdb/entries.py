@@ -1,4 +1,4 @@
-"""What entries an LMDB has for a manifest, and the check that they are there, in order and whole."""
+"""Lists the entries that an LMDB should have by its manifest, and checks that all are there, in order and intact."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MANIFEST = "manifest"
 _REPORT_EVERY = 1 << 14
 
 
-def prefixes(manifest: Manifest) -> list[bytes]:
-    """What the keys of the columns that lie one by one begin with, before the ten digits of a record."""
+def column_prefixes(manifest: Manifest) -> list[bytes]:
+    """Returns the key prefixes of the columns with one value per key; ten digits of the record number follow them."""
     return [f"{column.name}/".encode("ascii") for column in manifest.columns[1:] if column.one_by_one]
 
 
 def named_keys(manifest: Manifest) -> set[bytes]:
-    """The keys of a store, without those that are numbered."""
+    """Returns the keys of a store that do not end in a record number: the manifest's and those of whole columns."""
     names = {MANIFEST}
     for column in manifest.columns[1:]:
         if not column.one_by_one:
@@ -32,26 +32,26 @@ def named_keys(manifest: Manifest) -> set[bytes]:
 
 
 def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
-    """Yields what is wrong with pages and entries; ``quick`` leaves out the pages of long values."""
-    if _in_order(pages, manifest, overflow=not quick):
+    """Yields the faults of pages and entries. ``quick`` skips the overflow pages of long values."""
+    if _is_sound(pages, manifest, overflow=not quick):
         return
-    found = yield from _faults(pages, manifest, quick, progress)
+    nbytes_by_column = yield from _walk_faults(pages, manifest, quick, progress)
     for column in manifest.held_columns:
-        nbytes = found.get(column.name, column.nbytes)
+        nbytes = nbytes_by_column.get(column.name, column.nbytes)
         if nbytes != column.nbytes:
             what = "images" if column.name == "image" else f"values of {column.name!r}"
             yield Problem(f"all {what} have {nbytes} bytes, the manifest says {column.nbytes}")
 
 
-def _in_order(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
-    """Whether every page and entry is in order; if not, :func:`_faults` says what is wrong."""
+def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
+    """Returns whether every page and entry is as it should be, in bulk; :func:`_walk_faults` reports what is not."""
     widths = _widths(manifest)
     sizes = {f"{c.name}/".encode("ascii"): c.nbytes for c in manifest.columns[1:] if c.one_by_one}
     sizes[b""] = manifest.held_columns[0].nbytes
     counts = dict.fromkeys(sizes, 0)
     names: list[bytes] = []
     try:
-        for item in walk_in_bulk(pages, prefixes(manifest), overflow=overflow):
+        for item in walk_in_bulk(pages, column_prefixes(manifest), overflow=overflow):
             if isinstance(item, bytes):
                 names.append(item)
                 continue
@@ -66,18 +66,19 @@ def _in_order(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
             sizes[item.prefix] -= int(item.sizes.sum())
     except IrregularError:
         return False
-    whole = set(counts.values()) == {manifest.records} and not any(sizes.values())
-    return whole and names == sorted([*named_keys(manifest), *counts])
+    complete = set(counts.values()) == {manifest.records} and not any(sizes.values())
+    return complete and names == sorted([*named_keys(manifest), *counts])
 
 
-def _faults(
+def _walk_faults(
     pages: Pages, manifest: Manifest, quick: bool, progress: ProgressCallback
 ) -> Generator[Problem, None, dict[str, int]]:
-    """Yields what is wrong with pages and entries; returns the bytes of all values, by column, of images and those
-    that lie one by one."""
+    """Yields the faults of pages and entries, page by page; returns the bytes that it counted for images and for each
+    column with one value per key.
+    """
     named = named_keys(manifest)
     widths = _widths(manifest)
-    numbered = {b"": "image"} | {prefix: prefix[:-1].decode("ascii") for prefix in prefixes(manifest)}
+    numbered = {b"": "image"} | {prefix: prefix[:-1].decode("ascii") for prefix in column_prefixes(manifest)}
     next_record, nbytes = dict.fromkeys(numbered, 0), dict.fromkeys(numbered.values(), 0)
     for item in pages.walk(overflow=not quick):
         if isinstance(item, str):
@@ -92,34 +93,34 @@ def _faults(
             and record <= int(digits) < manifest.records
         ):  # fmt: skip
             for missing in range(record, int(digits)):
-                yield _missing(numbered[prefix], missing)
+                yield _missing_entry(numbered[prefix], missing)
             record = next_record[prefix] = int(digits) + 1
             nbytes[numbered[prefix]] += item.size
             if item.size != widths.get(prefix, item.size):
-                what = f"{_entry(numbered[prefix])} has {item.size} bytes, expected {widths[prefix]}"
+                what = f"{_describe_entry(numbered[prefix])} has {item.size} bytes, expected {widths[prefix]}"
                 yield Problem(what, record=record - 1)
             if record % _REPORT_EVERY == 0:
                 progress(Progress("structure", record, manifest.records, nbytes["image"]))
         else:
-            yield Problem(f"entry {item.key!r} is not the store's")
+            yield Problem(f"entry {item.key!r} does not belong to the store")
     for prefix, record in next_record.items():
         for missing in range(record, manifest.records):
-            yield _missing(numbered[prefix], missing)
+            yield _missing_entry(numbered[prefix], missing)
     for name in sorted(named):
         yield Problem(f"entry {name!r} is missing")
     return nbytes
 
 
-def _missing(column: str, record: int) -> Problem:
-    return Problem(f"{_entry(column)} is missing", record=record)
+def _missing_entry(column: str, record: int) -> Problem:
+    return Problem(f"{_describe_entry(column)} is missing", record=record)
 
 
-def _entry(column: str) -> str:
+def _describe_entry(column: str) -> str:
     return "its entry" if column == "image" else f"its entry of {column!r}"
 
 
 def _widths(manifest: Manifest) -> dict[bytes, int]:
-    """The bytes of each value, by the prefix of its keys, in fixed columns that lie one by one."""
+    """Returns the bytes of one value, by key prefix, for fixed columns with one value per key."""
     widths = {f"{c.name}/".encode("ascii"): c.record_nbytes for c in manifest.columns[1:] if c.one_by_one
               and c.kind == "fixed"}  # fmt: skip
     if manifest.image.kind == "fixed":

@@ -1,8 +1,8 @@
-"""The ``.npy`` container of a column in an LMDB: a header in text, then the array's bytes.
+"""Reads the header of ``.npy`` (NEP 1, version 1.0, ``numpy.lib.format``): the container of a whole column in an LMDB.
 
-The format is NEP 1, version 1.0 (``numpy.lib.format``). numpy parses the header as Python source. That is not done
-here: it needs no such thing, damaged text makes it raise nearly anything, and in CPython 3.11 it fails now and then
-when another thread parses Python at the same moment ("AST constructor recursion depth mismatch").
+numpy parses this header as Python source. This module does not: damaged text makes numpy raise nearly any exception,
+and in CPython 3.11 parsing occasionally fails while another thread parses Python ("AST constructor recursion depth
+mismatch").
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 HEADER_BYTES = 1024
-"""No header of an array of numbers is longer."""
+"""Most bytes of the header of an array of numbers."""
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _HEADER = re.compile(
@@ -23,15 +23,16 @@ _HEADER = re.compile(
 
 
 def read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """What the first :data:`HEADER_BYTES` of an array say: its shape, whether it is in Fortran order, its dtype, and
-    where its bytes begin. Raises ValueError where they are no header."""
+    """Parses the first :data:`HEADER_BYTES` of an array: its shape, whether it is in Fortran order, its dtype, and the
+    offset of its data. Raises ValueError if they are not such a header.
+    """
     if head[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("it does not begin as .npy of version 1.0 does")
+        raise ValueError("it does not begin like .npy version 1.0")
     start = len(_MAGIC) + 2
     stop = start + int.from_bytes(head[len(_MAGIC) : start], "little")
     match = _HEADER.fullmatch(head[start:stop]) if stop <= len(head) else None
     if match is None:
-        raise ValueError("its text is not that of an array of numbers")
+        raise ValueError("its text does not describe an array of numbers")
     shape = tuple(int(length) for length in match[3].replace(b",", b" ").split())
     try:
         dtype = np.dtype(match[1].decode("ascii"))

@@ -1,9 +1,9 @@
-"""LMDB's own structure, read page by page without LMDB.
+"""Reads LMDB's pages without LMDB, with bounds checks, over a map of the file.
 
-LMDB keeps no checksums and follows what its pages say: a damaged size or page number can end the process instead of
-raising (py-lmdb touches every page of a value before it returns it). Its views own nothing: after a close in another
-thread they point nowhere. So packstore reads over a map of its own, with bounds checks. :meth:`Pages.walk` looks at
-every branch and leaf page (and, when asked, the header of every overflow run) and says what is wrong.
+LMDB has no checksums and trusts its pages: a damaged size or page number can crash the process instead of raising an
+error (py-lmdb touches every page of a value before it returns it). Its views also dangle once another thread closes the
+environment. :meth:`Pages.walk` checks every branch and leaf page (and on request the header of every overflow run) and
+reports the faults.
 
 The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines (``mdb.c``: ``MDB_page``,
 ``MDB_node``, ``MDB_meta``).
@@ -32,7 +32,7 @@ _DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow
 NODE = struct.Struct("<HHHH")  # low and high half of the size (or page number), flags, key size
 DATA_FILE = "data.mdb"
 KEY_SIZE = 10
-MAX_KEY_SIZE = 511  # LMDB's own, as it is built nearly everywhere
+MAX_KEY_SIZE = 511  # MDB_MAXKEYSIZE of nearly every build
 _META_DB, _META_END = 40, 136
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 BRANCH, LEAF, OVERFLOW_PAGE, META_PAGE = 1, 2, 4, 8
@@ -41,11 +41,11 @@ BIG = 1
 """Flag of a node whose value has overflow pages of its own."""
 
 
-def value_bytes(size: int) -> int:
-    """Bytes that LMDB takes for a record of ``size`` bytes.
+def bytes_on_disk(size: int) -> int:
+    """Returns the bytes that LMDB takes on disk for a record of ``size`` bytes.
 
-    Above about 2 KB these are whole 4 KiB pages with a header of 16 bytes; below, a share of a leaf page, which holds
-    as many entries (10 bytes of key, 8 of header, 2 of index) as fit.
+    Above about 2 KB these are whole 4 KiB pages with a header of 16 bytes. A smaller record takes its share of a leaf
+    page, which holds as many entries (10 bytes of key, 8 of header, 2 of index) as fit.
     """
     if size > 2020:
         return -(-(size + 16) // 4096) * 4096
@@ -53,10 +53,10 @@ def value_bytes(size: int) -> int:
 
 
 class PageError(Exception):
-    """A page is damaged; says how. The reader turns it into a StoreError or a Problem."""
+    """A page is damaged; the message says how. The reader turns it into a StoreError or a Problem."""
 
 
-class Value(NamedTuple):
+class Entry(NamedTuple):
     """One entry of the tree: its key and the size of its value."""
 
     key: bytes
@@ -65,7 +65,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What a header page says of the main database's tree."""
+    """Facts about the main database's tree, from a header page."""
 
     page_size: int
     last_page: int
@@ -76,52 +76,56 @@ class Tree:
 
 
 class Pages:
-    """The main database of one ``data.mdb``, mapped.
+    """The pages of one ``data.mdb``, mapped; only its main database is read.
+
+    Safe to use from several threads: branch pages are only ever added to the memory of lookups. Works after a fork.
 
     Attributes:
-        map: The whole file, ``uint8``; arrays over it hold the map by themselves.
-        tree: What the header says of the tree.
-        entries: Number of entries, from the header.
-        record: Returns the value of a record (its key is ten digits); see :meth:`Numbered.value`.
-
-    Safe to use from several threads: kept branch pages are only ever added. A fork does no harm.
+        map: The whole file, ``uint8``; arrays over it keep the map alive.
+        tree: Facts about the tree, from the newer header page.
+        entries: Number of entries, from the same page.
+        record: Returns the image of a record; see :meth:`RecordLookup.value`.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Reads the header pages only. Raises :class:`PageError`."""
+        """Maps the file and reads its header pages. Raises :class:`PageError`."""
         if not os.fstat(descriptor).st_size:
             raise PageError("data.mdb is empty")
         self._data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        self.tree = _newest_tree(self._data)
+        self.tree = _read_newest_tree(self._data)
         self.map: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8)
         self.entries = self.tree.entries
-        self._random = _random_map(descriptor)
+        self._random = _map_without_readahead(descriptor)
         self._random_at = _address(memoryview(self._random))
-        self._numbered: dict[bytes, Numbered] = {}
-        self.record = self.numbered(b"").value
+        self._lookups: dict[bytes, RecordLookup] = {}
+        self.record = self.lookup(b"").value
 
-    def numbered(self, prefix: bytes) -> Numbered:
-        """The values whose keys are ``prefix`` and ten digits."""
-        found = self._numbered.get(prefix)
-        if found is None:
-            found = self._numbered[prefix] = Numbered(self._data, self._random, self.tree, prefix)
-        return found
+    def lookup(self, prefix: bytes) -> RecordLookup:
+        """Returns the lookup of values whose keys are ``prefix`` and a record number; makes each once."""
+        lookup = self._lookups.get(prefix)
+        if lookup is None:
+            lookup = self._lookups[prefix] = RecordLookup(self._data, self._random, self.tree, prefix)
+        return lookup
 
     def will_need(self, value: memoryview) -> None:
-        """Asks the system to fetch what :meth:`record` returned: without readahead it would come page by page."""
+        """Asks the system to fetch all of a value that :meth:`record` returned; without readahead it comes page by
+        page.
+        """
         if hasattr(mmap, "MADV_WILLNEED") and len(value):
             start = (_address(value) - self._random_at) // mmap.PAGESIZE * mmap.PAGESIZE
             stop = _address(value) - self._random_at + len(value)
-            if 0 <= start < stop <= len(self._random):  # else it is of the other map, from find
+            if 0 <= start < stop <= len(self._random):  # else the value comes from the map that find uses
                 self._random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def find(self, key: bytes) -> NDArray[np.uint8] | None:
-        """The value of ``key`` over the map, or None. Reads one page a level. Raises :class:`PageError`."""
+        """Returns the value of ``key`` as a view of the map, or None. Reads one page a level. Raises
+        :class:`PageError`.
+        """
         place = _find(self._data, self.tree, key)
         return None if place is None else self.map[place[0] : place[0] + place[1]]
 
     def header_faults(self) -> Iterator[str]:
-        """Faults of the header pages that matter to LMDB but not here, one line each."""
+        """Yields a line for each fault of the header pages that matters to LMDB but not to this reader."""
         size = self.tree.page_size
         for page in (0, 1):
             start = page * size
@@ -135,32 +139,32 @@ class Pages:
                 pad, flags = pads[1]
                 yield f"header page {page} says that the tree has flags {flags:#x} and values of {pad} bytes"
 
-    def walk(self, *, overflow: bool) -> Iterator[Value | str]:
-        """All entries in order, and between them a line for each fault.
+    def walk(self, *, overflow: bool) -> Iterator[Entry | str]:
+        """Yields all entries in key order, and a line of text for each fault where it occurs.
 
         Args:
-            overflow: Also look at the header of each value that has pages of its own.
+            overflow: Also check the header of each value that has overflow pages.
         """
-        found = 0
+        count = 0
         last = b""
-        # A page that two others name would be walked twice; a tree of such pages would never end.
+        # A page that two others name would be walked twice, and a damaged tree could take exponential time.
         seen: set[int] = set()
-        for item in _subtree(self._data, self.tree, self.tree.root, 1, overflow, seen):
-            if isinstance(item, Value):
-                found += 1
+        for item in _walk_subtree(self._data, self.tree, self.tree.root, 1, overflow, seen):
+            if isinstance(item, Entry):
+                count += 1
                 if item.key <= last:
                     yield f"key {item.key!r} follows {last!r}"
                 last = item.key
             yield item
-        if found != self.entries:
-            yield f"the tree has {found} entries, its header says {self.entries}"
+        if count != self.entries:
+            yield f"the tree has {count} entries, its header says {self.entries}"
 
 
-class Numbered:
-    """The values of one column, or of the images: their keys are a prefix and ten digits.
+class RecordLookup:
+    """Looks up values by record number, for images or one column: their keys are a prefix and ten digits.
 
-    Faster than :meth:`Pages.find`: branch pages are kept as numbers, and since such keys follow each other in a leaf
-    page, its first one tells the place of all.
+    Faster than :meth:`Pages.find`: it keeps branch pages parsed, and computes a record's place in a leaf page from the
+    first record of the page.
     """
 
     def __init__(self, data: mmap.mmap, random: mmap.mmap, tree: Tree, prefix: bytes) -> None:
@@ -173,16 +177,18 @@ class Numbered:
         self._node = struct.Struct(f"<HHHH{len(prefix) + KEY_SIZE}s")
         self._branches: dict[int, _Branch] = {}
 
-    def leaves(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The first number that can lie in each leaf page, and the page's number, in order.
+    def list_leaves(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the first record that each leaf page can hold, and the page's number, both ``int64``, in order.
 
-        Raises :class:`PageError` for a damaged branch page, and where there are more than ``most`` leaf pages."""
+        Raises:
+            PageError: A branch page is damaged, or there are more than ``most`` leaf pages.
+        """
         firsts, pages = [0], [self._tree.root]
         for level in range(1, self._tree.depth):
             above = zip(firsts, pages, strict=True)
             firsts, pages = [], []
             for first, page in above:
-                branch = _branch(self._data, self._tree, page, level, first, self._prefix)
+                branch = _parse_branch(self._data, self._tree, page, level, first, self._prefix)
                 firsts += branch.firsts
                 pages += branch.children
                 if len(pages) > most:
@@ -190,17 +196,17 @@ class Numbered:
         return np.maximum.accumulate(np.array(firsts, np.int64)), np.array(pages, np.int64)
 
     def views(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Placed:
-        """Parts of the file, which lie in it."""
+        """Returns views of parts of the file, given by their offsets and sizes."""
         return Placed(self._views, self._address, starts, sizes)
 
     def value(self, index: int) -> memoryview | None:
-        """The value number ``index``, or None. The view holds its map by itself. Raises :class:`PageError`."""
+        """Returns the value of record ``index``, or None. The view keeps its map alive. Raises :class:`PageError`."""
         data, tree, node = self._views, self._tree, self._node
         page, first = tree.root, 0
         for level in range(1, tree.depth):
             branch = self._branches.get(page)
             if branch is None:
-                branch = self._branches[page] = _branch(self._data, tree, page, level, first, self._prefix)
+                branch = self._branches[page] = _parse_branch(self._data, tree, page, level, first, self._prefix)
             place = bisect.bisect_right(branch.firsts, index) - 1
             page, first = branch.children[place], branch.firsts[place]
         size = tree.page_size
@@ -219,37 +225,38 @@ class Numbered:
                     if not kind and value + nbytes <= start + size:
                         return data[value : value + nbytes]
                     if kind == BIG and value + 8 <= start + size:
-                        # The walk checks the header of the value's pages. Reading it here would wait for the disk
-                        # under the GIL, and nothing depends on it.
+                        # The header of the overflow pages is left to the walk: reading it here would wait for the
+                        # disk under the GIL, and the value does not depend on it.
                         value = int.from_bytes(data[value : value + 8], "little") * size + HEADER.size
                         if 2 * size <= value <= value + nbytes <= (tree.last_page + 1) * size:
                             return data[value : value + nbytes]
-        found = _find(self._data, tree, self._key % index)  # values are missing in between, or it says what is damaged
-        return None if found is None else memoryview(self._data)[found[0] : found[0] + found[1]]
+        # Not at the computed place: values before it are missing, or a page is damaged, which _find reports.
+        location = _find(self._data, tree, self._key % index)
+        return None if location is None else memoryview(self._data)[location[0] : location[0] + location[1]]
 
 
 class _Branch(NamedTuple):
-    """A branch page as numbers.
+    """A parsed branch page.
 
     Attributes:
-        firsts: For each page below it, the first value that can lie there; not decreasing.
-        children: The page's number.
+        firsts: For each child page, the first record that it can hold; not decreasing.
+        children: Numbers of the child pages.
     """
 
     firsts: array[int]
     children: array[int]
 
 
-def _branch(data: mmap.mmap, tree: Tree, page: int, level: int, first: int, prefix: bytes) -> _Branch:
-    """The branch page ``page``, whose values begin with number ``first``. Raises :class:`PageError`."""
-    nodes = _nodes(data, tree, page, level)
-    # The key of a page's first node is empty or does not matter.
-    firsts = array("q", [first, *(_first_number(_key(data, node), prefix) for node in nodes[1:])])
-    return _Branch(firsts, array("q", [_child(data, node) for node in nodes]))
+def _parse_branch(data: mmap.mmap, tree: Tree, page: int, level: int, first: int, prefix: bytes) -> _Branch:
+    """Parses branch page ``page``, whose first record is ``first``. Raises :class:`PageError`."""
+    nodes = _node_offsets(data, tree, page, level)
+    # The key of the first node is empty or meaningless.
+    firsts = array("q", [first, *(_first_record_from(_read_key(data, node), prefix) for node in nodes[1:])])
+    return _Branch(firsts, array("q", [_child_page(data, node) for node in nodes]))
 
 
-def _first_number(key: bytes, prefix: bytes) -> int:
-    """The first number whose key (``prefix`` and ten digits) is not before ``key``, which may be anything."""
+def _first_record_from(key: bytes, prefix: bytes) -> int:
+    """Returns the first record whose key (``prefix`` and ten digits) is not before ``key``, which may be any bytes."""
     if not key.startswith(prefix):
         return 0 if key < prefix else 10**KEY_SIZE
     key = key[len(prefix) :]
@@ -261,33 +268,34 @@ def _first_number(key: bytes, prefix: bytes) -> int:
 
 
 def _find(data: mmap.mmap, tree: Tree, key: bytes) -> tuple[int, int] | None:
-    """Position and size of the value of ``key``, or None. Reads one page a level. Raises :class:`PageError`."""
+    """Returns offset and size of the value of ``key``, or None. Reads one page a level. Raises :class:`PageError`."""
     page = tree.root
     for level in range(1, tree.depth + 1):
-        nodes = _nodes(data, tree, page, level)
+        nodes = _node_offsets(data, tree, page, level)
         # The first key of a branch page counts as smaller than all others.
-        place = bisect.bisect_right(nodes, key, level < tree.depth, key=lambda node: _key(data, node)) - 1
+        place = bisect.bisect_right(nodes, key, level < tree.depth, key=lambda node: _read_key(data, node)) - 1
         if place < 0:
             return None
         if level < tree.depth:
-            page = _child(data, nodes[place])
+            page = _child_page(data, nodes[place])
     node = nodes[place]
-    return _value(data, tree, page, node) if _key(data, node) == key else None
+    return _locate_value(data, tree, page, node) if _read_key(data, node) == key else None
 
 
 def _address(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
-def _random_map(descriptor: int) -> mmap.mmap:
-    """A map of the file without readahead, which random access to small records would only waste."""
+def _map_without_readahead(descriptor: int) -> mmap.mmap:
+    """Maps the file without readahead, which random access to small records would waste."""
     data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_RANDOM"):
         data.madvise(mmap.MADV_RANDOM)
     return data
 
 
-def _newest_tree(data: mmap.mmap) -> Tree:
+def _read_newest_tree(data: mmap.mmap) -> Tree:
+    """Reads both header pages and returns the tree of the newer one. Raises :class:`PageError`."""
     if len(data) < 2 * 4096:
         raise PageError(f"data.mdb has {len(data)} bytes, less than its two header pages")
     newest: tuple[int, Tree] | None = None
@@ -314,12 +322,12 @@ def _newest_tree(data: mmap.mmap) -> Tree:
     return tree
 
 
-def _subtree(
+def _walk_subtree(
     data: mmap.mmap, tree: Tree, page: int, level: int, overflow: bool, seen: set[int]
-) -> Iterator[Value | str]:
-    """Entries below a page. A page that cannot be followed, or was ``seen`` before, yields a line and is passed."""
+) -> Iterator[Entry | str]:
+    """Yields the entries below a page. A page that is damaged, or in ``seen``, yields a line of text and is skipped."""
     try:
-        nodes = _nodes(data, tree, page, level)
+        nodes = _node_offsets(data, tree, page, level)
         if page in seen:
             raise PageError(f"the tree names page {page} twice")
         seen.add(page)
@@ -328,18 +336,20 @@ def _subtree(
         return
     for node in nodes:
         if level < tree.depth:
-            yield from _subtree(data, tree, _child(data, node), level + 1, overflow, seen)
+            yield from _walk_subtree(data, tree, _child_page(data, node), level + 1, overflow, seen)
             continue
         try:
-            size = _value(data, tree, page, node, overflow)[1]
+            size = _locate_value(data, tree, page, node, overflow)[1]
         except PageError as error:
             yield str(error)
             continue
-        yield Value(_key(data, node), size)
+        yield Entry(_read_key(data, node), size)
 
 
-def _nodes(data: mmap.mmap, tree: Tree, page: int, level: int) -> list[int]:
-    """Positions of the nodes of a branch or leaf page; the keys of all lie inside of it."""
+def _node_offsets(data: mmap.mmap, tree: Tree, page: int, level: int) -> list[int]:
+    """Returns the offsets of the nodes of a branch or leaf page. Raises :class:`PageError` unless the whole page is
+    valid.
+    """
     if not 2 <= page <= tree.last_page:
         raise PageError(f"the tree names page {page} of {tree.last_page + 1}")
     start = page * tree.page_size
@@ -355,25 +365,28 @@ def _nodes(data: mmap.mmap, tree: Tree, page: int, level: int) -> list[int]:
     nodes = [start + p for p in pointers]
     for pointer, node in zip(pointers, nodes, strict=True):
         if not upper <= pointer <= tree.page_size - NODE.size:
-            raise PageError(f"page {page} has an entry outside of itself")
+            raise PageError(f"page {page} points to an entry outside the page")
         key_size = NODE.unpack_from(data, node)[3]
         if key_size > MAX_KEY_SIZE or node + NODE.size + key_size > end:
-            raise PageError(f"page {page} has a key of {key_size} bytes, too long, or one that reaches out of it")
+            raise PageError(f"page {page} has a key of {key_size} bytes, which is too long or ends outside the page")
     return nodes
 
 
-def _key(data: mmap.mmap, node: int) -> bytes:
+def _read_key(data: mmap.mmap, node: int) -> bytes:
     start = node + NODE.size
     return data[start : start + NODE.unpack_from(data, node)[3]]
 
 
-def _child(data: mmap.mmap, node: int) -> int:
+def _child_page(data: mmap.mmap, node: int) -> int:
     low, high, top, _ = NODE.unpack_from(data, node)
     return int(low | high << 16 | top << 32)
 
 
-def _value(data: mmap.mmap, tree: Tree, page: int, node: int, header: bool = True) -> tuple[int, int]:
-    """Position and size of the value of a leaf's node. Raises :class:`PageError` when it cannot lie there."""
+def _locate_value(data: mmap.mmap, tree: Tree, page: int, node: int, header: bool = True) -> tuple[int, int]:
+    """Returns offset and size of the value of a leaf node. Raises :class:`PageError` if it cannot lie there.
+
+    ``header``: also check the header of its overflow pages.
+    """
     low, high, flags, key_size = NODE.unpack_from(data, node)
     size = low | high << 16
     start = node + NODE.size + key_size
@@ -385,7 +398,7 @@ def _value(data: mmap.mmap, tree: Tree, page: int, node: int, header: bool = Tru
         return start, size
     first = int.from_bytes(data[start : start + 8], "little")
     pages = (HEADER.size - 1 + size) // tree.page_size + 1
-    shown = f"the value of {_key(data, node)!r} has {size} bytes from page {first} on"
+    shown = f"the value of {_read_key(data, node)!r} has {size} bytes from page {first} on"
     if first < 2 or first + pages - 1 > tree.last_page:
         raise PageError(f"{shown}, past the last page {tree.last_page}")
     if header:

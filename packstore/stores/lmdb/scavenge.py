@@ -1,9 +1,8 @@
-"""Gets records out of a damaged LMDB: looks at every page, since the pages that lead to others may be broken.
+"""Recovers records from a damaged LMDB by looking at every page, since the branch pages may be damaged.
 
-A leaf page holds whole entries: the key (ten digits for a record, letters for a column, both for a value of a column
-that lies record by record) and the value, or the number of the page where a long value begins. Older copies of a page
-may still lie in the file, so a record can have several places. A long image whose entry is lost is found by its
-checksum.
+A leaf page holds whole entries: the key (a column's name, a record number, or both) and the value, or the number of the
+page where a long value begins. The file may still hold older copies of a page, so a record can have several candidates.
+A long image whose entry is lost is recognised by its checksum.
 """
 
 from __future__ import annotations
@@ -48,51 +47,55 @@ _MAX_TRIED = 1000
 
 
 def scavenge(data: memoryview, hint: RecoveredManifest | None) -> Scavenged:
-    """The columns and images of a ``data.mdb``, from its bytes."""
+    """Recovers the columns and images of a ``data.mdb`` from its bytes. ``hint`` is a manifest known from elsewhere."""
     scan = _Scan(data)
     texts = scan.named.get("manifest", ())
-    named = hint or best_manifest(bytes(text) for text in reversed(texts))
-    found = named if named is not None and named.proven else find_manifest(data) or named
-    records = scan.records if found is None else found.manifest.records
-    columns = scan.columns(found, records)
+    from_entry = hint or best_manifest(bytes(text) for text in reversed(texts))
+    recovered = from_entry if from_entry is not None and from_entry.proven else find_manifest(data) or from_entry
+    records = scan.records if recovered is None else recovered.manifest.records
+    columns = scan.columns(recovered, records)
     alternatives = {name: partial(scan.values, column) for name, column in scan.one_by_one.items()}
-    return Scavenged(found, columns, records, scan.images, scan.orphans, alternatives)
+    return Scavenged(recovered, columns, records, scan.images, scan.orphans, alternatives)
 
 
 class _Scan:
+    """Everything that looks like an entry of the store, found by looking at every page."""
+
     def __init__(self, data: memoryview) -> None:
         self._data = data
         self._size = _page_size(data)
         self.named: dict[str, list[memoryview]] = {}
         self._arrays: list[int] = []
         self._long_values: dict[int, int] = {}  # first page of each long value, and its pages
-        self.one_by_one: dict[str, Column] = {}  # of the columns that were found
+        self.one_by_one: dict[str, Column] = {}  # the recovered columns with one value per key
         entries: dict[bytes, array[int]] = {b"": array("q")}
-        for page in self._candidates():
-            for prefix, *entry in self._entries(page):
+        for page in self._find_leaves():
+            for prefix, *entry in self._parse_leaf(page):
                 entries.setdefault(prefix, array("q")).extend(entry)
         self._places: dict[bytes, NDArray[np.int64]] = {}
         for prefix, numbers in entries.items():
-            found = np.array(numbers, np.int64).reshape(-1, 3)
-            self._places[prefix] = found[np.argsort(found[:, 0], kind="stable")].T
+            rows = np.array(numbers, np.int64).reshape(-1, 3)  # record, start, size
+            self._places[prefix] = rows[np.argsort(rows[:, 0], kind="stable")].T
         self.images = partial(self.candidates, b"")
         self.numbered = {prefix[:-1].decode("ascii") for prefix in self._places if prefix}
         self.records = int(self._places[b""][0, -1]) + 1 if len(entries[b""]) else 0
 
     def candidates(self, prefix: bytes, record: int) -> list[Buffer]:
-        """Candidates for a record's image, or its value of a column by the prefix of its keys, in file order."""
+        """Returns the values with key ``prefix`` and ``record``, in file order: candidates for an image or a column's
+        value.
+        """
         places = self._places[prefix]
         first, last = np.searchsorted(places[0], [record, record + 1])
         return [self._data[start : start + size] for start, size in places[1:, first:last].T.tolist()]
 
     def orphans(self, sums: set[int]) -> Iterator[tuple[int, Buffer]]:
-        """Long values that no entry leads to and that have one of these checksums."""
+        """Yields checksum and bytes of long values that no entry names and whose checksum is in ``sums``."""
         known = {page for places in self._places.values() for page in (places[1] // self._size).tolist()}
         for page, count in self._long_values.items():
             if page in known or not sums:
                 continue
             start, end = page * self._size + HEADER.size, (page + count) * self._size
-            # Its length was in the lost entry: it ends somewhere in its last page.
+            # The lost entry had its length: it ends anywhere in its last page.
             least = max(start, end - self._size)
             running = xxh3_64(self._data[start:least])
             for stop in range(least, min(end, len(self._data)) + 1):
@@ -101,23 +104,27 @@ class _Scan:
                     break
                 running.update(self._data[stop : stop + 1])
 
-    def columns(self, found: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
-        """The columns that were found: the copy with the manifest's digest, or else the last."""
+    def columns(self, recovered: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
+        """Returns the columns that can be recovered: of several copies the one with the manifest's digest, or else the
+        last.
+        """
         columns: dict[str, ColumnData] = {}
-        wanted = self._described(records) if found is None else found.manifest.columns[1:]
+        wanted = self._guess_columns(records) if recovered is None else recovered.manifest.columns[1:]
         for column in wanted:
-            if column.name in self.numbered and (found is None or column.one_by_one):
+            if column.name in self.numbered and (recovered is None or column.one_by_one):
                 self.one_by_one[column.name] = column
-                columns[column.name] = one_by_one(column, records, partial(self._value, column))
+                columns[column.name] = one_by_one(column, records, partial(self._last_value, column))
                 continue
             chosen: ColumnData | None = None
-            for data in self._copies(column, records):
+            for data in self._column_candidates(column, records):
                 chosen = data
                 if column.digest is not None and column_digest(data) == column.digest:
                     break
             else:
-                # Its entry, or the pointer to it, is damaged: only the digest tells the right array.
-                for data in islice(self._copies(column, records, adrift=True), _MAX_TRIED if column.digest else 0):
+                # Its entry, or the pointer to it, is damaged: only the digest identifies the array.
+                for data in islice(
+                    self._column_candidates(column, records, loose=True), _MAX_TRIED if column.digest else 0
+                ):
                     if column_digest(data) == column.digest:
                         chosen = data
                         break
@@ -126,23 +133,24 @@ class _Scan:
         return columns
 
     def values(self, column: Column, record: int) -> list[Any]:
-        """Candidates for the value of a record in a column that lies record by record, as :func:`one_by_one` gives
-        them."""
-        found = self._raw_values(column, record)
-        return [fixed_value(column, raw) for raw in found] if column.kind == "fixed" else [*found]
+        """Returns candidates for a record's value in a column with one value per key, typed as :func:`one_by_one`
+        returns them.
+        """
+        candidates = self._raw_values(column, record)
+        return [fixed_value(column, raw) for raw in candidates] if column.kind == "fixed" else [*candidates]
 
     def _raw_values(self, column: Column, record: int) -> list[Buffer]:
-        found = self.candidates(f"{column.name}/".encode("ascii"), record)
-        return [raw for raw in found if column.kind == "ragged" or len(raw) == column.record_nbytes]
+        candidates = self.candidates(f"{column.name}/".encode("ascii"), record)
+        return [raw for raw in candidates if column.kind == "ragged" or len(raw) == column.record_nbytes]
 
-    def _value(self, column: Column, record: int) -> Buffer:
-        found = self._raw_values(column, record)
-        if not found:
-            raise StoreError(f"nothing says where the {column.name} of record {record} lies")
-        return found[-1]
+    def _last_value(self, column: Column, record: int) -> Buffer:
+        candidates = self._raw_values(column, record)
+        if not candidates:
+            raise StoreError(f"no entry for the {column.name} of record {record} was found")
+        return candidates[-1]
 
-    def _candidates(self) -> Iterator[int]:
-        """Pages marked as leaves, and pages without any valid mark."""
+    def _find_leaves(self) -> Iterator[int]:
+        """Yields the pages marked as leaves and those without a valid mark; records the long values it passes."""
         total = len(self._data) // self._size
         raw: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, total * self._size).reshape(total, self._size)
         for first in range(0, total, _PAGES_AT_ONCE):
@@ -156,14 +164,17 @@ class _Scan:
             leaf = (flags == LEAF) | (right & ~np.isin(flags, (BRANCH, OVERFLOW_PAGE, META_PAGE)))
             yield from (first + np.flatnonzero(leaf)).tolist()
 
-    def _entries(self, page: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """(prefix, record, start, size) of each entry of a leaf page that can be one; named ones go to ``named``."""
+    def _parse_leaf(self, page: int) -> Iterator[tuple[bytes, int, int, int]]:
+        """Yields (prefix, record, start, size) of each plausible entry of a leaf page with a record number.
+
+        Adds other entries to :attr:`named`, and the places that look like ``.npy`` headers to :attr:`_arrays`.
+        """
         start = page * self._size
         end = start + self._size
         self._arrays += [start + match.start() for match in re.finditer(re.escape(_NPY), self._data[start:end])]
         lower = HEADER.unpack_from(self._data, start)[3]
         if not HEADER.size < lower <= self._size or lower % 2:
-            lower = self._size  # up to the last thing that looks like an entry
+            lower = self._size  # the bound is damaged: try the whole page
         for (pointer,) in struct.iter_unpack("<H", self._data[start + HEADER.size : start + lower]):
             node = start + pointer
             if not HEADER.size < pointer <= self._size - NODE.size:
@@ -187,13 +198,14 @@ class _Scan:
             elif key[:1].isalpha() and key.isascii():
                 self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
 
-    def _copies(self, column: Column, records: int, *, adrift: bool = False) -> Iterator[ColumnData]:
+    def _column_candidates(self, column: Column, records: int, *, loose: bool = False) -> Iterator[ColumnData]:
+        """Yields candidates for a column, ``loose``: from arrays without a known entry."""
         expected = [column.nbytes, 8 * (records + 1)]
         # The array is at the end of the value, even if the header before it is damaged.
         pieces = [
             [
                 value[len(value) - size :]
-                for value in (self._adrift(size) if adrift else self._values(name, size))
+                for value in (self._loose_arrays(size) if loose else self._array_candidates(name, size))
                 if len(value) > size
             ]
             for name, size in zip(array_names(column), expected, strict=False)
@@ -202,8 +214,8 @@ class _Scan:
             for second in pieces[1] if len(pieces) > 1 else [first]:
                 yield column_from_bytes(column, records, [first, second])
 
-    def _values(self, name: str, size: int) -> Iterator[memoryview]:
-        """Candidates for the array ``name``: long values without an entry, then those with one."""
+    def _array_candidates(self, name: str, size: int) -> Iterator[memoryview]:
+        """Yields candidates for the array ``name``: long values without an entry, then those with one."""
         for page in self._long_values:
             start = page * self._size + HEADER.size
             if self._data[start : start + len(_NPY)] == _NPY:
@@ -212,16 +224,16 @@ class _Scan:
                     yield self._data[start : start + header + size]
         yield from self.named.get(name, ())
 
-    def _adrift(self, size: int) -> Iterator[memoryview]:
-        """Candidates for an array of ``size`` bytes, anywhere in a leaf page."""
+    def _loose_arrays(self, size: int) -> Iterator[memoryview]:
+        """Yields candidates for an array of ``size`` bytes anywhere in a leaf page."""
         for start in self._arrays:
             header = 10 + int.from_bytes(self._data[start + 8 : start + 10], "little")
             stop = start + header + size
             if stop <= (start // self._size + 1) * self._size:
                 yield self._data[start:stop]
 
-    def _described(self, records: int) -> list[Column]:
-        """The columns as their own headers describe them, where there is no manifest."""
+    def _guess_columns(self, records: int) -> list[Column]:
+        """Derives the columns from the names and headers of their arrays, if there is no manifest."""
         columns = []
         names = {dtype.str: name for name, dtype in NUMPY_DTYPE.items() if name != "bfloat16"}
         columns += [guessed(name, "ragged", "uint8") for name in sorted(self.numbered)]
@@ -241,6 +253,6 @@ class _Scan:
 
 
 def _page_size(data: memoryview) -> int:
-    """The page size as the first header page has it, or the usual one."""
-    found = int.from_bytes(data[40:44], "little")
-    return found if 512 <= found <= 65536 and not found & (found - 1) else _PAGE
+    """Returns the page size in the first header page if it is a possible one, else the usual one."""
+    size = int.from_bytes(data[40:44], "little")
+    return size if 512 <= size <= 65536 and not size & (size - 1) else _PAGE

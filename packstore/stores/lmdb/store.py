@@ -1,10 +1,10 @@
-"""LMDB: the image of record ``i`` alone under ten decimal digits, then whole columns and the manifest by name.
+"""Writes and reads LMDB: each image alone under its record number in ten digits, whole columns and manifest by name.
 
 Layout: ``b"%010d" % i`` → image bytes; ``b"label"`` and other fixed columns → ``.npy``; a ragged column as
 ``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1); ``b"manifest"`` → JSON. A column that
-is large, or whose values may be (:attr:`packstore.core.column.Column.one_by_one`), lies record by record, fixed or
-ragged: the bytes of each value as ``b"mask/%010d" % i``. Letters sort after digits, so the whole file is written by
-sorted appends.
+is large, or may have large values (:attr:`packstore.core.column.Column.one_by_one`), has one value per key, fixed or
+ragged: the bytes of each as ``b"mask/%010d" % i``. Letters sort after digits, so the whole file is written by sorted
+appends.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from packstore.core.files import beyond_standard_streams, file_size_limit, readi
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader, Spans, Writer, parse_manifest, unreadable
+from packstore.stores.lmdb.bulk_lookup import LeafTable, list_leaves, locate_images
 from packstore.stores.lmdb.bulk_walk import IrregularError, Run, walk_in_bulk
-from packstore.stores.lmdb.entries import MANIFEST, check_entries, named_keys, prefixes
-from packstore.stores.lmdb.many import Leaves, leaves_of, places_of
+from packstore.stores.lmdb.entries import MANIFEST, check_entries, column_prefixes, named_keys
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages
 from packstore.stores.mapped import check_offsets
@@ -49,22 +49,22 @@ from packstore.stores.mapped import check_offsets
 KEY = b"%010d"
 _MAX_VALUE = 0xFFFFFFFF  # LMDB keeps the size of a value in 32 bits
 _MAX_RECORDS = (_MAX_VALUE - HEADER_BYTES) // 8 - 1
-"""The checksums of all records are one value, and so are the offsets of a ragged column."""
+"""More would not fit into the value that holds the checksums of all records, or a ragged column's offsets."""
 _TXN_BYTES = 4 << 20
 _TXN_RECORDS = 1 << 16
 _FIRST_MAP = 64 << 20
 _ENTRY_BYTES = 20
-"""The least that an entry takes: its place, its header, its key."""
+"""Fewest bytes of an entry: its pointer, its header, its key."""
 _NPY = np.lib.format
 
 
 class LmdbWriter(Writer):
-    """Appends records in key order, a transaction for every 4 MiB, so that memory stays bounded and in the cache.
+    """Appends records in key order, one transaction per 4 MiB, which bounds memory and stays in the processor's cache.
 
-    What has been committed is written to the disk in the background while more comes, so that the last sync is short.
+    A background thread syncs committed data meanwhile, so that the last sync is short.
 
-    The result needs no compacting copy: appended leaves are full, and each transaction rewrites only the rightmost
-    page of each level of the tree, which the one after next reuses. Measured: 9 pages of 38,835 more than
+    The file needs no compacting copy: appended leaves are full, and each transaction rewrites only the rightmost page
+    of each level of the tree, which the transaction after the next reuses. Measured: 9 pages of 38,835 more than
     ``env.copy(compact=True)`` for 50,000 records of 2 KB, 7 of 16,990 for 600 of 110 KB.
     """
 
@@ -88,20 +88,22 @@ class LmdbWriter(Writer):
     def append(self, images: Sequence[Buffer]) -> None:
         if self._records + len(images) > _MAX_RECORDS:
             raise StoreError(f"LMDB holds up to {_MAX_RECORDS:,} records a file; use a shard size")
-        self._records = self._put(images, KEY, self._records)
+        self._records = self._append_values(images, KEY, self._records)
 
-    def _put(self, values: Iterable[Buffer], key: bytes, record: int) -> int:
-        """Appends the values of records from ``record`` on, each under ``key % record``. Returns the next record."""
+    def _append_values(self, values: Iterable[Buffer], key: bytes, record: int) -> int:
+        """Appends values, the first under ``key % record``; flushes and syncs when enough are pending. Returns the next
+        record.
+        """
         pending, nbytes = self._pending, self._pending_bytes
         for image in values:
             size = len(image)
             if size > _MAX_VALUE:
                 raise StoreError(f"record {record} has {size} bytes; LMDB holds up to {_MAX_VALUE} a value")
-            # bytes are kept as they are; a view may be of a buffer that its owner uses again
+            # bytes cannot change; a view may be of a buffer that its owner reuses
             pending.append((key % record, image if type(image) is bytes else bytes(image)))
             record += 1
             nbytes += size
-            # By record, never by batch: the file does not depend on how records were handed over.
+            # Counted by record, not by call: the file must not depend on how records were batched.
             if nbytes >= _TXN_BYTES or len(pending) >= _TXN_RECORDS:
                 self._flush()
                 pending, nbytes = self._pending, 0
@@ -117,14 +119,14 @@ class LmdbWriter(Writer):
         self._close()
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-        # Always into an environment that was just opened: LMDB takes other free pages in one that has written before,
-        # and the file must not depend on whether it was suspended.
+        # Reopened in any case: an environment that has written before reuses other free pages, and the file must not
+        # depend on whether the writer was suspended.
         self._close()
         self._open()
         parts: dict[str, NDArray[Any] | Iterable[Buffer] | bytes] = {MANIFEST: manifest.to_json().encode("ascii")}
         for name, data in columns.items():
             if manifest.column(name).one_by_one:
-                parts[f"{name}/"] = data if isinstance(data, Ragged) else map(_raw, data)
+                parts[f"{name}/"] = data if isinstance(data, Ragged) else map(_raw_bytes, data)
             elif isinstance(data, Ragged):
                 parts |= {f"{name}/bytes": data.data, f"{name}/offsets": data.offsets}
             else:
@@ -132,12 +134,12 @@ class LmdbWriter(Writer):
         for name in sorted(parts):
             part = parts[name]
             if not isinstance(part, bytes | np.ndarray):
-                self._put(part, name.encode("ascii") + KEY, 0)
+                self._append_values(part, name.encode("ascii") + KEY, 0)
                 self._flush()
                 continue
-            self._pending = [(name.encode("ascii"), part if isinstance(part, bytes) else _npy(part))]
+            self._pending = [(name.encode("ascii"), part if isinstance(part, bytes) else _to_npy(part))]
             self._flush()
-        self._syncer.shutdown(wait=False, cancel_futures=True)  # the sync that follows waits for the running one
+        self._syncer.shutdown(wait=False, cancel_futures=True)  # the caller's sync waits for the one that runs
         self.abort(wait=False)
 
     def synced(self) -> None:
@@ -166,13 +168,13 @@ class LmdbWriter(Writer):
             )
 
     def _flush(self) -> None:
-        """Writes the pending values in one transaction; if the map is full, grows it and writes them again."""
+        """Writes the pending values in one transaction; if the map is full, doubles it and retries."""
         while self._pending:
             try:
                 with _lmdb_errors(self.path), self._env.begin(write=True) as txn, txn.cursor() as cursor:
                     added = cursor.putmulti(self._pending, append=True)[1]
             except lmdb.MapFullError:
-                # Doubling: deterministic, at most 30 times for a terabyte. The file grows by the pages written.
+                # Doubles: at most 30 times for a terabyte. The file itself grows only by the pages written.
                 self._map_size *= 2
                 with _lmdb_errors(self.path):
                     self._env.set_mapsize(self._map_size)
@@ -185,7 +187,11 @@ class LmdbWriter(Writer):
 
 @contextmanager
 def _lmdb_errors(path: Path) -> Iterator[None]:
-    """Turns LMDB's errors (no space, above all) into :class:`OSError`; a full map is not an error."""
+    """Turns LMDB's errors into :class:`OSError`, with the errno of a full disk or a file size limit if that is the
+    cause.
+
+    Lets :class:`lmdb.MapFullError` pass.
+    """
     try:
         yield
     except lmdb.MapFullError:
@@ -202,7 +208,7 @@ def _lmdb_errors(path: Path) -> Iterator[None]:
 
 
 def partial_images(path: Path) -> Callable[[int], memoryview]:
-    """See :meth:`packstore.stores.format.Format.partial_images`: the images of finished transactions."""
+    """Implements :meth:`packstore.stores.format.Format.partial_images`: finds the images of finished transactions."""
     pages = _open_pages(path)
 
     def image(number: int) -> memoryview:
@@ -218,8 +224,8 @@ def partial_images(path: Path) -> Callable[[int], memoryview]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the LMDB at ``path``. Raises :class:`StoreError`."""
-    return _manifest_of(_open_pages(path), path)
+    """Reads the manifest of the LMDB at ``path``. Raises :class:`StoreError`."""
+    return _find_manifest(_open_pages(path), path)
 
 
 def _open_pages(path: Path, descriptor: int | None = None) -> Pages:
@@ -232,36 +238,38 @@ def _open_pages(path: Path, descriptor: int | None = None) -> Pages:
         raise unreadable(path, "an LMDB", error) from None
 
 
-_FEW = 32
-"""Fewer records are sooner found one by one: 64 take 1.2 µs each instead of 2.1, 256 take 0.5."""
+_FEWEST_IN_BULK = 32
+"""Fewer records are faster to look up one by one: in bulk 64 take 1.2 µs each instead of 2.1, 256 take 0.5."""
 
 
 class LmdbReader(Reader):
     """Reads an LMDB over a map of its own, without the library: see :mod:`packstore.stores.lmdb.pages`.
 
-    So a damaged page is an error, what was handed out outlives :meth:`close`, other threads' too, and neither a fork
-    nor another environment of the same file in the process is in the way.
+    So a damaged page raises an error, views stay valid after :meth:`close` even of another thread, and a fork or
+    another environment of the same file in the process does no harm.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """``descriptor`` is that of ``data.mdb``, if it is open already; the caller may close it afterwards."""
+        """``descriptor`` is an open one of ``data.mdb``, or None; the caller may close it afterwards."""
         pages = _open_pages(path, descriptor)
-        super().__init__(path, _manifest_of(pages, path))
+        super().__init__(path, _find_manifest(pages, path))
         self._pages: Pages | None = pages
         self._records = self.manifest.records
         image = self.manifest.image
         self._width = image.record_nbytes if image.kind == "fixed" else None
         self._columns: dict[str, ColumnData] = {}
-        self._leaves: Leaves | None = None
-        self._prefixes = prefixes(self.manifest)
+        self._leaves: LeafTable | None = None
+        self._prefixes = column_prefixes(self.manifest)
         expected = self._records * (1 + len(self._prefixes)) + len(named_keys(self.manifest))
-        found = pages.entries
-        if found > len(pages.map) // _ENTRY_BYTES:
+        entries = pages.entries
+        if entries > len(pages.map) // _ENTRY_BYTES:
             raise StoreError(
-                f"{printable(str(path))} is damaged: it says it has {found} entries in {len(pages.map)} bytes"
+                f"{printable(str(path))} is damaged: it says it has {entries} entries in {len(pages.map)} bytes"
             )
-        if found != expected:
-            raise StoreError(f"{printable(str(path))} is damaged: it has {found} entries, its manifest says {expected}")
+        if entries != expected:
+            raise StoreError(
+                f"{printable(str(path))} is damaged: it has {entries} entries, its manifest says {expected}"
+            )
 
     def read(self, index: int) -> memoryview:
         if not 0 <= index < self._records:
@@ -279,14 +287,14 @@ class LmdbReader(Reader):
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
         pages = self._pages
-        if pages is None or len(records) < _FEW or not 0 <= records.min() <= records.max() < self._records:
+        if pages is None or len(records) < _FEWEST_IN_BULK or not 0 <= records.min() <= records.max() < self._records:
             return super().views(records)
         if self._leaves is None:
-            self._leaves = leaves_of(pages)
-        found = None if self._leaves is None else places_of(pages, self._leaves, records)
-        if found is None or (self._width is not None and (found[1] != self._width).any()):
+            self._leaves = list_leaves(pages)
+        located = None if self._leaves is None else locate_images(pages, self._leaves, records)
+        if located is None or (self._width is not None and (located[1] != self._width).any()):
             return super().views(records)
-        return pages.numbered(b"").views(*found)
+        return pages.lookup(b"").views(*located)
 
     def will_need(self, index: int, view: Buffer) -> None:
         if self._pages is not None and isinstance(view, memoryview):
@@ -297,18 +305,18 @@ class LmdbReader(Reader):
         return column if type(column) is Ragged else None
 
     def column(self, name: str) -> ColumnData:
-        columns = self._columns  # another thread may close meanwhile
+        columns = self._columns  # read once: another thread may close the reader meanwhile
         if name not in columns:
             column = self.manifest.column(name)
             if name == "image":
                 raise StoreError("an LMDB has no array of all images; read them one by one")
             if column.one_by_one:
-                columns[name] = _values(self._open(), column, self._records, printable(str(self.path)))
+                columns[name] = _column_by_record(self._open(), column, self._records, printable(str(self.path)))
             elif column.kind == "fixed":
-                columns[name] = self._array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
+                columns[name] = self._map_array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
             else:
-                data = self._array(f"{name}/bytes", np.dtype("u1"), (column.nbytes,))
-                columns[name] = Ragged(self._array(f"{name}/offsets", OFFSET, (self._records + 1,)), data)
+                data = self._map_array(f"{name}/bytes", np.dtype("u1"), (column.nbytes,))
+                columns[name] = Ragged(self._map_array(f"{name}/offsets", OFFSET, (self._records + 1,)), data)
         return columns[name]
 
     def close(self) -> None:
@@ -316,7 +324,7 @@ class LmdbReader(Reader):
         self._columns = {}
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Checks every page and entry: bounds, order, missing and surplus keys, sizes in a fixed column."""
+        """Yields faults of every page and entry: bounds, order, missing and surplus keys, sizes in a fixed column."""
         for fault in self._open().header_faults():
             yield Problem(f"{fault}: LMDB itself may not read it")
         yield from check_entries(self._open(), self.manifest, quick=quick, progress=progress)
@@ -345,7 +353,7 @@ class LmdbReader(Reader):
             return
 
     def _open(self) -> Pages:
-        pages = self._pages  # once: another thread may close meanwhile
+        pages = self._pages  # read once: another thread may close the reader meanwhile
         if pages is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
         return pages
@@ -353,8 +361,8 @@ class LmdbReader(Reader):
     def _damaged(self, error: PageError) -> StoreError:
         return StoreError(f"{printable(str(self.path))} is damaged: {error}")
 
-    def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """The array in the ``.npy`` value ``name``, over the map. Raises :class:`StoreError`."""
+    def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Returns the array in the ``.npy`` value ``name`` as a view of the map. Raises :class:`StoreError`."""
         try:
             value = self._open().find(name.encode("ascii"))
         except PageError as error:
@@ -373,7 +381,7 @@ class LmdbReader(Reader):
         return array if array.flags.aligned else _read_only(array.copy())
 
 
-def _manifest_of(pages: Pages, path: Path) -> Manifest:
+def _find_manifest(pages: Pages, path: Path) -> Manifest:
     try:
         text = pages.find(MANIFEST.encode("ascii"))
     except PageError as error:
@@ -382,14 +390,15 @@ def _manifest_of(pages: Pages, path: Path) -> Manifest:
         raise StoreError(f"{printable(str(path))} is an LMDB without a packstore manifest")
     manifest = parse_manifest(text[: MAX_JSON_BYTES + 1].tobytes(), path)
     if manifest.format != "lmdb" or manifest.shards:
-        raise StoreError(f"{printable(str(path))} is an LMDB with the manifest of another store ({manifest.format})")
+        kind = f"{'sharded ' if manifest.shards else ''}{manifest.format}"
+        raise StoreError(f"{printable(str(path))} is an LMDB, but its manifest describes a {kind} store")
     return manifest
 
 
-def _values(pages: Pages, column: Column, records: int, path: str) -> OneByOne | OneByOneArray:
-    """A column whose values lie one by one. It stays valid when the reader is closed."""
+def _column_by_record(pages: Pages, column: Column, records: int, path: str) -> OneByOne | OneByOneArray:
+    """Returns a column with one value per key. It stays valid after the reader is closed."""
     name = column.name
-    find = pages.numbered(f"{name}/".encode("ascii")).value
+    find = pages.lookup(f"{name}/".encode("ascii")).value
 
     def read(record: int) -> memoryview:
         try:
@@ -403,13 +412,13 @@ def _values(pages: Pages, column: Column, records: int, path: str) -> OneByOne |
     return one_by_one(column, records, read)
 
 
-def _npy(array: NDArray[Any]) -> bytes:
+def _to_npy(array: NDArray[Any]) -> bytes:
     head = io.BytesIO()
     _NPY.write_array_header_1_0(head, _NPY.header_data_from_array_1_0(array))
-    return b"".join((head.getvalue(), _raw(array) if array.size else b""))
+    return b"".join((head.getvalue(), _raw_bytes(array) if array.size else b""))
 
 
-def _raw(array: NDArray[Any]) -> memoryview:
+def _raw_bytes(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
