@@ -18,7 +18,7 @@ import packstore
 from packstore.core import column as column_module
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
-from packstore.stores.pth.layout import layout
+from packstore.stores.pth.layout import expected_headers
 from packstore.testing.records import append, make_records, write
 from tests.makers.tools import load_tool
 
@@ -313,7 +313,7 @@ def test_layout_is_what_zipfile_writes(source: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pth") as archive:
         entries = archive.infolist()
     covered = sum(entry.file_size for entry in entries)
-    for what, start, expected in layout(entries):
+    for what, start, expected in expected_headers(entries):
         assert data[start : start + len(expected)] == expected, what
         covered += len(expected)
     assert covered == len(data)

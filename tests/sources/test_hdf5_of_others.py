@@ -559,7 +559,7 @@ def test_a_store_of_our_own_is_no_file_of_others(tmp_path: Path) -> None:
         assert source.kind == "store"
     with h5py.File(tmp_path / "own.h5", "r+") as file:
         file.attrs["manifest"] = "{}"
-    with pytest.raises(PackstoreError, match=r"not as packstore writes it|not a string of fixed length"):
+    with pytest.raises(PackstoreError, match=r"packstore does not write|not a string of fixed length"):
         open_source(tmp_path / "own.h5")
 
 

@@ -27,7 +27,7 @@ from packstore.core.errors import ManifestError, PackstoreError, StoreError
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Origin
 from packstore.core.pickle_machine import PickleError
 from packstore.stores import create_store, open_store
-from packstore.stores.hdf5.checked import lookup3
+from packstore.stores.hdf5.checked import hash_lookup3
 from packstore.stores.opening import read_manifest
 from packstore.stores.pth.pickle_reader import unpickle
 from tests.makers.command import run
@@ -543,7 +543,7 @@ def test_hdf5_datasets_of_other_kinds(what: str, libver: str, store: Callable[[s
 
 
 def _reseal(data: bytearray, start: int, end: int) -> None:
-    data[end : end + 4] = lookup3(bytes(data[start:end])).to_bytes(4, "little")
+    data[end : end + 4] = hash_lookup3(bytes(data[start:end])).to_bytes(4, "little")
 
 
 def test_hdf5_headers_that_go_in_circles(store: Callable[[str], Path]) -> None:

@@ -23,7 +23,7 @@ from packstore.core.pickle_machine import PickleError
 from packstore.stores import is_store, open_store
 from packstore.stores.pth import zip as pth_zip
 from packstore.stores.pth.pickle_reader import unpickle
-from packstore.stores.pth.pickle_writer import Tensor, pickle_dict
+from packstore.stores.pth.pickle_writer import Tensor, dump_dict
 from packstore.testing import StoreSuite
 from packstore.testing.records import ORIGIN, Records, assert_holds, finished, flip, make_records, write
 
@@ -193,7 +193,7 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
             (b"\x80\x02]q\x00(K\x01K\x02e.", "without a packstore manifest"),
             (b"\x80\x02}0.", "the instruction POP 0x30"),
             (b"\x80\x02}(K\x01K\x02u.", "a key of type int"),
-            (b"\x80\x02K\x01Q.", "refers to something that is no storage"),
+            (b"\x80\x02K\x01Q.", "persistent id that is not a storage"),
             (b"", "damaged"),
             (b"\x80\x02", "damaged"),
             (b"}}u.", "damaged"),
@@ -215,7 +215,7 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
 
     @given(data=st.binary(max_size=60), position=st.integers(0, 10**6), cut=st.integers(0, 80))
     def test_any_damage_to_the_pickle_is_malformed(self, data: bytes, position: int, cut: int) -> None:
-        whole = pickle_dict({"a": {"b": Tensor("0", "uint8", (2, 3))}, "manifest": "{}"})
+        whole = dump_dict({"a": {"b": Tensor("0", "uint8", (2, 3))}, "manifest": "{}"})
         position %= len(whole)
         for damaged in (data, whole[:position] + data + whole[position + cut :]):
             with contextlib.suppress(PickleError):

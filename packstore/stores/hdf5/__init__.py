@@ -45,11 +45,11 @@ class Hdf5(Format):
 
         return consecutive_images(path, IMAGES_START, sizes)
 
-    def scavenge(self, path: Path, data: memoryview, found: RecoveredManifest | None) -> Scavenged:
+    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> Scavenged:
         from packstore.stores.hdf5.scavenge import scavenge
 
-        assert found is not None
-        return scavenge(data, found)
+        assert recovered is not None
+        return scavenge(data, recovered)
 
 
 FORMAT = Hdf5()

@@ -1,4 +1,4 @@
-"""Bounds-checked access to the bytes of an HDF5 file, and HDF5's own checksum."""
+"""Bounds-checked access to the bytes of an HDF5 file, and the hash function of HDF5's checksums."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ _MASK = 0xFFFFFFFF
 
 
 class Hdf5Error(Exception):
-    """The file is damaged; says where. The reader turns it into a :class:`packstore.core.errors.StoreError`."""
+    """The file is damaged; the message says where. The reader turns it into a
+    :class:`packstore.core.errors.StoreError`.
+    """
 
 
 class UnsupportedHdf5Error(Hdf5Error):
-    """The file uses a feature of HDF5 that packstore never writes; names it."""
+    """The file uses a feature of HDF5 that packstore never writes; the message names it."""
 
 
 class FileBytes:
-    """All bytes of one file."""
+    """The bytes of one file, with bounds checks."""
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
 
     def piece(self, start: int, size: int, what: str) -> memoryview:
-        """``size`` bytes from ``start`` on. Raises :class:`Hdf5Error` unless they lie in the file."""
+        """Returns ``size`` bytes from ``start`` on. Raises :class:`Hdf5Error` naming ``what`` unless they lie in the
+        file.
+        """
         if not 0 <= start <= start + size <= len(self.data):
-            raise Hdf5Error(f"its {what} lies outside of the file (at byte {start})")
+            raise Hdf5Error(f"its {what} lies outside the file (at byte {start})")
         return self.data[start : start + size]
 
 
-def lookup3(data: bytes | memoryview) -> int:
-    """Bob Jenkins' hash of 2006 (``hashlittle``, from 0), which HDF5 uses as the checksum of its structures."""
+def hash_lookup3(data: bytes | memoryview) -> int:
+    """Computes Bob Jenkins' lookup3 hash (``hashlittle`` with initial value 0), HDF5's checksum of its structures."""
     size = len(data)
     a = b = c = (0xDEADBEEF + size) & _MASK
     if not size:

@@ -1,11 +1,10 @@
-"""HDF5's own structure, as far as packstore writes it, read without the HDF5 library.
+"""Reads the HDF5 structures that packstore writes, without the HDF5 library.
 
-The library is large, written in C, and has had its share of memory errors on files that lie; which of them a machine's
-version still has cannot be known. So a stranger's file never reaches it. Everything here is read over a map, with
-bounds checks and with HDF5's own checksums compared; nothing recurses, and what may be read is bounded. Known is what
-a file of packstore consists of: superblock 2 and 3, object headers 2, hard links, contiguous datasets of plain numbers,
-attributes. Everything else is refused by name. After the "HDF5 File Format Specification Version 3.0", chapters II to
-IV, of The HDF Group.
+The library is large, written in C, and has had memory errors on malicious files; which of them an installed version
+still has cannot be known. So files from strangers never reach it. This module reads over a map with bounds checks and
+compares HDF5's own checksums; nothing recurses, and the amount read is bounded. It knows what packstore's files consist
+of: superblocks 2 and 3, object headers 2, hard links, contiguous datasets of plain numbers, attributes. It refuses
+everything else by name. Source: "HDF5 File Format Specification Version 3.0", chapters II to IV, The HDF Group.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from packstore.stores.hdf5.checked import UNDEFINED, FileBytes, Hdf5Error, UnsupportedHdf5Error, lookup3
+from packstore.stores.hdf5.checked import UNDEFINED, FileBytes, Hdf5Error, UnsupportedHdf5Error, hash_lookup3
 from packstore.stores.hdf5.heap import Heap
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -26,9 +25,9 @@ _FILTERS, _ATTRIBUTE, _CONTINUED, _ATTRIBUTE_INFO = 0x0B, 0x0C, 0x10, 0x15
 _SHARED = 2
 _MAX_CHUNKS = 64
 _MAX_HEADER = 1 << 20
-"""Bytes of one object's header, all chunks together; the largest that packstore writes has 64 KiB of manifest."""
+"""Most bytes of an object header, all chunks together; the largest that packstore writes has 64 KiB of manifest."""
 _MAX_RANK = 32
-_FLOATS = {  # precision, exponent at and bits, mantissa at and bits, bias (chapter IV.A.2.d)
+_FLOATS = {  # by size: class bits; properties (position and width of exponent and mantissa, bias: IV.A.2.d); dtype
     2: (0x0F20, struct.pack("<HHBBBBI", 0, 16, 10, 5, 0, 10, 15), "<f2"),
     4: (0x1F20, struct.pack("<HHBBBBI", 0, 32, 23, 8, 0, 23, 127), "<f4"),
     8: (0x3F20, struct.pack("<HHBBBBI", 0, 64, 52, 11, 0, 52, 1023), "<f8"),
@@ -44,11 +43,11 @@ _INTEGERS = {  # size and sign bit
     (8, 8): "<i8",
 }
 _BOOL = bytes.fromhex("3802000001000000 100800000100000000000800") + b"FALSE\0TRUE\0\0\1"
-"""h5py's booleans: an enumeration of bytes (chapter IV.A.2.d, class 8)."""
+"""Datatype of h5py's booleans: an enumeration of bytes (chapter IV.A.2.d, class 8)."""
 
 
 class Message(NamedTuple):
-    """One message of an object header: its type and its content."""
+    """One message of an object header: its type and content."""
 
     kind: int
     body: memoryview
@@ -56,7 +55,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A contiguous dataset: numpy's name of its dtype, its shape, and where it lies (None where it has no bytes)."""
+    """A contiguous dataset: its dtype as numpy names it, shape, and location (address None if it has no bytes)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,29 +64,27 @@ class Extent:
 
 
 class Hdf5File(FileBytes):
-    """The objects of one file, over a map of it."""
+    """The objects of one HDF5 file, over a map of it. All methods raise :class:`Hdf5Error` for a damaged file."""
 
     def __init__(self, data: memoryview) -> None:
-        """``data`` is the whole file. Reads the superblock only.
-
-        Raises :class:`Hdf5Error`, as all methods do."""
+        """Reads the superblock of ``data``, the whole file."""
         super().__init__(data)
-        found = _SUPERBLOCK.unpack(self.piece(0, _SUPERBLOCK.size, "superblock"))
-        signature, version, offsets, lengths, _, base, extension, end, root, checksum = found
+        superblock = _SUPERBLOCK.unpack(self.piece(0, _SUPERBLOCK.size, "superblock"))
+        signature, version, offsets, lengths, _, base, extension, end, root, checksum = superblock
         if signature != SIGNATURE:
-            raise Hdf5Error("it does not begin as HDF5 does")
+            raise Hdf5Error("it does not begin with HDF5's signature")
         if version not in (2, 3):
             raise UnsupportedHdf5Error(f"it has a superblock of version {version}")
-        if lookup3(data[: _SUPERBLOCK.size - 4]) != checksum:
+        if hash_lookup3(data[: _SUPERBLOCK.size - 4]) != checksum:
             raise Hdf5Error("the checksum of its superblock does not match")
         if (offsets, lengths, base, extension) != (8, 8, 0, UNDEFINED):
-            raise UnsupportedHdf5Error("its superblock is not as packstore writes it")
+            raise UnsupportedHdf5Error("its superblock differs from what packstore writes")
         if end > len(data):
             raise Hdf5Error("the file is shorter than its header says")
         self.root: int = root
 
     def messages(self, address: int) -> list[Message]:
-        """The messages of the object at ``address``. Raises :class:`Hdf5Error`."""
+        """Returns the messages of the object at ``address``, continuations included."""
         head = self.piece(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
             raise UnsupportedHdf5Error("it has an object header of version 1")
@@ -98,96 +95,104 @@ class Hdf5File(FileBytes):
         width = 1 << (flags & 3)
         size = int.from_bytes(self.piece(start, width, "object header"), "little")
         start += width
-        found: list[Message] = []
+        messages: list[Message] = []
         chunks = [(address, start, size)]
         total = 0
-        for count, (begin, start, size) in enumerate(chunks):  # grows by the continuations that are found
+        for count, (begin, start, size) in enumerate(chunks):  # the loop appends continuations
             total += size
             if count >= _MAX_CHUNKS or total > _MAX_HEADER:
                 raise Hdf5Error(f"the object header at byte {address} does not end")
             body = self.piece(start, size + 4, "object header")
-            if lookup3(self.data[begin : start + size]) != int.from_bytes(body[size:], "little"):
+            if hash_lookup3(self.data[begin : start + size]) != int.from_bytes(body[size:], "little"):
                 raise Hdf5Error(f"the checksum of the object header at byte {begin} does not match")
-            for message in _messages(body[:size], 6 if flags & 4 else 4):
+            for message in _split_messages(body[:size], 6 if flags & 4 else 4):
                 if message.kind != _CONTINUED:
-                    found.append(message)
+                    messages.append(message)
                     continue
-                begin, length = _unpacked(_CONTINUATION, message.body)
+                begin, length = _unpack(_CONTINUATION, message.body)
                 if length < 8 or bytes(self.piece(begin, 4, "object header")) != b"OCHK":
                     raise Hdf5Error(f"there is no continued object header at byte {begin}")
                 chunks.append((begin, begin + 4, length - 8))
-        return found
+        return messages
 
     def members(self, group: list[Message]) -> dict[str, int | None]:
-        """The names in a group, by its messages, each with the address of its object; None for links to elsewhere."""
+        """Returns the names in a group, given its messages, and the addresses of the objects; None for soft and
+        external links.
+        """
         links: list[memoryview] = []
         for kind, body in group:
             if kind == _LINK:
                 links.append(body)
             elif kind == _LINK_INFO:
-                links += self._dense(body, 8, "links")
-        return dict(map(_link, links))
+                links += self._dense_objects(body, 8, "links")
+        return dict(map(_parse_link, links))
 
     def attribute(self, holder: list[Message], name: str) -> bytes | None:
-        """The value of an object's attribute, by its messages, that is a string of fixed length; None without it.
+        """Returns the value of the fixed-length string attribute ``name``, or None; ``holder`` are its object's
+        messages.
 
-        Raises :class:`Hdf5Error`, and :class:`UnsupportedHdf5Error` for an attribute of another type.
+        Raises :class:`UnsupportedHdf5Error` for an attribute of another type.
         """
         bodies: list[memoryview] = []
         for kind, body in holder:
             if kind == _ATTRIBUTE:
                 bodies.append(body)
             elif kind == _ATTRIBUTE_INFO:
-                bodies += self._dense(body, 2, "attributes")
+                bodies += self._dense_objects(body, 2, "attributes")
         for body in bodies:
-            found, value = _attribute(body, name)
-            if found:
+            has_name, value = _parse_attribute(body, name)
+            if has_name:
                 return value
         return None
 
     def dataset(self, address: int) -> Extent:
-        """The dataset at ``address``; unsupported unless it is plain and contiguous."""
-        found: dict[int, memoryview] = {}
+        """Locates the dataset at ``address``. Raises :class:`UnsupportedHdf5Error` unless it is plain and
+        contiguous.
+        """
+        bodies: dict[int, memoryview] = {}
         for kind, body in self.messages(address):
             if kind in (_EXTERNAL, _FILTERS):
                 raise UnsupportedHdf5Error("it has external files or filters")
-            found.setdefault(kind, body)
-        if not {_DATASPACE, _DATATYPE, _LAYOUT} <= found.keys():
+            bodies.setdefault(kind, body)
+        if not {_DATASPACE, _DATATYPE, _LAYOUT} <= bodies.keys():
             raise UnsupportedHdf5Error("it is no dataset")
-        layout = found[_LAYOUT]
+        layout = bodies[_LAYOUT]
         if len(layout) < 18 or layout[0] not in (3, 4) or layout[1] != 1:
             raise UnsupportedHdf5Error("it is not contiguous")
         start, nbytes = _CONTINUATION.unpack_from(layout, 2)
-        shape = _shape(found[_DATASPACE])
-        return Extent(_dtype(found[_DATATYPE]), shape, None if start == UNDEFINED else start, nbytes)
+        shape = _parse_shape(bodies[_DATASPACE])
+        return Extent(_parse_dtype(bodies[_DATATYPE]), shape, None if start == UNDEFINED else start, nbytes)
 
-    def _dense(self, info: memoryview, index_bytes: int, what: str) -> Iterator[memoryview]:
-        """Links or attributes that do not lie in the header itself but, as their info message says, in a heap."""
+    def _dense_objects(self, info: memoryview, index_bytes: int, what: str) -> Iterator[memoryview]:
+        """Yields links or attributes kept in a heap outside the header; ``info`` is the message that locates the
+        heap.
+        """
         at = 2 + (index_bytes if len(info) > 1 and info[1] & 1 else 0)
         if len(info) < at + 16 or info[0] != 0:
-            raise UnsupportedHdf5Error(f"its {what} are not kept as packstore keeps them")
+            raise UnsupportedHdf5Error(f"its {what} are stored differently than packstore stores them")
         heap, index = _CONTINUATION.unpack_from(info, at)
         if heap == UNDEFINED:
             return
         yield from Heap(self, heap).objects(index)
 
 
-def _messages(body: memoryview, header: int) -> Iterator[Message]:
+def _split_messages(body: memoryview, header: int) -> Iterator[Message]:
+    """Yields the messages of one header chunk; ``header`` is the size of a message's own header."""
     at = 0
     while at + header <= len(body):  # a gap of fewer bytes may remain
         kind, size, flags = struct.unpack_from("<BHB", body, at)
         at += header
         if at + size > len(body):
-            raise Hdf5Error("a message of an object header reaches out of it")
+            raise Hdf5Error("a message of an object header ends outside the header")
         if flags & _SHARED and kind in (_DATASPACE, _DATATYPE, _LAYOUT, _ATTRIBUTE, _LINK):
             raise UnsupportedHdf5Error("it shares messages between objects")
         yield Message(kind, body[at : at + size])
         at += size
 
 
-def _link(body: memoryview) -> tuple[str, int | None]:
-    """The name and the target of a link message."""
-    if len(body) < 11 or body[0] != 1:  # a name of no letters and an address
+def _parse_link(body: memoryview) -> tuple[str, int | None]:
+    """Parses a link message: its name and the address of its object, None if it is not a hard link."""
+    if len(body) < 11 or body[0] != 1:  # the least: an empty name and an address
         raise Hdf5Error("a link is broken")
     flags, at, kind = body[1], 2, 0
     if flags & 8:
@@ -202,10 +207,10 @@ def _link(body: memoryview) -> tuple[str, int | None]:
     return name, int.from_bytes(body[at + size : at + size + 8], "little") if kind == 0 else None
 
 
-def _attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
-    """Whether ``body`` is the attribute ``name``, and then its value."""
+def _parse_attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
+    """Returns whether ``body`` is the attribute ``name``, and if so its value."""
     if len(body) < 9 or body[0] != 3:
-        raise UnsupportedHdf5Error("it has an attribute that is not as packstore writes it")
+        raise UnsupportedHdf5Error("it has an attribute of a form that packstore does not write")
     flags, sizes = body[1], struct.unpack_from("<HHH", body, 2)
     pieces, at = [], 9
     for size in sizes:
@@ -216,7 +221,7 @@ def _attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
     if bytes(pieces[0]).rstrip(b"\0") != name.encode("ascii"):
         return False, None
     dtype = pieces[1]
-    if flags or len(dtype) < 8 or dtype[0] & 15 != 3 or _shape(pieces[2]) != ():
+    if flags or len(dtype) < 8 or dtype[0] & 15 != 3 or _parse_shape(pieces[2]) != ():
         raise UnsupportedHdf5Error(f"its attribute {name!r} is not a string of fixed length")
     size = int.from_bytes(dtype[4:8], "little")
     if at + size > len(body):
@@ -224,32 +229,32 @@ def _attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
     return True, bytes(body[at : at + size]).rstrip(b"\0")
 
 
-def _shape(body: memoryview) -> tuple[int, ...]:
+def _parse_shape(body: memoryview) -> tuple[int, ...]:
     if len(body) < 4 or body[0] not in (1, 2):
-        raise UnsupportedHdf5Error("it has a dataspace that is not as packstore writes it")
+        raise UnsupportedHdf5Error("it has a dataspace of a form that packstore does not write")
     rank, at = body[1], 4 if body[0] == 2 else 8
     if rank > _MAX_RANK or len(body) < at + 8 * rank or (body[0] == 2 and body[3] > 1):
         raise Hdf5Error("a dataspace is broken")
     return struct.unpack_from(f"<{rank}Q", body, at)
 
 
-def _dtype(body: memoryview) -> str:
-    """Numpy's name of a little-endian datatype, or one that describes another for a message."""
+def _parse_dtype(body: memoryview) -> str:
+    """Returns numpy's name of a little-endian datatype; for any other datatype, words for a message."""
     if len(body) < 8:
         raise Hdf5Error("a datatype is broken")
     if body[: len(_BOOL)] == _BOOL:
         return "|b1"
     kind, bits, size = body[0] & 15, int.from_bytes(body[1:4], "little"), int.from_bytes(body[4:8], "little")
     if kind == 0 and len(body) >= 12 and struct.unpack_from("<HH", body, 8) == (0, 8 * size) and not bits & 7:
-        found = _INTEGERS.get((size, bits))
-        if found is not None:
-            return found
+        integer = _INTEGERS.get((size, bits))
+        if integer is not None:
+            return integer
     if kind == 1 and size in _FLOATS and (bits, bytes(body[8:20])) == _FLOATS[size][:2]:
         return _FLOATS[size][2]
     return f"of HDF5's type class {kind} with {size} bytes"
 
 
-def _unpacked(form: struct.Struct, body: memoryview) -> tuple[Any, ...]:
+def _unpack(form: struct.Struct, body: memoryview) -> tuple[Any, ...]:
     if len(body) < form.size:
         raise Hdf5Error("a message of an object header is too short")
     return form.unpack_from(body)

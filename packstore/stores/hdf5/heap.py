@@ -1,8 +1,8 @@
-"""HDF5's dense storage, for more than eight links in a group and for attributes of 64 KiB and more.
+"""Reads HDF5's dense storage, used for more than eight links in a group and for attributes of 64 KiB and more.
 
-A fractal heap holds the objects and a B-tree of version 2 says where: chapters III.A.2 and III.G of the "HDF5 File
-Format Specification Version 3.0". Heaps of up to 512 KiB and trees of two levels are known, which is thousands of
-columns; a file with larger ones is refused.
+A fractal heap holds the objects, and a version 2 B-tree locates them: chapters III.A.2 and III.G of the "HDF5 File
+Format Specification Version 3.0". This module knows heaps of up to 512 KiB and trees of two levels, enough for
+thousands of columns, and refuses larger ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 
 from packstore.core.manifest import MAX_JSON_BYTES
-from packstore.stores.hdf5.checked import UNDEFINED, FileBytes, Hdf5Error, UnsupportedHdf5Error, lookup3
+from packstore.stores.hdf5.checked import UNDEFINED, FileBytes, Hdf5Error, UnsupportedHdf5Error, hash_lookup3
 
 # Signature, version, size of an identifier, of filters, flags, largest object; then twelve numbers of which the second
 # is the address of the tree of huge objects; width, first and largest block, bits of an offset, rows at first, address
@@ -26,36 +26,39 @@ _MAX_BLOCK = 1 << 16
 
 
 class Heap:
-    """One fractal heap, without filters."""
+    """One fractal heap without filters. All methods raise :class:`Hdf5Error` for a damaged one."""
 
     def __init__(self, file: FileBytes, address: int) -> None:
-        """Raises :class:`Hdf5Error`."""
+        """Reads the heap's header at ``address``."""
         self._file = file
         self._address = address
         raw = file.piece(address, _HEAP.size, "heap")
-        found = _HEAP.unpack(raw)
-        if found[:2] != (b"FRHP", 0) or lookup3(raw[:-4]) != found[-1]:
+        header = _HEAP.unpack(raw)
+        if header[:2] != (b"FRHP", 0) or hash_lookup3(raw[:-4]) != header[-1]:
             raise Hdf5Error(f"the heap at byte {address} is broken")
-        _, _, self._id_size, filters, self._flags, largest, _, self._huge_tree = found[:8]
-        self._width, self._first, self._largest, bits, _, self._root, self._rows = found[18:25]
+        _, _, self._id_size, filters, self._flags, largest, _, self._huge_tree = header[:8]
+        self._width, self._first, self._largest, bits, _, self._root, self._rows = header[18:25]
         powers = all(n and not n & (n - 1) for n in (self._first, self._largest))
         if filters or not powers or not self._first <= self._largest <= _MAX_BLOCK or not 0 < bits <= 64:
-            raise UnsupportedHdf5Error("it has a heap that is not as packstore writes it")
-        if not 0 < self._width <= 64 or self._rows > self._direct_rows():
+            raise UnsupportedHdf5Error("it has a heap of a form that packstore does not write")
+        if not 0 < self._width <= 64 or self._rows > self._count_direct_rows():
             raise UnsupportedHdf5Error("it has a larger heap than packstore writes")
         self._offset_size = (bits + 7) // 8
         self._length_size = (min(self._largest, largest).bit_length() + 7) // 8
         self._blocks: dict[int, memoryview] = {}
 
     def objects(self, tree: int) -> Iterator[memoryview]:
-        """The objects that the B-tree of names at ``tree`` lists."""
+        """Yields the objects that the B-tree of names at ``tree`` lists."""
         for kind, record in self._records(tree):
             if kind not in (_LINK_NAMES, _ATTRIBUTE_NAMES):
                 raise UnsupportedHdf5Error("it has an index that packstore does not write")
             start = 4 if kind == _LINK_NAMES else 0
-            yield self._object(record[start : start + self._id_size])
+            yield self._find_object(record[start : start + self._id_size])
 
-    def _object(self, identifier: memoryview) -> memoryview:
+    def _find_object(self, identifier: memoryview) -> memoryview:
+        """Returns the object with an identifier, from a block of the heap or, if it is huge, from elsewhere in the
+        file.
+        """
         if len(identifier) < 1 or len(identifier) != self._id_size or identifier[0] & 0xC0:
             raise Hdf5Error("an identifier of a heap is broken")
         kind = identifier[0] >> 4 & 3
@@ -65,13 +68,13 @@ class Heap:
             size = int.from_bytes(identifier[middle : middle + self._length_size], "little")
             start, block = self._block(offset)
             if offset - start + size > len(block):
-                raise Hdf5Error("an object of a heap reaches out of its block")
+                raise Hdf5Error("an object of a heap ends outside its block")
             return block[offset - start : offset - start + size]
         if kind == _HUGE_ID:
             wanted = int.from_bytes(identifier[1:], "little")
-            for found, record in self._records(self._huge_tree):
-                if found != _HUGE or len(record) != 24:
-                    raise UnsupportedHdf5Error("it has a heap whose large objects are not kept as packstore keeps them")
+            for record_kind, record in self._records(self._huge_tree):
+                if record_kind != _HUGE or len(record) != 24:
+                    raise UnsupportedHdf5Error("its heap lists large objects as packstore never does")
                 address, size, number = struct.unpack("<QQQ", record)
                 if number == wanted:
                     if size > _MAX_OBJECT:
@@ -81,7 +84,7 @@ class Heap:
         raise UnsupportedHdf5Error("it has a heap with tiny objects")
 
     def _block(self, offset: int) -> tuple[int, memoryview]:
-        """The block that contains ``offset``: where it begins in the heap, and its bytes."""
+        """Returns the start in the heap and the bytes of the block that contains ``offset``; reads each block once."""
         if not self._rows:
             place, start, size, address = 0, 0, self._first, self._root
         else:
@@ -91,16 +94,17 @@ class Heap:
                 place, start = place + 1, start + size
                 row = place // self._width
                 if row >= self._rows:
-                    raise Hdf5Error("an object lies outside of its heap")
+                    raise Hdf5Error("an object lies outside its heap")
                 size = self._first << max(0, row - 1)
-            address = self._child(place)
+            address = self._block_address(place)
         if offset >= start + size:
-            raise Hdf5Error("an object lies outside of its heap")
+            raise Hdf5Error("an object lies outside its heap")
         if place not in self._blocks:
-            self._blocks[place] = self._direct_block(address, size)
+            self._blocks[place] = self._read_block(address, size)
         return start, self._blocks[place]
 
-    def _direct_block(self, address: int, size: int) -> memoryview:
+    def _read_block(self, address: int, size: int) -> memoryview:
+        """Reads and checks a direct block of ``size`` bytes at ``address``."""
         block = self._file.piece(address, size, "heap")
         at = 13 + self._offset_size
         if bytes(block[:5]) != b"FHDB\0" or int.from_bytes(block[5:13], "little") != self._address:
@@ -108,58 +112,61 @@ class Heap:
         if self._flags & 2:
             whole = bytearray(block)
             whole[at : at + 4] = bytes(4)
-            if lookup3(memoryview(whole)) != int.from_bytes(block[at : at + 4], "little"):
+            if hash_lookup3(memoryview(whole)) != int.from_bytes(block[at : at + 4], "little"):
                 raise Hdf5Error(f"the checksum of the heap's block at byte {address} does not match")
         return block
 
-    def _child(self, place: int) -> int:
-        """The address of a block, as the root block lists it."""
+    def _block_address(self, place: int) -> int:
+        """Returns the address of block ``place``, from the root block."""
         head = 13 + self._offset_size
         size = head + 8 * self._rows * self._width
         block = self._file.piece(self._root, size + 4, "heap")
-        if bytes(block[:5]) != b"FHIB\0" or lookup3(block[:size]) != int.from_bytes(block[size:], "little"):
+        if bytes(block[:5]) != b"FHIB\0" or hash_lookup3(block[:size]) != int.from_bytes(block[size:], "little"):
             raise Hdf5Error(f"the heap's root block at byte {self._root} is broken")
         return int.from_bytes(block[head + 8 * place : head + 8 * place + 8], "little")
 
-    def _direct_rows(self) -> int:
-        """Number of rows of direct blocks, which hold objects; later rows hold indirect blocks."""
+    def _count_direct_rows(self) -> int:
+        """Returns the number of rows of direct blocks, which hold objects; later rows hold indirect blocks."""
         return int(self._largest // self._first).bit_length() + 1
 
     def _records(self, tree: int) -> Iterator[tuple[int, memoryview]]:
-        """The records of a B-tree, each with the tree's type."""
+        """Yields the records of a B-tree, each with the tree's type."""
         if tree == UNDEFINED:
             return
         raw = self._file.piece(tree, _TREE.size, "index")
         signature, version, kind, node, width, depth, _, _, root, count, _, checksum = _TREE.unpack(raw)
-        if (signature, version) != (b"BTHD", 0) or lookup3(raw[:-4]) != checksum:
+        if (signature, version) != (b"BTHD", 0) or hash_lookup3(raw[:-4]) != checksum:
             raise Hdf5Error(f"the index at byte {tree} is broken")
         if not 0 < width <= node - 10 or node > _MAX_BLOCK or depth > 1:
             raise UnsupportedHdf5Error("it has a larger index than packstore writes")
         if root == UNDEFINED:
             return
         if not depth:
-            yield from self._leaf(kind, root, count, width, node)
+            yield from self._leaf_records(kind, root, count, width, node)
             return
         digits = ((node - 10) // width).bit_length() + 7 >> 3  # bytes of the number of records in a leaf
         size = _RECORD_AT + count * width + (count + 1) * (8 + digits)
         if size + 4 > node:
             raise Hdf5Error("a node of an index is too full")
         raw = self._file.piece(root, size + 4, "index")
-        if bytes(raw[:4]) != b"BTIN" or lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
+        if bytes(raw[:4]) != b"BTIN" or hash_lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
             raise Hdf5Error(f"the node of an index at byte {root} is broken")
         for child in range(count + 1):
             at = _RECORD_AT + count * width + child * (8 + digits)
             records = int.from_bytes(raw[at + 8 : at + 8 + digits], "little")
-            yield from self._leaf(kind, int.from_bytes(raw[at : at + 8], "little"), records, width, node)
+            yield from self._leaf_records(kind, int.from_bytes(raw[at : at + 8], "little"), records, width, node)
             if child < count:
                 yield kind, raw[_RECORD_AT + child * width : _RECORD_AT + (child + 1) * width]
 
-    def _leaf(self, kind: int, address: int, count: int, width: int, node: int) -> Iterator[tuple[int, memoryview]]:
+    def _leaf_records(
+        self, kind: int, address: int, count: int, width: int, node: int
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Yields the ``count`` records of the leaf at ``address``, each with ``kind``."""
         size = _RECORD_AT + count * width
         if size + 4 > node:
             raise Hdf5Error("a node of an index is too full")
         raw = self._file.piece(address, size + 4, "index")
-        if bytes(raw[:4]) != b"BTLF" or lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
+        if bytes(raw[:4]) != b"BTLF" or hash_lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
             raise Hdf5Error(f"the node of an index at byte {address} is broken")
         for i in range(count):
             yield kind, raw[_RECORD_AT + i * width : _RECORD_AT + (i + 1) * width]

@@ -1,18 +1,19 @@
-"""Gets records out of a damaged HDF5 file.
+"""Recovers records from a damaged HDF5 file.
 
-The HDF5 library decides where datasets go, always in the same way: it lays out a sparse file for the same manifest.
+The HDF5 library always places datasets in the same way. So it writes an empty file with the same manifest, which shows
+where the datasets begin in the damaged one.
 """
 
 from __future__ import annotations
 
 import tempfile
 
-from packstore.stores.hdf5.store import dataset_places
+from packstore.stores.hdf5.store import dataset_offsets
 from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.scavenge import Scavenged, scavenge_by_places
 
 
-def scavenge(data: memoryview, found: RecoveredManifest) -> Scavenged:
-    """The columns and images of an HDF5 file, from its bytes and its manifest."""
+def scavenge(data: memoryview, recovered: RecoveredManifest) -> Scavenged:
+    """Recovers the columns and images of an HDF5 file from its bytes and manifest."""
     with tempfile.TemporaryFile() as file:
-        return scavenge_by_places(data, found, dataset_places(file, found.manifest))
+        return scavenge_by_places(data, recovered, dataset_offsets(file, recovered.manifest))

@@ -1,9 +1,9 @@
-"""HDF5: plain contiguous datasets and the manifest as an attribute, read through a map of the file.
+"""Writes HDF5 as plain contiguous datasets with the manifest as an attribute; reads it through a map of the file.
 
-Layout: ``/image`` of shape ``(N, *shape)``, or ``/image/bytes`` (uint8) and ``/image/offsets`` (int64, N + 1) when
-ragged; the same for every other column; the root attribute ``manifest`` is the JSON as a fixed-length string. bfloat16
-columns are uint16 bit patterns with the attribute ``dtype = "bfloat16"``. The file is written for HDF5 1.8 and later:
-its dense attribute storage takes manifests over 64 KiB, which the oldest layout refuses.
+Layout: ``/image`` of shape ``(N, *shape)``, or if ragged ``/image/bytes`` (uint8) and ``/image/offsets`` (int64, N +
+1); the same for every other column; the root attribute ``manifest`` is the JSON as a fixed-length string. bfloat16
+columns are uint16 bit patterns with the attribute ``dtype = "bfloat16"``. The file is written for HDF5 1.8 and later,
+whose dense attribute storage takes manifests over 64 KiB.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from packstore.stores.hdf5.file import Hdf5File, Message
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 
 IMAGES_START = 4096
-"""Where the images begin in the file: the first aligned place after the headers of the root and ``/image``."""
+"""Offset of the images in the file: the first aligned one after the headers of the root and ``/image``."""
 _ALIGNMENT = 4096
 _COPY_BYTES = 1 << 20
 Members = Mapping[str, int | None]
-"""Names in a group, with the address of each object."""
+"""Names in a group and the addresses of their objects."""
 
 
 class Hdf5Writer(Writer):
-    """Streams images to their final place, then puts the HDF5 structures around them.
+    """Streams images to their final place, then writes the HDF5 structures around them, so images are written once.
 
-    HDF5 must know a contiguous dataset's size when it makes it, and the number of records is not known before the end.
-    So images go straight to offset 4096 of the file. :meth:`seal` lets h5py make the whole file anew without images
-    (*skeleton*: the dataset is allocated but never filled, so it is a hole), makes sure that h5py put the images where
-    they lie, and copies everything but the hole. Images are written once.
+    HDF5 must know a contiguous dataset's size when it creates it, and the number of records is known only at the end.
+    So images go straight to offset 4096 of the file. :meth:`seal` then lets h5py write the same file without images
+    (the *skeleton*: its image dataset is allocated but never filled, so it is a hole), moves the images if h5py placed
+    that dataset elsewhere, and copies everything around the hole.
     """
 
     def __init__(self, path: Path, image: Column) -> None:
@@ -79,7 +79,7 @@ class Hdf5Writer(Writer):
             if self._nbytes == 0:
                 offset = 0
             elif offset != IMAGES_START:
-                _move(self._file, IMAGES_START, offset, self._nbytes)  # an h5py that allocates differently
+                _move(self._file, IMAGES_START, offset, self._nbytes)  # this h5py allocates differently
             _copy(skeleton, self._file, 0, offset)
             _copy(skeleton, self._file, offset + self._nbytes, end)
             self._file.truncate(end)
@@ -96,21 +96,21 @@ class Hdf5Writer(Writer):
             self._ends.close()
 
     def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> int:
-        """Writes everything but the images; returns the offset at which they belong."""
+        """Writes everything but the images to ``file``; returns the offset at which the images belong."""
         with _create_file(file) as h5:
             if self._ends is None:
-                image = _dataset(h5, "image", self.image.dtype, (manifest.records, *self.image.shape))
+                image = _create_dataset(h5, "image", self.image.dtype, (manifest.records, *self.image.shape))
             else:
-                group = _group(h5, "image")
-                image = _dataset(group, "bytes", "uint8", (self._nbytes,))
-                _fill(group, "offsets", "int64", self._ends.offsets())
+                group = _create_group(h5, "image")
+                image = _create_dataset(group, "bytes", "uint8", (self._nbytes,))
+                _write_dataset(group, "offsets", "int64", self._ends.offsets())
             for name, data in columns.items():
                 if isinstance(data, Ragged):
-                    group = _group(h5, name)
-                    _fill(group, "bytes", "uint8", data.data)
-                    _fill(group, "offsets", "int64", data.offsets)
+                    group = _create_group(h5, name)
+                    _write_dataset(group, "bytes", "uint8", data.data)
+                    _write_dataset(group, "offsets", "int64", data.offsets)
                 else:
-                    _fill(h5, name, manifest.column(name).dtype, data)
+                    _write_dataset(h5, name, manifest.column(name).dtype, data)
             h5.attrs.create("manifest", np.bytes_(manifest.to_json().encode("ascii")))
             return int(image.id.get_offset() or 0)
 
@@ -119,16 +119,16 @@ class Hdf5Reader(MappedReader):
     """Reads an HDF5 store over a map of its own, without the library: see :mod:`packstore.stores.hdf5.file`."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """``descriptor`` is the file's, if it is open already; the caller may close it afterwards."""
+        """``descriptor`` is an open one of the file, or None; the caller may close it afterwards."""
         shown = printable(str(path))
         hdf5, mapped = _open(path, descriptor)
         data: dict[str, WholeColumn] = {}
         with _as_store_errors(path):
             root = hdf5.messages(hdf5.root)
-            manifest = _manifest_of(hdf5, root, path)
+            manifest = _find_manifest(hdf5, root, path)
             members = hdf5.members(root)
             for column in manifest.held_columns:
-                data[column.name] = _column(hdf5, members, column, manifest.records, mapped, shown)
+                data[column.name] = _map_column(hdf5, members, column, manifest.records, mapped, shown)
                 check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
 
@@ -138,14 +138,14 @@ class Hdf5Reader(MappedReader):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the HDF5 file at ``path``. Raises :class:`StoreError`."""
+    """Reads the manifest of the HDF5 file at ``path``. Raises :class:`StoreError`."""
     file, _ = _open(path)
     with _as_store_errors(path):
-        return _manifest_of(file, file.messages(file.root), path)
+        return _find_manifest(file, file.messages(file.root), path)
 
 
 def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
-    """The file's structure, and a map of its bytes, which arrays keep alive. Raises :class:`StoreError`."""
+    """Maps a file and reads its superblock; returns its structure and its bytes. Raises :class:`StoreError`."""
     try:
         with reading(path, descriptor) as opened:
             mapped = np.frombuffer(mmap.mmap(opened, 0, access=mmap.ACCESS_READ), np.uint8)
@@ -168,27 +168,28 @@ def _as_store_errors(path: Path) -> Iterator[None]:
         raise unreadable(path, "HDF5", error) from None
 
 
-def _manifest_of(file: Hdf5File, root: list[Message], path: Path) -> Manifest:
+def _find_manifest(file: Hdf5File, root: list[Message], path: Path) -> Manifest:
     shown = printable(str(path))
     text = file.attribute(root, "manifest")
     if text is None:
         raise StoreError(f"{shown} is an HDF5 file without a packstore manifest")
     manifest = parse_manifest(text, path)
     if manifest.format != "hdf5" or manifest.shards:
-        raise StoreError(f"{shown} is HDF5 with the manifest of another store ({manifest.format})")
+        kind = f"{'sharded ' if manifest.shards else ''}{manifest.format}"
+        raise StoreError(f"{shown} is HDF5, but its manifest describes a {kind} store")
     return manifest
 
 
-def _column(
+def _map_column(
     file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
 ) -> WholeColumn:
     if column.kind == "fixed":
         wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
-        return _array(file, members, column.name, *wanted, mapped, shown)
+        return _map_dataset(file, members, column.name, *wanted, mapped, shown)
     group = _address(members, column.name, shown)
     inside = {f"{column.name}/{name}": place for name, place in file.members(file.messages(group)).items()}
-    data = _array(file, inside, f"{column.name}/bytes", np.dtype("u1"), (column.nbytes,), mapped, shown)
-    offsets = _array(file, inside, f"{column.name}/offsets", OFFSET, (records + 1,), mapped, shown)
+    data = _map_dataset(file, inside, f"{column.name}/bytes", np.dtype("u1"), (column.nbytes,), mapped, shown)
+    offsets = _map_dataset(file, inside, f"{column.name}/offsets", OFFSET, (records + 1,), mapped, shown)
     return Ragged(offsets, data)
 
 
@@ -199,7 +200,7 @@ def _address(members: Members, name: str, shown: str) -> int:
     return address
 
 
-def _array(
+def _map_dataset(
     file: Hdf5File,
     members: Members,
     name: str,
@@ -208,51 +209,56 @@ def _array(
     mapped: NDArray[np.uint8],
     shown: str,
 ) -> NDArray[Any]:
-    """The dataset ``name`` as an array over the map. Raises :class:`StoreError` unless it is what is expected and
-    lies plainly in this file."""
+    """Returns the dataset ``name`` as a view of the map.
+
+    Raises:
+        StoreError: It has another dtype or shape, or is not contiguous in this file.
+    """
     address = _address(members, name, shown)
     try:
-        found = file.dataset(address)
+        extent = file.dataset(address)
     except UnsupportedHdf5Error as error:
         raise StoreError(
             f"{shown}: dataset {name!r} is not plain and contiguous ({error}); packstore did not write it"
         ) from None
-    if (found.dtype, found.shape) != (dtype.str, shape):
-        raise StoreError(f"{shown}: dataset {name!r} is {found.dtype} {found.shape}, not {dtype.str} {shape}")
+    if (extent.dtype, extent.shape) != (dtype.str, shape):
+        raise StoreError(f"{shown}: dataset {name!r} is {extent.dtype} {extent.shape}, not {dtype.str} {shape}")
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
-    if found.address is None or found.nbytes != size or found.address + size > len(mapped):
-        end = (found.address or 0) + found.nbytes
+    if extent.address is None or extent.nbytes != size or extent.address + size > len(mapped):
+        end = (extent.address or 0) + extent.nbytes
         raise StoreError(f"{shown} is truncated: dataset {name!r} of {size} bytes ends at {end} of {len(mapped)} bytes")
-    array: NDArray[Any] = mapped[found.address : found.address + size].view(dtype).reshape(shape)
+    array: NDArray[Any] = mapped[extent.address : extent.address + size].view(dtype).reshape(shape)
     return array
 
 
-def dataset_places(file: Any, manifest: Manifest) -> dict[str, int]:
-    """Where the datasets of a store with this manifest begin, in bytes: laid out in ``file``, which is left with holes.
+def dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
+    """Returns where the datasets of a store with this manifest begin, in bytes, by name: ``label``, ``key/bytes``,
+    ``key/offsets``. Empty datasets have offset 0.
 
-    By dataset: ``label``, ``key/bytes``, ``key/offsets``. Those without a byte lie at 0."""
-    places: dict[str, int] = {}
+    Writes a file without data to ``file``, with holes for the datasets.
+    """
+    offsets: dict[str, int] = {}
     with _create_file(file) as h5:
         for column in manifest.held_columns:
             if column.kind == "fixed":
-                datasets = [_dataset(h5, column.name, column.dtype, (manifest.records, *column.shape))]
+                datasets = [_create_dataset(h5, column.name, column.dtype, (manifest.records, *column.shape))]
             else:
-                group = _group(h5, column.name)
-                datasets = [_dataset(group, "bytes", "uint8", (column.nbytes,))]
-                datasets.append(_dataset(group, "offsets", "int64", (manifest.records + 1,)))
+                group = _create_group(h5, column.name)
+                datasets = [_create_dataset(group, "bytes", "uint8", (column.nbytes,))]
+                datasets.append(_create_dataset(group, "offsets", "int64", (manifest.records + 1,)))
             for dataset in datasets:
-                places[dataset.name.lstrip("/")] = int(dataset.id.get_offset() or 0)
-    return places
+                offsets[dataset.name.lstrip("/")] = int(dataset.id.get_offset() or 0)
+    return offsets
 
 
 def _create_file(file: Any) -> Any:
-    """An ``h5py.File`` that writes to ``file``, a Python file, and stores no times.
+    """Returns a new ``h5py.File`` that writes to ``file``, a Python file, and stores no times.
 
     So the same input gives the same bytes. ``h5py.File`` of h5py 3.8 has no option for that.
     """
-    import h5py  # for writing only: reading does without
+    import h5py  # only writing needs it
 
     access, creation = h5py.h5p.create(h5py.h5p.FILE_ACCESS), h5py.h5p.create(h5py.h5p.FILE_CREATE)
     access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V18)
@@ -263,8 +269,8 @@ def _create_file(file: Any) -> Any:
     return h5py.File(h5py.h5f.create(b"packstore", h5py.h5f.ACC_TRUNC, fapl=access, fcpl=creation))
 
 
-def _group(parent: Any, name: str) -> Any:
-    """A new group that stores no times."""
+def _create_group(parent: Any, name: str) -> Any:
+    """Creates a group that stores no times."""
     import h5py
 
     properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
@@ -272,8 +278,8 @@ def _group(parent: Any, name: str) -> Any:
     return h5py.Group(h5py.h5g.create(parent.id, name.encode("ascii"), gcpl=properties))
 
 
-def _dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A contiguous dataset, allocated at once and never filled."""
+def _create_dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Creates a contiguous dataset, allocated but not filled."""
     import h5py
 
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -290,13 +296,14 @@ def _dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
     return dataset
 
 
-def _fill(group: Any, name: str, dtype: str, data: NDArray[Any]) -> None:
-    dataset = _dataset(group, name, dtype, data.shape)
+def _write_dataset(group: Any, name: str, dtype: str, data: NDArray[Any]) -> None:
+    dataset = _create_dataset(group, name, dtype, data.shape)
     if data.size:
         dataset.write_direct(np.ascontiguousarray(data))
 
 
 def _copy(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:
+    """Copies the bytes from ``start`` to ``stop`` to the same place in another file."""
     source.seek(start)
     target.seek(start)
     while start < stop:

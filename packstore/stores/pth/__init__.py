@@ -16,11 +16,11 @@ from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.mapped import consecutive_images
 from packstore.stores.scavenge import Scavenged
 
-_TORCHS = re.compile(rb"data[.]pkl|data/\d+")
+_TORCH_ENTRY = re.compile(rb"data[.]pkl|data/\d+")
 
 
 class Pth(Format):
-    """One zip in torch's own layout."""
+    """One zip file in torch's own layout."""
 
     name = "pth"
     title = ".pth"
@@ -39,10 +39,10 @@ class Pth(Format):
         return PthWriter(path, image)
 
     def recognises(self, path: Path, start: bytes) -> bool:
-        """A zip is one by its suffix, or by its first entry: torch writes ``NAME/data.pkl`` or ``NAME/data/0``."""
+        """Recognises a zip by its suffix, or by its first entry: torch writes ``NAME/data.pkl`` or ``NAME/data/0``."""
         name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
-        torchs = _TORCHS.fullmatch(name.partition(b"/")[2]) is not None
-        return start.startswith(self.magic) and (torchs or path.suffix.lower() in self.suffixes)
+        by_torch = _TORCH_ENTRY.fullmatch(name.partition(b"/")[2]) is not None
+        return start.startswith(self.magic) and (by_torch or path.suffix.lower() in self.suffixes)
 
     def read_manifest(self, path: Path) -> Manifest:
         from packstore.stores.pth.store import read_manifest
@@ -54,11 +54,11 @@ class Pth(Format):
 
         return consecutive_images(path, IMAGES_START, sizes)
 
-    def scavenge(self, path: Path, data: memoryview, found: RecoveredManifest | None) -> Scavenged:
+    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> Scavenged:
         from packstore.stores.pth.scavenge import scavenge
 
-        assert found is not None
-        return scavenge(data, found)
+        assert recovered is not None
+        return scavenge(data, recovered)
 
 
 FORMAT = Pth()

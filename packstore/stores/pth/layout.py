@@ -1,8 +1,8 @@
-"""The bytes around the entries of a ``.pth``: they follow from the entries' names, sizes and CRCs.
+"""Builds and compares the bytes around the entries of a ``.pth``, which follow from the entries' names, sizes and CRCs.
 
-Neither torch nor Python's zipfile looks at most of it: the padding, the local copies of sizes and CRCs, dates and
-attributes. Here it is put together as :class:`packstore.stores.pth.store.PthWriter` (that is, :mod:`zipfile`) does it
-(APPNOTE.TXT of PKWARE, 4.3.7 to 4.3.16), and compared byte for byte.
+Neither torch nor Python's zipfile checks most of them: padding, local copies of sizes and CRCs, dates, attributes. This
+module builds them as :class:`packstore.stores.pth.store.PthWriter` (that is, :mod:`zipfile`) does (APPNOTE.TXT of
+PKWARE, 4.3.7 to 4.3.16), and compares them byte for byte.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packstore.core.errors import printable
 from packstore.stores.base import Problem
 
 ALIGNMENT = 64
-"""Contents begin at a multiple of this, as in torch's own files."""
+"""Entries' contents begin at a multiple of this, as in torch's own files."""
 _LOCAL, _CENTRAL = struct.Struct("<4s5H3L2H"), struct.Struct("<4s4B4HL2L5H2L")
 _END, _END64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
 _VERSION, _UNIX, _DATE, _MODE = 45, 3, 33, 0o600 << 16
@@ -27,16 +27,16 @@ _MAX32 = 0xFFFFFFFF
 
 
 def check_layout(map: NDArray[np.uint8], entries: Sequence[zipfile.ZipInfo]) -> Iterator[Problem]:
-    """Yields a problem for each header that is not as packstore writes it, where most of the entries' own are.
+    """Yields a problem for each header that differs from what packstore writes, if most entries' headers do not differ.
 
-    In a file that another program has written none of them is, and it is left alone.
+    Yields nothing for a file of another program, of whose headers none match.
 
     Args:
         map: The whole file.
-        entries: Its entries, as its directory has them.
+        entries: Its entries, in the order of its directory.
     """
     wrong, right, end = [], 0, 0
-    for what, start, expected in layout(entries):
+    for what, start, expected in expected_headers(entries):
         if map[start : start + len(expected)].tobytes() != expected:
             wrong.append(f"{what}, which begins at byte {start}, has been changed")
         elif expected.startswith(b"PK\x03\x04"):
@@ -49,12 +49,12 @@ def check_layout(map: NDArray[np.uint8], entries: Sequence[zipfile.ZipInfo]) -> 
         yield Problem(f"the file has {len(map)} bytes, and its zip ends at {end}")
 
 
-def layout(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int, bytes]]:
-    """The bytes around the contents, in file order: (name, offset, bytes)."""
+def expected_headers(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int, bytes]]:
+    """Yields (name, offset, bytes) of everything around the entries' contents, in file order."""
     position, central = 0, []
     for info in entries:
         name = info.filename.encode("utf-8")
-        extra = padding(position, name)
+        extra = padding_field(position, name)
         shown = printable(info.filename)
         local = _LOCAL.pack(
             b"PK\x03\x04", _VERSION, 0, 0, 0, _DATE, info.CRC, _MAX32, _MAX32, len(name), len(extra) + 20
@@ -68,22 +68,23 @@ def layout(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int, bytes
     for shown, record in central:
         yield f"the directory's record of entry {shown!r}", position, record
         position += len(record)
-    yield "the end of the directory", position, _end(len(entries), start, position - start)
+    yield "the end of the directory", position, _end_record(len(entries), start, position - start)
 
 
-def padding(position: int, name: bytes) -> bytes:
-    """The extra field of the entry that begins at ``position``: so long that its content is aligned."""
+def padding_field(position: int, name: bytes) -> bytes:
+    """Returns the extra field of the entry at ``position``, of the length that aligns its content."""
     size = -(position + _LOCAL.size + len(name) + 20 + 4) % ALIGNMENT
     return b"FB" + size.to_bytes(2, "little") + b"Z" * size
 
 
 def content_start(position: int, name: str) -> int:
-    """Offset of an entry's content, for a header at ``position``."""
+    """Returns the offset of an entry's content, for a header at ``position``."""
     raw = name.encode("utf-8")
-    return position + _LOCAL.size + len(raw) + len(padding(position, raw)) + 20
+    return position + _LOCAL.size + len(raw) + len(padding_field(position, raw)) + 20
 
 
 def _directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, position: int) -> bytes:
+    """Returns the directory's record of an entry whose header is at ``position``."""
     size, offset, large = info.file_size, position, []
     if size > _LIMIT:
         large += [size, size]
@@ -100,7 +101,8 @@ def _directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, position:
     return record + name + extra
 
 
-def _end(count: int, start: int, size: int) -> bytes:
+def _end_record(count: int, start: int, size: int) -> bytes:
+    """Returns the end of the directory, in zip64 form if it needs that."""
     end64 = b""
     if count > zipfile.ZIP_FILECOUNT_LIMIT or start > _LIMIT or size > _LIMIT:
         end64 = _END64.pack(b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, size, start)

@@ -1,8 +1,8 @@
-"""Reads the pickle inside a ``.pth`` without torch and without running anything: it only describes what it names.
+"""Reads the pickle inside a ``.pth`` without torch and without running anything: it only describes the objects.
 
-:mod:`packstore.core.pickle_machine` runs it. A name becomes a :class:`Global`; a call becomes a :class:`SavedTensor`
-where it is torch's usual one for a plain tensor, else a :class:`Call`. So a stranger's file can neither execute
-anything nor, by deep nesting, end the process as it could inside torch.
+:mod:`packstore.core.pickle_machine` interprets it. A name becomes a :class:`Global`; a call becomes a
+:class:`SavedTensor` if it is torch's usual one for a plain tensor, else a :class:`Call`. So a stranger's file can
+neither execute anything nor crash the process by deep nesting, as it could inside torch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from packstore.core.pickle_machine import StandIn, UnsupportedPickleError, run
 
 _MAX_OPERATIONS = 200_000
-"""A column takes about 60; bounds the time (about a microsecond each)."""
+"""Most operations of a pickle; bounds the time (about a microsecond each). A column takes about 60."""
 _MAX_RANK = 64
 
 
 class _Described(StandIn):
-    """A described object: its state and items are ignored."""
+    """Description of an object that is never made; it ignores the object's state and items."""
 
     __slots__ = ()
 
@@ -31,14 +31,14 @@ class _Described(StandIn):
 
 @dataclass(frozen=True, slots=True)
 class Call(_Described):
-    """The result of calling ``name``, which packstore does not know."""
+    """Result of a call to ``name``, a function that packstore does not know."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Storage(_Described):
-    """``numel`` elements of type ``kind`` (``ByteStorage`` …) in the zip entry ``data/KEY``."""
+    """Storage of ``numel`` elements of type ``kind`` (``ByteStorage`` …) in the zip entry ``data/KEY``."""
 
     kind: str
     key: str
@@ -47,7 +47,7 @@ class Storage(_Described):
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor(_Described):
-    """A strided view of a storage, in elements, that wants no gradient and has no flags."""
+    """A strided view of a storage, in elements, without gradient and flags."""
 
     storage: Storage
     offset: int
@@ -72,15 +72,16 @@ class Global(_Described):
 
 
 def unpickle(data: bytes) -> Any:
-    """The object that ``data`` describes: dicts, lists, tuples, strings, numbers, :class:`SavedTensor` and the like.
+    """Describes the object in ``data`` with dicts, lists, tuples, strings, numbers, :class:`SavedTensor` and the like.
 
     Raises :class:`packstore.core.pickle_machine.PickleError`.
     """
-    return run(data, lambda module, name: Global(f"{module}.{name}"), _MAX_OPERATIONS, _storage)
+    return run(data, lambda module, name: Global(f"{module}.{name}"), _MAX_OPERATIONS, _parse_storage)
 
 
-def _storage(persistent_id: Any) -> Storage:
+def _parse_storage(persistent_id: Any) -> Storage:
+    """Returns the storage that torch's persistent id names. Raises :class:`UnsupportedPickleError` for any other id."""
     match persistent_id:
         case ("storage", Global(name), str(key), str(), int(numel)):
             return Storage(name.removeprefix("torch."), key, numel)
-    raise UnsupportedPickleError("a pickle that refers to something that is no storage")
+    raise UnsupportedPickleError("a pickle with a persistent id that is not a storage")

@@ -1,8 +1,8 @@
-"""Writes the pickle inside a ``.pth`` without torch: a dict of strings, tensors and such dicts.
+"""Writes the pickle inside a ``.pth`` without torch: a dict of strings, tensors and nested dicts of these.
 
-What torch writes for a tensor is ``torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad,
+torch writes a tensor as ``torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad,
 backward_hooks)``, with the storage as a persistent id ``("storage", torch.<Dtype>Storage, key, "cpu", numel)``
-(``torch/serialization.py``). The ``weights_only`` unpickler knows exactly these.
+(``torch/serialization.py``). The ``weights_only`` unpickler accepts exactly these.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STORAGE = {
     "int32": _Storage("IntStorage", "int32"),
     "int64": _Storage("LongStorage", "int64"),
     "uint8": _Storage("ByteStorage", "uint8"),
-    "uint16": _Storage("ShortStorage", "int16"),  # the same bits, as those of the two below
+    "uint16": _Storage("ShortStorage", "int16"),  # the same bits; also in the next two lines
     "uint32": _Storage("IntStorage", "int32"),
     "uint64": _Storage("LongStorage", "int64"),
     "float16": _Storage("HalfStorage", "float16"),
@@ -35,7 +35,7 @@ STORAGE = {
     "float32": _Storage("FloatStorage", "float32"),
     "float64": _Storage("DoubleStorage", "float64"),
 }
-"""torch's storage class and dtype for each column dtype."""
+"""Storage class and dtype of torch for each column dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +47,23 @@ class Tensor:
     shape: tuple[int, ...]
 
 
-def pickle_dict(content: Mapping[str, Any]) -> bytes:
-    """``content`` (values: ``str``, :class:`Tensor`, or such a dict) as a pickle of protocol 2."""
-    return pickle.PROTO + b"\x02" + _value(content) + pickle.STOP
+def dump_dict(content: Mapping[str, Any]) -> bytes:
+    """Pickles ``content`` in protocol 2; its values are ``str``, :class:`Tensor` or such dicts."""
+    return pickle.PROTO + b"\x02" + _dump_value(content) + pickle.STOP
 
 
-def _value(value: Any) -> bytes:
+def _dump_value(value: Any) -> bytes:
     if isinstance(value, Mapping):
         return (
             pickle.EMPTY_DICT
             + pickle.MARK
-            + b"".join(_value(k) + _value(v) for k, v in value.items())
+            + b"".join(_dump_value(k) + _dump_value(v) for k, v in value.items())
             + pickle.SETITEMS
         )
     if isinstance(value, Tensor):
-        return _tensor(value)
+        return _dump_tensor(value)
     if isinstance(value, tuple):
-        return pickle.MARK + b"".join(map(_value, value)) + pickle.TUPLE
+        return pickle.MARK + b"".join(map(_dump_value, value)) + pickle.TUPLE
     if isinstance(value, str):
         raw = value.encode("utf-8")
         return pickle.BINUNICODE + struct.pack("<I", len(raw)) + raw
@@ -73,22 +73,30 @@ def _value(value: Any) -> bytes:
     return pickle.LONG1 + bytes([len(raw)]) + raw
 
 
-def _tensor(tensor: Tensor) -> bytes:
+def _dump_tensor(tensor: Tensor) -> bytes:
     storage = (
         pickle.MARK
-        + _value("storage")
-        + _global("torch", STORAGE[tensor.dtype].name)
-        + _value(tensor.key)
-        + _value("cpu")
-        + _value(math.prod(tensor.shape))
+        + _dump_value("storage")
+        + _dump_global("torch", STORAGE[tensor.dtype].name)
+        + _dump_value(tensor.key)
+        + _dump_value("cpu")
+        + _dump_value(math.prod(tensor.shape))
         + pickle.TUPLE
         + pickle.BINPERSID
     )
     strides = tuple(math.prod(tensor.shape[i + 1 :]) for i in range(len(tensor.shape)))
-    no_hooks = _global("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
-    arguments = pickle.MARK + storage + _value(0) + _value(tensor.shape) + _value(strides) + _value(False) + no_hooks
-    return _global("torch._utils", "_rebuild_tensor_v2") + arguments + pickle.TUPLE + pickle.REDUCE
+    no_hooks = _dump_global("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
+    arguments = (
+        pickle.MARK
+        + storage
+        + _dump_value(0)
+        + _dump_value(tensor.shape)
+        + _dump_value(strides)
+        + _dump_value(False)
+        + no_hooks
+    )
+    return _dump_global("torch._utils", "_rebuild_tensor_v2") + arguments + pickle.TUPLE + pickle.REDUCE
 
 
-def _global(module: str, name: str) -> bytes:
+def _dump_global(module: str, name: str) -> bytes:
     return pickle.GLOBAL + f"{module}\n{name}\n".encode("ascii")

@@ -1,4 +1,4 @@
-"""Gets records out of a damaged ``.pth``: its entries follow each other in the order of the manifest's columns."""
+"""Recovers records from a damaged ``.pth``, whose entries follow each other in the order of the manifest's columns."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from packstore.stores.pth.layout import content_start
 from packstore.stores.scavenge import Scavenged, array_sizes, scavenge_by_places
 
 
-def scavenge(data: memoryview, found: RecoveredManifest) -> Scavenged:
-    """The columns and images of a ``.pth``, from its bytes and its manifest."""
+def scavenge(data: memoryview, recovered: RecoveredManifest) -> Scavenged:
+    """Recovers the columns and images of a ``.pth`` from its bytes and manifest."""
     starts: dict[str, int] = {}
     position = 0
-    for number, (name, size) in enumerate(array_sizes(found.manifest)):
+    for number, (name, size) in enumerate(array_sizes(recovered.manifest)):
         starts[name] = content_start(position, f"archive/data/{number}")
         position = starts[name] + size
-    return scavenge_by_places(data, found, starts)
+    return scavenge_by_places(data, recovered, starts)

@@ -1,15 +1,15 @@
-"""``.pth``: one zip in torch's own layout: a plain dict of CPU tensors and strings.
+"""Writes and reads ``.pth``: one zip in torch's own layout with a plain dict of CPU tensors and strings.
 
 ``torch.load(path, mmap=True, weights_only=True)`` opens it.
 
-The dict: ``image`` is a tensor ``(N, *shape)``, or ``{"bytes": uint8, "offsets": int64}`` when ragged; so is every
-other column; ``manifest`` is the JSON. uint64 (``checksum``), uint32 and uint16 columns are int64, int32 and int16
-tensors with the same bits, because torch's own of these types are not complete; bfloat16 is ``torch.bfloat16``.
+The dict: ``image`` is a tensor ``(N, *shape)``, or if ragged ``{"bytes": uint8, "offsets": int64}``; so is every other
+column; ``manifest`` is the JSON. uint64 (``checksum``), uint32 and uint16 columns are int64, int32 and int16 tensors
+with the same bits, because torch supports the unsigned types only in part; bfloat16 is ``torch.bfloat16``.
 
 torch.save would need all images in memory. The layout is small and stable (``torch/serialization.py``): stored zip
 entries ``archive/data.pkl`` (the dict, with tensors as ``_rebuild_tensor_v2`` calls on persistent ids),
 ``archive/data/0`` … (raw storages), ``archive/byteorder`` and ``archive/version``. So images are streamed as the first
-entry, and the rest follows when their number is known. torch is needed neither to write nor to read.
+entry, and the rest follows once their number is known. Neither writing nor reading needs torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from packstore.stores.base import Problem, Writer, parse_manifest, unreadable
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 from packstore.stores.pth.pickle_reader import Call, SavedTensor, unpickle
-from packstore.stores.pth.pickle_writer import STORAGE, Tensor, pickle_dict
+from packstore.stores.pth.pickle_writer import STORAGE, Tensor, dump_dict
 from packstore.stores.pth.zip import Archive, ZipError, check_zip
 
 _PREFIX = "archive"
@@ -46,7 +46,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 class PthWriter(Writer):
-    """Streams images into the entry ``archive/data/0``."""
+    """Streams images into the entry ``archive/data/0``; :meth:`seal` adds all other entries."""
 
     def __init__(self, path: Path, image: Column) -> None:
         super().__init__(path, image)
@@ -54,7 +54,7 @@ class PthWriter(Writer):
         self._ends = OffsetSpool(path.parent) if image.kind == "ragged" else None
         self._file: IO[bytes] | None = open_file(path, "xb")
         self._zip: zipfile.ZipFile | None = zipfile.ZipFile(self._file, "w", allowZip64=True)
-        self._entry: IO[bytes] | None = _open_entry(self._zip, "data/0")
+        self._entry: IO[bytes] | None = _create_entry(self._zip, "data/0")
 
     def append(self, images: Sequence[Buffer]) -> None:
         assert self._entry is not None
@@ -103,13 +103,13 @@ class PthWriter(Writer):
         self._file = open_file(self.path, "r+b")
         self._zip = zipfile.ZipFile(self._file, "a", allowZip64=True)
         for i, array in enumerate(storages, 1):
-            self._entry = _open_entry(self._zip, f"data/{i}")
+            self._entry = _create_entry(self._zip, f"data/{i}")
             flat = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
             for start in range(0, flat.size, _CHUNK_BYTES):
                 self._entry.write(flat[start : start + _CHUNK_BYTES].data)
             self._entry.close()
-        for name, raw in (("data.pkl", pickle_dict(content)), ("byteorder", b"little"), ("version", b"3\n")):
-            self._entry = _open_entry(self._zip, name)
+        for name, raw in (("data.pkl", dump_dict(content)), ("byteorder", b"little"), ("version", b"3\n")):
+            self._entry = _create_entry(self._zip, name)
             self._entry.write(raw)
             self._entry.close()
         self.suspend()
@@ -121,7 +121,7 @@ class PthWriter(Writer):
             io.IOBase.close(entry)  # its own close would write sizes
             self._entry = None
         if self._zip is not None:
-            self._zip.fp = None  # or it writes its directory when it is collected
+            self._zip.fp = None  # else it writes its directory when it is garbage-collected
             self._zip = None
         if self._file is not None:
             drop(self._file)
@@ -131,15 +131,15 @@ class PthWriter(Writer):
 
 
 class PthReader(MappedReader):
-    """Reads a ``.pth`` over one map of the file, without torch: nothing in it is executed or copied."""
+    """Reads a ``.pth`` over one map of the file, without torch; executes nothing and copies nothing."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """``descriptor`` is the file's, if it is open already; the caller may close it afterwards."""
+        """``descriptor`` is an open one of the file, or None; the caller may close it afterwards."""
         archive, content = _load(path, descriptor)
-        manifest = _manifest_of(content, path)
+        manifest = _find_manifest(content, path)
         shown = printable(str(path))
         try:
-            data = {c.name: _column(archive, content.get(c.name), c, shown) for c in manifest.columns}
+            data = {c.name: _map_column(archive, content.get(c.name), c, shown) for c in manifest.columns}
         except ZipError as error:
             raise unreadable(path, "a .pth", error) from None
         for column in manifest.held_columns:
@@ -154,21 +154,22 @@ class PthReader(MappedReader):
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         for column in self.manifest.columns:
             yield from check_offsets(column.name, self.column(column.name))
-        map = self._map  # another thread may close meanwhile
+        map = self._map  # read once: another thread may close the reader meanwhile
         if not quick and map is not None:
             yield from check_zip(map, progress)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the ``.pth`` file at ``path``. Raises :class:`StoreError`."""
-    return _manifest_of(_load(path)[1], path)
+    """Reads the manifest of the ``.pth`` file at ``path``. Raises :class:`StoreError`."""
+    return _find_manifest(_load(path)[1], path)
 
 
 def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
+    """Opens the zip and describes the dict in its pickle. Raises :class:`StoreError`."""
     try:
         with reading(path, descriptor) as opened:
             archive = Archive(opened)
-        content = unpickle(archive.pickle())
+        content = unpickle(archive.read_pickle())
     except OSError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
     except UnsupportedPickleError as error:
@@ -180,31 +181,36 @@ def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str,
     return archive, content
 
 
-def _manifest_of(content: dict[str, Any], path: Path) -> Manifest:
+def _find_manifest(content: dict[str, Any], path: Path) -> Manifest:
     manifest = parse_manifest(content["manifest"], path)
     if manifest.format != "pth" or manifest.shards:
-        raise StoreError(f"{printable(str(path))} is a .pth with the manifest of another store ({manifest.format})")
+        kind = f"{'sharded ' if manifest.shards else ''}{manifest.format}"
+        raise StoreError(f"{printable(str(path))} is a .pth, but its manifest describes a {kind} store")
     return manifest
 
 
-def _column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:
+def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:
     if column.kind == "fixed":
-        return _array(archive, value, column.dtype, f"{shown}: column {column.name!r}")
+        return _map_tensor(archive, value, column.dtype, f"{shown}: column {column.name!r}")
     if not isinstance(value, dict):
-        raise StoreError(f"{shown}: column {column.name!r} is {_kind(value)}, not a dict of bytes and offsets")
-    data = _array(archive, value.get("bytes"), "uint8", f"{shown}: column '{column.name}/bytes'")
-    offsets = _array(archive, value.get("offsets"), "int64", f"{shown}: column '{column.name}/offsets'")
+        raise StoreError(
+            f"{shown}: column {column.name!r} is {_describe_value(value)}, not a dict of bytes and offsets"
+        )
+    data = _map_tensor(archive, value.get("bytes"), "uint8", f"{shown}: column '{column.name}/bytes'")
+    offsets = _map_tensor(archive, value.get("offsets"), "int64", f"{shown}: column '{column.name}/offsets'")
     if data.ndim != 1 or offsets.ndim != 1 or not len(offsets):
         raise StoreError(f"{shown}: column {column.name!r} has bytes {data.shape} and offsets {offsets.shape}")
     return Ragged(offsets, data)
 
 
-def _array(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any]:
-    """A tensor over the map. Raises :class:`StoreError` unless it is a plain one that lies there as it is."""
+def _map_tensor(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any]:
+    """Returns a tensor as a read-only view of the map. Raises :class:`StoreError` unless it is plain, contiguous and
+    aligned.
+    """
     if not isinstance(tensor, SavedTensor):
-        raise StoreError(f"{where} is {_kind(tensor)}, not a plain tensor")
+        raise StoreError(f"{where} is {_describe_value(tensor)}, not a plain tensor")
     wanted, size, stored = NUMPY_DTYPE[dtype], math.prod(tensor.shape), tensor.storage
-    if stored.kind != STORAGE[dtype].name or not _contiguous(tensor):
+    if stored.kind != STORAGE[dtype].name or not _is_contiguous(tensor):
         kind = printable(stored.kind)
         raise StoreError(f"{where} is a tensor over a {kind}, not a contiguous one over {STORAGE[dtype].name}")
     raw = archive.entry(f"data/{stored.key}")
@@ -218,8 +224,10 @@ def _array(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any
     return array
 
 
-def _contiguous(tensor: SavedTensor) -> bool:
-    """As torch defines it: strides of dimensions of size 1 do not matter, nor any stride of an empty tensor."""
+def _is_contiguous(tensor: SavedTensor) -> bool:
+    """Returns whether a tensor is contiguous as torch defines it: strides of dimensions of size 1 and of an empty
+    tensor do not matter.
+    """
     if len(tensor.shape) != len(tensor.stride):
         return False
     if 0 in tensor.shape:
@@ -228,43 +236,43 @@ def _contiguous(tensor: SavedTensor) -> bool:
     return all(n == 1 or s == e for n, s, e in zip(tensor.shape, tensor.stride, expected, strict=True))
 
 
-def _kind(value: Any) -> str:
-    """A word for a value of the pickle, for messages."""
+def _describe_value(value: Any) -> str:
+    """Describes a value of the pickle in a message."""
     if isinstance(value, Call):
         return f"made by {printable(value.name)[:100]}"
     return "a tensor" if isinstance(value, SavedTensor) else type(value).__name__
 
 
-def _padding(data: int) -> int:
-    """Bytes of padding that align the data, which would begin at ``data`` without the padding field."""
+def _padding_size(data: int) -> int:
+    """Returns the bytes of padding that align the data, which would begin at ``data`` without the padding field."""
     return -(data + 4) % _ALIGNMENT
 
 
-def _images_start() -> int:
+def _compute_images_start() -> int:
     data = _LOCAL_HEADER + len(f"{_PREFIX}/data/0") + _ZIP64_EXTRA
-    return data + 4 + _padding(data)
+    return data + 4 + _padding_size(data)
 
 
-IMAGES_START = _images_start()
+IMAGES_START = _compute_images_start()
 """Offset of the images in the file."""
 
 
 class _Zip64Info(zipfile.ZipInfo):
-    """Has its sizes in the zip64 field alone, as Python writes it from 3.11.4 on, by any version of Python."""
+    """Entry with its sizes in the zip64 field alone, as Python from 3.11.4 on writes it; works with any Python."""
 
     def FileHeader(self, zip64: bool | None = None) -> bytes:  # noqa: N802 - zipfile's name
         header = super().FileHeader(zip64)
         return header[:18] + b"\xff" * 8 + header[26:] if zip64 else header
 
 
-def _open_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    """A stored entry whose data begin at a multiple of 64 bytes."""
+def _create_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    """Opens a new stored entry for writing; its data begin at a multiple of 64 bytes."""
     info = _Zip64Info(f"{_PREFIX}/{name}", (1980, 1, 1, 0, 0, 0))
     info.create_version = info.extract_version = zipfile.ZIP64_VERSION
     assert archive.fp is not None
     start = archive.start_dir if hasattr(archive, "start_dir") else archive.fp.tell()
     data = start + _LOCAL_HEADER + len(info.filename) + _ZIP64_EXTRA
-    padding = _padding(data)
-    # "FB" is the field that torch pads with.
+    padding = _padding_size(data)
+    # torch pads with the extra field "FB".
     info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
     return archive.open(info, "w", force_zip64=True)

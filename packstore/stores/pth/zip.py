@@ -1,4 +1,4 @@
-"""The zip around a ``.pth``: locates its entries without unpacking anything."""
+"""Locates and checks the zip entries of a ``.pth`` without unpacking anything."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from packstore.stores.pth.layout import check_layout
 _LOCAL = struct.Struct("<4s4xH16xHH")  # signature, compression, sizes of the name and of the extra field
 _ENCRYPTED = 1
 _MAX_DIRECTORY = 1 << 20
-"""Bytes of the zip's directory, of which an entry takes about 100; bounds the memory."""
+"""Most bytes of the zip's directory; bounds the memory. An entry takes about 100."""
 _MAX_ENTRIES = 10_000
 _MAX_PICKLE = MAX_JSON_BYTES + (4 << 20)
-"""Bytes of the pickle, which is little more than the manifest; bounds the memory."""
+"""Most bytes of the pickle, which is little more than the manifest; bounds the memory."""
 _CHUNK_BYTES = 1 << 22
-# Whatever zipfile raises for a directory that is damaged: it checks little of what it reads.
+# Everything that zipfile raises for a damaged directory: it checks little of what it reads.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError, OverflowError, RuntimeError,
     struct.error,
@@ -38,19 +38,21 @@ _ZIP_ERRORS = (
 
 
 class ZipError(Exception):
-    """The zip is damaged; says how. The reader turns it into a :class:`packstore.core.errors.StoreError`."""
+    """The zip is damaged; the message says how. The reader turns it into a
+    :class:`packstore.core.errors.StoreError`.
+    """
 
 
 class Archive:
-    """The entries of a ``.pth`` file over one map of it.
+    """The entries of a ``.pth`` file, over one map of it.
 
     Attributes:
-        map: The whole file, ``uint8``; arrays over it hold the map by themselves.
+        map: The whole file, ``uint8``; arrays over it keep the map alive.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Reads the zip's directory only. Raises :class:`ZipError`, or :class:`OSError`."""
-        # Reads the map, not the descriptor, whose position every forked process shares.
+        """Maps the file and reads the zip's directory. Raises :class:`ZipError`, or :class:`OSError`."""
+        # From the map: forked processes share the descriptor's position.
         try:
             mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except ValueError:
@@ -67,14 +69,14 @@ class Archive:
         self._entries = {entry.filename: entry for entry in entries}
         if len(self._entries) != len(entries):
             raise ZipError("two of its zip entries have the same name")
-        _check_places(entries, end)
+        _check_overlaps(entries, end)
         pickles = [name for name in self._entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise ZipError("it is a zip without torch's data.pkl")
         self._prefix = pickles[0].removesuffix("data.pkl")
 
-    def pickle(self) -> bytes:
-        """The pickle. Raises :class:`ZipError`."""
+    def read_pickle(self) -> bytes:
+        """Returns the pickle. Raises :class:`ZipError`."""
         if f"{self._prefix}byteorder" in self._entries and self.entry("byteorder").tobytes() != b"little":
             raise ZipError("its numbers are not little-endian")
         data = self.entry("data.pkl")
@@ -83,7 +85,7 @@ class Archive:
         return data.tobytes()
 
     def entry(self, name: str) -> NDArray[np.uint8]:
-        """The bytes of an entry over the map. Raises :class:`ZipError`."""
+        """Returns the content of an entry as a view of the map. Raises :class:`ZipError`."""
         info = self._entries.get(self._prefix + name)
         if info is None:
             raise ZipError(f"it has no zip entry {name!r:.100}")
@@ -91,31 +93,33 @@ class Archive:
             raise ZipError(f"its zip entry {name!r} is compressed or encrypted, which torch never does")
         header, total = info.header_offset, len(self.map)
         if not 0 <= header <= total - _LOCAL.size:
-            raise ZipError(f"its zip entry {name!r} lies outside of the file")
+            raise ZipError(f"its zip entry {name!r} lies outside the file")
         signature, method, name_size, extra_size = _LOCAL.unpack_from(self.map.data, header)
         start = header + _LOCAL.size + name_size + extra_size
         local = self.map[header + _LOCAL.size : header + _LOCAL.size + name_size].tobytes()
         if method != zipfile.ZIP_STORED or local != info.orig_filename.encode("utf-8", "surrogateescape"):
-            raise ZipError(f"its zip entry {name!r} is not the one that the zip's directory says")
+            raise ZipError(f"its zip entry {name!r} differs from the zip's directory")
         if signature != b"PK\x03\x04" or info.file_size != info.compress_size or start + info.file_size > total:
             raise ZipError(f"its zip entry {name!r} has no valid header or reaches past the end of the file")
         return self.map[start : start + info.file_size]
 
 
-def _check_places(entries: list[zipfile.ZipInfo], end: int) -> None:
-    """Raises :class:`ZipError` for entries that overlap, or that reach into the directory at ``end``."""
+def _check_overlaps(entries: list[zipfile.ZipInfo], end: int) -> None:
+    """Raises :class:`ZipError` if entries overlap each other or the directory at ``end``."""
     if len(entries) > _MAX_ENTRIES:
         raise ZipError(f"it has {len(entries)} zip entries")
     places = sorted((entry.header_offset, entry.compress_size) for entry in entries)
     for (start, size), (following, _) in itertools.pairwise((*places, (end, 0))):
         if start < 0 or start + _LOCAL.size + size > following:
-            raise ZipError(f"its zip entries lie over each other (at byte {start})")
+            raise ZipError(f"its zip entries overlap (at byte {start})")
 
 
 def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Problem]:
-    """Compares every entry with its CRC-32, which torch never does, then the bytes between the entries.
+    """Yields a problem for each entry whose CRC-32 differs, which torch never checks, then for changed bytes between
+    them.
 
-    ``map`` is the whole file."""
+    ``map`` is the whole file.
+    """
     try:
         with io.BufferedReader(_Mapped(map.data)) as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
@@ -138,7 +142,7 @@ def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Pr
 
 
 class _Mapped(io.RawIOBase):
-    """A file over a map, with a position of its own."""
+    """A file object over a map, with its own position."""
 
     def __init__(self, mapped: memoryview) -> None:
         self._view = mapped
@@ -165,7 +169,7 @@ class _Mapped(io.RawIOBase):
 
 
 class _Limited(io.BufferedReader):
-    """A file for :class:`zipfile.ZipFile` that does not read a directory of gigabytes into memory."""
+    """A file object for :class:`zipfile.ZipFile` that refuses to read a directory of gigabytes into memory."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > _MAX_DIRECTORY:
