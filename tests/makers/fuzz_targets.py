@@ -66,7 +66,7 @@ from packstore.sources.webdataset import WebDatasetSource
 from packstore.sources.yolo import YoloSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
-from packstore.stores.hdf5.file import lookup3
+from packstore.stores.hdf5.checked import hash_lookup3
 from packstore.stores.mapped import check_offsets
 from packstore.stores.pth.pickle_reader import unpickle
 from packstore.training.coco_masks import coco_masks
@@ -618,7 +618,7 @@ def _repair_hdf5(data: bytes, rng: random.Random) -> bytes:
 
     def seal(start: int, end: int) -> None:
         if start < end and end + 4 <= len(out):
-            out[end : end + 4] = lookup3(bytes(out[start:end])).to_bytes(4, "little")
+            out[end : end + 4] = hash_lookup3(bytes(out[start:end])).to_bytes(4, "little")
 
     seal(0, 44)
     at = -1
