@@ -131,6 +131,18 @@ def shared_data() -> SharedData:
     return SharedData(Path(os.environ.get("PACKSTORE_TEST_DATA") or ROOT.parent / "shared" / "data"))
 
 
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the engine one that cannot be loaded, when it is called."""
+
+    def remove() -> None:
+        monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "it is gone; fetch it"))
+        monkeypatch.setattr("packstore.images.decoders._loaded", {})
+        monkeypatch.setattr("packstore.images.decoders._reasons", {})
+
+    return remove
+
+
 @pytest.fixture(scope="session")
 def need() -> Need:
     """``need("turbojpeg", available)`` skips the test when that is not available, or fails it where it is promised.

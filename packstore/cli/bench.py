@@ -147,7 +147,6 @@ def to_json(report: BenchReport) -> dict[str, Any]:
         "stages": [asdict(stage) for stage in report.stages],
         "verdict": asdict(report.verdict),
         "trials": [asdict(trial) for trial in report.trials],
-        "untried": list(report.untried),
         "advice": [asdict(advice) for advice in report.advice],
     }
 
@@ -189,8 +188,6 @@ def describe(report: BenchReport) -> str:
             figures = f"  {trial.how or 'as it is':<32}{_rate(trial.images_per_second):>10}{gain:>9}   "
             note = f"{human_bytes(trial.record_bytes)} a record{mode}"
             lines += [line.rstrip() for line in wrapped(figures, note, columns)]
-    for reason in report.untried:
-        lines += wrapped("not tried: ", reason, columns)
     lines += ["", "what to do:"]
     for advice in report.advice:
         lines += [*wrapped("- ", advice.what, columns), *wrapped("  ", advice.why, columns)]

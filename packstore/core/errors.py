@@ -83,6 +83,10 @@ class DecodeError(PackstoreError):
     """Image bytes that no available decoder turns into pixels."""
 
 
+class EngineError(PackstoreError):
+    """The compiled engine cannot be loaded; the message says why, and what to do."""
+
+
 class StoreError(PackstoreError):
     """A store cannot be opened or written: not a store, unfinished, of a newer version, broken structure."""
 

@@ -83,8 +83,6 @@ class ImageInfo(NamedTuple):
         sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and
             0xCA arithmetic-coded …; 0 for other kinds.
         adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
-        height_at: Offset of the height in a plain JPEG: segment follows segment, one frame header, all components in
-            the first scan, no restart markers. Else 0.
         app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 where there is none.
         app1_alone: It is the only one, and segment follows segment.
     """
@@ -96,7 +94,6 @@ class ImageInfo(NamedTuple):
     precision: int = 8
     sof: int = 0
     adobe: int | None = None
-    height_at: int = 0
     app1_at: int = 0
     app1_alone: bool = False
 
@@ -159,31 +156,29 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     if known is not None and data.startswith(known[0]):
         _check_end(data, len(known[0]), whole)
         return known[1]
-    width = height = components = precision = sof = frames = height_at = app1_at = app1s = 0
-    plain = orderly = True
+    width = height = components = precision = sof = frames = app1_at = app1s = 0
+    orderly = True
     adobe: int | None = None
     at = 2
     while True:
         marker = data[at + 1]
         if data[at] != 0xFF or marker in _NO_SEGMENT:
             at = _next_marker(data, at)
-            plain = orderly = False
+            orderly = False
             continue
         length = data[at + 2] << 8 | data[at + 3]
         if length < 2:
             if marker not in _SKIPPED:
                 raise HeaderError(f"is damaged: a JPEG segment of {length} bytes at byte {at}")
-            length, plain, orderly = 2, False, False  # libjpeg goes on behind the length
+            length, orderly = 2, False  # libjpeg goes on behind the length
         if marker == 0xDA:
             break
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             precision, height, width, components = _FRAME.unpack_from(data, at + 4)
             if not sof and length < 8 + 3 * components:
                 raise HeaderError(f"is damaged: a JPEG frame header of {length} bytes for {components} components")
-            sof, height_at = marker, at + 5
+            sof = marker
             frames += 1
-        elif marker == 0xDD:  # restart markers, or none for an interval of 0, which nobody writes
-            plain = False
         elif marker == 0xEE and length >= 14 and data[at + 4 : at + 9] == b"Adobe":
             adobe = data[at + 15]
         elif marker == 0xE1:
@@ -200,11 +195,8 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
     _check_end(data, end, whole)
     if end > len(data):
         raise IndexError
-    whole_scan = length >= 6 + 2 * components and data[at + 4] == components
-    if not plain or frames > 1 or not whole_scan:
-        height_at = 0
     alone = orderly and app1s == 1
-    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, height_at, app1_at, alone)
+    info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, app1_at, alone)
     # In others, what was read may lie behind the segment itself.
     if end <= _REMEMBERED_BYTES and frames == 1 and length >= 6:
         _latest = data[:end], info

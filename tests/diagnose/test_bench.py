@@ -247,7 +247,7 @@ def check_json(report: BenchReport) -> None:
     found = json.loads(json.dumps(to_json(report)))
     assert set(found) == {
         *("path", "split", "format", "encoding", "records", "record_bytes", "disk_bytes_per_record", "image_size"),
-        *("augment", "options", "rates", "stages", "verdict", "trials", "untried", "advice"),
+        *("augment", "options", "rates", "stages", "verdict", "trials", "advice"),
     }
     assert found["rates"]["loader"] > 0
     assert set(found["verdict"]) == {"stage", "why", "shares", "cores", "then", "then_rate"}
@@ -299,25 +299,6 @@ def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
     assert list((tmp_path / "scratch").iterdir()) == []
     check_json(report)
     assert "tried with 9 images" in describe(report)
-
-
-@pytest.mark.slow
-def test_what_cannot_be_packed_here_is_not_tried(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a compiler, such as a node of a cluster, has a report of the rest."""
-    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not compiled"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
-    path = packstore.convert(folder, tmp_path / "a.lmdb").destination
-    report = bench(path, BenchOptions(split="train", **{**QUICK, "size": 20}))
-    assert [trial.how for trial in report.trials] == [
-        "",
-        "--encoding jpeg --resize 23",
-        "--encoding uint8 --resize 23",
-    ]
-    (reason,) = report.untried
-    assert reason.startswith("--encoding original --index: a store with a seek index needs packstore's JPEG engine")
-    assert f"not tried: {reason}" in describe(report)
-    check_json(report)
 
 
 def test_candidates_depend_on_the_images(folder: Path, tmp_path: Path) -> None:

@@ -9,26 +9,33 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
 import packstore
 from packstore import PackedDataset, PackedLoader
-from packstore.core.errors import DecodeError
+from packstore.cli import cli
+from packstore.core.errors import DecodeError, EngineError
 from packstore.core.manifest import NORMALIZATIONS, Normalization
 from packstore.images.decoders import backends, get_decoder
 from packstore.images.engine import Engine, Form, Requests, engine_problem, get_engine, native
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from packstore.training.augment.base import Operation, Size
+from packstore.training.augment.operations import apply_operations, output_size
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.rows import as_numpy
+from packstore.training.random_draws import Draws
 from tests.conftest import ROOT, SharedData
 from tests.makers.engine_checks import (
     MAX_PIXELS,
@@ -57,12 +64,6 @@ Need = Callable[[str, bool], None]
 SOURCE = ROOT / "packstore" / "images" / "engine"
 FILES = sorted(SOURCE.glob("*.c"))
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(request: pytest.FixtureRequest) -> None:
-    need: Need = request.getfixturevalue("need")
-    need("native", engine_problem() is None)
 
 
 def engines() -> list[Engine]:
@@ -284,7 +285,6 @@ def test_threads_have_an_engine_each() -> None:
 
     def work() -> None:
         engine = get_engine()
-        assert engine is not None
         seen.append(engine)
         for name, (data, image) in (good() | large()).items():
             if not np.array_equal(engine.decode(data, MAX_PIXELS), image):
@@ -378,20 +378,40 @@ def anew() -> Iterator[None]:
 def test_another_version_is_not_used(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_INTERFACE", 12345)
     assert "another version" in str(engine_problem())
-    assert get_engine() is None
+    with pytest.raises(EngineError, match=r"cannot be used here: .* is of another version of packstore: delete it"):
+        get_engine()
 
 
 def test_what_was_not_compiled(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
-    assert "C compiler" in str(engine_problem())
-    assert get_engine() is None
+    with pytest.raises(EngineError, match="not compiled when packstore was installed; install packstore again"):
+        get_engine()
 
 
 def test_what_cannot_be_loaded(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / ("_engine" + native.EXTENSION_SUFFIXES[0])).write_bytes(b"no library")
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
-    assert "cannot be loaded" in str(engine_problem())
-    assert get_engine() is None
+    with pytest.raises(EngineError, match=r"cannot be loaded: .*; install packstore again"):
+        get_engine()
+
+
+def test_all_but_loaders_does_without(stores: dict[str, Path], tmp_path: Path, no_engine: Callable[[], None]) -> None:
+    photos, indexed, store = stores["indexed"].parent / "photos", stores["indexed"], tmp_path / "a.lmdb"
+    no_engine()
+    for command in (
+        ["convert", photos, store],
+        ["verify", store, "--decode", "--against", photos],
+        ["verify", indexed, "--decode"],
+        ["info", indexed],
+        ["export", indexed, tmp_path / "a.zip"],
+    ):
+        result = CliRunner().invoke(cli, list(map(str, command)))
+        assert result.exit_code == 0, result.output
+    dataset = PackedDataset(store)
+    assert len({dataset[number][0].shape for number in range(len(dataset))}) > 1
+    with pytest.raises(EngineError, match=r"^packstore's engine cannot be used here: it is gone; fetch it$"):
+        PackedLoader(dataset, 4, augment=[RandomResizedCrop(32)])
+    assert isinstance(CliRunner().invoke(cli, ["bench", str(store)]).exception, EngineError)
 
 
 def test_compilers_for_other_processors_are_told_so(tmp_path: Path) -> None:
@@ -448,6 +468,11 @@ OPERATIONS: dict[str, list[Any]] = {
 }
 
 
+def refuse_all(engine: Engine, requests: Requests, first: int, stop: int, max_pixels: int) -> NDArray[np.bool_]:
+    """In place of :meth:`Engine.run`."""
+    return np.ones(stop - first, np.bool_)
+
+
 @pytest.mark.parametrize("operations", OPERATIONS.values(), ids=OPERATIONS)
 @pytest.mark.parametrize("encoding", ["indexed", "original", "uint8"])
 def test_a_loader_gives_the_same_batches(
@@ -470,7 +495,7 @@ def test_a_loader_gives_the_same_batches(
         return [images.clone() for _ in range(2) for images, _ in loader], len(left)
 
     by_engine, few = epochs()
-    monkeypatch.setattr(native, "_library", lambda: (None, "not here"))
+    monkeypatch.setattr(Engine, "run", refuse_all)
     without, all_ = epochs()
     assert all(torch.equal(a, b) for a, b in zip(by_engine, without, strict=True))
     # A PNG and a progressive file are left to others.
@@ -485,6 +510,19 @@ WAYS: dict[str, dict[str, Any]] = {
     "bytes": {"channels_last": True},
     "bfloat16": {"dtype": torch.bfloat16},
 }
+
+
+@dataclass(frozen=True)
+class ByTorch(Operation):
+    """Another entry of a list, run on whole batches."""
+
+    operation: Any
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return apply_operations([self.operation], images, draws, draws.stream)
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return output_size([self.operation], size)
 
 
 @pytest.mark.slow
@@ -506,13 +544,16 @@ def test_batches_are_finished_as_by_torch(
         found = {}
         for path in ("original",) if encoding == "original" else (f"{encoding} lmdb", f"{encoding} h5"):
             for resident in (False,) if encoding == "original" else (False, True):
-                for there in (True, False):
-                    if not there:
-                        monkeypatch.setattr(native, "_library", lambda: (None, "not here"))
+                for by_engine in (True, False):
+                    operations = augment
+                    if not by_engine and encoding == "original":
+                        monkeypatch.setattr(Engine, "run", refuse_all)
+                    elif not by_engine:
+                        operations = [ByTorch(operation) for operation in augment or [lambda images: images]]
                     loader = PackedLoader(
-                        PackedDataset(stores[path]), 7, shuffle=True, augment=augment, resident=resident, **options
+                        PackedDataset(stores[path]), 7, shuffle=True, augment=operations, resident=resident, **options
                     )
-                    found[path, resident, there] = torch.cat([images for images, _ in loader])
+                    found[path, resident, by_engine] = torch.cat([images for images, _ in loader])
                     monkeypatch.undo()
         expected = found[path, False, False]
         for way, images in found.items():
@@ -527,9 +568,7 @@ def test_batches_are_finished_as_by_torch(
 
 
 @pytest.mark.parametrize("encoding", ["indexed", "original"])
-def test_damage_shows_as_ever(
-    stores: dict[str, Path], encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_shows_as_with_another_decoder(stores: dict[str, Path], encoding: str, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.lmdb"
     shutil.copytree(stores[encoding], damaged)
     dataset = PackedDataset(damaged, columns=("image", "key"), output="bytes")
@@ -548,17 +587,16 @@ def test_damage_shows_as_ever(
     file.write_bytes(content)
     name = next(key for data, key in records if data == second)
 
-    def batches() -> tuple[list[torch.Tensor], list[str], float]:
+    def batches(decoder: str) -> tuple[list[torch.Tensor], list[str], float]:
+        options: dict[str, Any] = {"checksums": "never", "decoder": decoder}
         with pytest.raises(DecodeError, match=rf"record \d+ \({name}\)"):
-            list(PackedLoader(PackedDataset(damaged, checksums="never"), 5, augment=[RandomResizedCrop(32)], workers=2))
-        dataset = PackedDataset(damaged, columns=("image", "key"), checksums="never")
+            list(PackedLoader(PackedDataset(damaged, **options), 5, augment=[RandomResizedCrop(32)], workers=2))
+        dataset = PackedDataset(damaged, columns=("image", "key"), **options)
         loader = PackedLoader(dataset, 5, augment=[RandomResizedCrop(32)], on_error="skip", workers=2)
         found = [(images.clone(), keys) for _ in range(4) for images, keys in loader]
         return [images for images, _ in found], [key for _, keys in found for key in keys], loader.stats()["skipped"]
 
-    with_it = batches()
-    monkeypatch.setattr(native, "_library", lambda: (None, "not here"))
-    without_it = batches()
+    with_it, without_it = batches("engine"), batches("simplejpeg")
     assert with_it[1:] == without_it[1:]
     assert name not in with_it[1]
     assert with_it[2] == 4
@@ -574,7 +612,6 @@ def test_the_default_decoder_is_the_engine(stores: dict[str, Path]) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="versions of symbols are of glibc")
 def test_it_needs_no_new_glibc(need: Callable[[str, bool], None]) -> None:
     """So that a wheel with it installs wherever torch does, from glibc 2.28 on."""
-    need("native", get_engine() is not None)
     library = Path(native._library()[0]._name).read_bytes()
     versions = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([0-9.]+)\0", library)}
     assert max(versions, default=(2, 0)) <= (2, 28)

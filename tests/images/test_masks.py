@@ -37,12 +37,6 @@ CONTENTS = {
 }
 
 
-@pytest.fixture
-def native_rows(need: Need) -> None:
-    library = native._library()[0]
-    need("native", library is not None and hasattr(library, "packstore_engine_png"))
-
-
 def filtered(values: NDArray[np.uint8], kinds: list[int], step: int = 1) -> bytes:
     """Rows as a PNG file has them, each with the next of these filters."""
     rows, above = b"", np.zeros(values.shape[1], np.int64)
@@ -65,7 +59,6 @@ def deflated(data: bytes, level: int = 6, strategy: int = zlib.Z_DEFAULT_STRATEG
     )
 
 
-@pytest.mark.usefixtures("native_rows")
 @pytest.mark.parametrize("name", CONTENTS)
 @pytest.mark.parametrize("level", [0, 1, 6, 9])
 def test_rows_are_what_was_packed(name: str, level: int) -> None:
@@ -80,7 +73,6 @@ def test_rows_are_what_was_packed(name: str, level: int) -> None:
             assert png_rows(packed, 41, 300, 1) is None
 
 
-@pytest.mark.usefixtures("native_rows")
 @pytest.mark.parametrize("kinds", [[0], [1], [2], [3], [4], [4, 1, 3, 0, 2], [5]])
 @pytest.mark.parametrize("step", [1, 2])
 def test_filters_are_undone(kinds: list[int], step: int) -> None:
@@ -93,7 +85,6 @@ def test_filters_are_undone(kinds: list[int], step: int) -> None:
         np.testing.assert_array_equal(found, values)
 
 
-@pytest.mark.usefixtures("native_rows")
 def test_damaged_streams_are_refused_or_what_zlib_gives() -> None:
     rng, accepted = np.random.default_rng(5), 0
     for name, level in itertools.product(CONTENTS, (0, 1, 9)):
@@ -118,7 +109,6 @@ def test_damaged_streams_are_refused_or_what_zlib_gives() -> None:
     assert accepted > 100
 
 
-@pytest.mark.usefixtures("native_rows")
 def test_nothing_behind_the_stream_is_read() -> None:
     library = native._library()[0]
     assert library is not None
@@ -274,7 +264,6 @@ def judged_by_pillow(data: bytes) -> Any:
         return verdict(data)
 
 
-@pytest.mark.usefixtures("native_rows")
 @pytest.mark.parametrize("mode", ["P", "L", "I;16"])
 def test_the_verdict_on_a_file_is_pillows(mode: str) -> None:
     count, refused, rng = 1000, 0, np.random.default_rng([*mode.encode()])
@@ -287,7 +276,6 @@ def test_the_verdict_on_a_file_is_pillows(mode: str) -> None:
     assert count // 10 < refused < count * 9 // 10
 
 
-@pytest.mark.usefixtures("native_rows")
 @pytest.mark.parametrize("fault", ["IHDR", "PLTE", "IDAT", "filter", "checksum of pixels", "end of pixels"])
 def test_each_fault_that_pillow_finds(fault: str) -> None:
     found = chunks(png(CONTENTS["objects"], palette=True))
@@ -308,7 +296,6 @@ def test_each_fault_that_pillow_finds(fault: str) -> None:
     assert fault == "end of pixels" or verdict(bytes(data)) is None
 
 
-@pytest.mark.usefixtures("native_rows")
 def test_chunks_of_common_programs_do_not_slow_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "open_mask", lambda *_: pytest.fail("Pillow was asked"))
     header, palette, pixels, end = chunks(png(CONTENTS["objects"], palette=True))

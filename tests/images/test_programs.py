@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.images.engine import Form, Requests, engine_problem, get_engine
+from packstore.images.engine import Form, Requests, get_engine
 from packstore.images.engine.native import Engine, _library, augment
 from packstore.images.programs import (
     INTERPOLATIONS,
@@ -35,8 +35,6 @@ from packstore.images.programs import (
 from tests.conftest import ROOT
 from tests.makers.tiers import SEED
 from tests.makers.torchvision import import_torchvision
-
-pytestmark = pytest.mark.skipif(engine_problem() is not None, reason=f"no engine: {engine_problem()}")
 
 Images = NDArray[np.uint8]
 
@@ -357,7 +355,6 @@ def test_shapes_are_checked() -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float16], ids=str)
 def test_decoding_runs_programs(planes: bool, dtype: Any) -> None:
     engine = get_engine()
-    assert engine is not None
     pixels = photos(6, 61, 47)
     files = [save_jpeg(each) for each in pixels]
     program = new_program(6, 4)  # of several lengths; none, too

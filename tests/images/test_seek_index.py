@@ -15,10 +15,9 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.cli import cli
-from packstore.core.errors import CorruptRecordError, UsageError
+from packstore.core.errors import CorruptRecordError, EngineError, UsageError
 from packstore.core.manifest import Manifest
 from packstore.images.decoders import DECODERS, UNAVAILABLE, available_decoders
-from packstore.images.engine import engine_problem
 from packstore.images.seek_index import make_indexes
 from packstore.stores import open_store
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -26,7 +25,6 @@ from tests.makers.datasets import pixels
 from tests.makers.seek_indexes import outside, repaired, with_changes
 from tests.makers.stores import content
 
-Need = Callable[[str, bool], None]
 SUFFIXES = (".lmdb", ".h5", ".pth")
 PROGRESSIVE, OTHER = 5, 11
 COUNT = 20
@@ -37,12 +35,6 @@ LISTS = {
     "crops": (RandomCrop(60), RandomHorizontalFlip()),
     "whole": (Resize((40, 50)),),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(request: pytest.FixtureRequest) -> None:
-    need: Need = request.getfixturevalue("need")
-    need("native", engine_problem() is None)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +108,7 @@ def stores(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return get
 
 
+Need = Callable[[str, bool], None]
 Stores = Callable[[str], Path]
 
 
@@ -159,13 +152,11 @@ def test_only_what_a_crop_needs_is_decoded(stores: Stores, tmp_path: Path, suffi
     assert len(others) < COUNT or not torch.equal(others, expected)
 
 
-def test_without_the_engine(stores: Stores, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store with an index is read, none is packed, and one that is asked for is an error before anything is done."""
-    expected, _ = epoch(stores("plain.lmdb"))
+def test_without_the_engine(stores: Stores, folder: Path, tmp_path: Path, no_engine: Callable[[], None]) -> None:
+    """No store gets an index, and one that is asked for is an error before anything is done."""
     indexed = stores("indexed.lmdb")
-    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not compiled"))
-    assert torch.equal(epoch(indexed)[0], expected)
-    with pytest.raises(UsageError, match="needs packstore's JPEG engine: not compiled"):
+    no_engine()
+    with pytest.raises(EngineError, match="packstore's engine cannot be used here: it is gone"):
         pack(folder, tmp_path / "a.lmdb", index=True)
     assert list(tmp_path.iterdir()) == []
     assert not pack(folder, tmp_path / "a.lmdb").has_column("seek_index")

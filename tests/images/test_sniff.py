@@ -208,13 +208,11 @@ def test_bmp_may_have_its_rows_from_the_top() -> None:
 def test_jpeg_fill_bytes_and_stray_bytes_are_skipped_as_libjpeg_does() -> None:
     data = all_images()["jpeg-420"]
     plain = check_header(data)
-    assert plain.height_at == data.index(b"\xff\xc0") + 5
-    other = plain._replace(height_at=0)
-    assert check_header(data[:2] + b"\xff\xff\xff" + data[2:]) == other
+    assert check_header(data[:2] + b"\xff\xff\xff" + data[2:]) == plain
     at = data.index(b"\xff\xdb")
     for stray in (b"\0\0\0", b"abc", b"\xff\x00"):
         padded = data[:at] + stray + data[at:]
-        assert check_header(padded) == other
+        assert check_header(padded) == plain
 
 
 @pytest.mark.slow
@@ -286,7 +284,7 @@ def test_a_scan_header_that_is_too_short_is_not_one_that_was_seen() -> None:
     data = all_images()["jpeg-420"]
     short = data[: data.index(b"\xff\xda")] + b"\xff\xda\x00\x02"
     for rest in (b"\x03rest\xff\xd9", b"\x01rest\xff\xd9", b"\x03\xff\xd9"):
-        assert sniff(short + rest).height_at == 0
+        assert sniff(short + rest) == sniff(data)
 
 
 @given(

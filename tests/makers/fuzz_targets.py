@@ -133,19 +133,18 @@ def _indexed_files() -> list[tuple[bytes, Any]]:
     """The files whose indexes are mutated, and their pixels."""
     engine = get_engine()
     files = [(CORPUS / "engine" / name).read_bytes() for name in ("photo", "photo-restarts")]
-    return [] if engine is None else [(data, engine.decode(data, 1 << 22)) for data in files]
+    return [(data, engine.decode(data, 1 << 22)) for data in files]
 
 
 def _seek_index(index: bytes) -> None:
     """Whatever the index says, its file is decoded; if its checksum is wrong, as without it."""
     engine = get_engine()
-    for data, image in _indexed_files() if engine is not None else ():
+    for data, image in _indexed_files():
         height, width, _ = image.shape
         for top, left, rows, columns in ((0, 0, height, width), (height // 2, width // 3, 20, 30), (9, 0, 1, width)):
             requests, box = Requests([data], indexes=[index]), np.array([(top, left, rows, columns)])
             out = np.empty((1, rows, columns, 3), np.uint8)
             requests.want(box, box[:, 2:], np.array([(0, 0, rows, columns)]), None, out)
-            assert engine is not None
             assert not engine.run(requests, 0, 1, 1 << 22)[0]
             assert engine.unindexed <= bool(index)
             if engine.unindexed or not index:
@@ -155,8 +154,6 @@ def _seek_index(index: bytes) -> None:
 def _engine(data: bytes) -> None:
     """Whole, and boxes; resized, mirrored and cut."""
     engine = get_engine()
-    if engine is None:
-        return
     requests = Requests([data] * 3)
     height, width = requests.sizes()[0].tolist()
     if not 0 < height * width <= 1 << 22:

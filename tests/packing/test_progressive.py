@@ -133,8 +133,6 @@ def test_pixels_and_metadata_stay_and_other_files_are_untouched(folder: Path, tm
 
 def test_what_becomes_baseline_has_an_index(folder: Path, tmp_path: Path) -> None:
     engine = get_engine()
-    if engine is None:
-        pytest.skip("no engine")
     for number in range(2):  # of the other files pieces are too large
         data = scans(200 + number, 300)
         (tmp_path / "photos").mkdir(exist_ok=True)

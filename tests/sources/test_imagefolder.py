@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.core.progress import Progress
-from packstore.images.engine import engine_problem
 from packstore.images.sniff import max_file_bytes
 from packstore.sources import Entry, Source, listing, open_source
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES, list_directory
 from packstore.testing import SourceSuite
-from tests.conftest import Need, SharedData
+from tests.conftest import SharedData
 from tests.makers.images import all_images, tiny
 
 
@@ -415,9 +414,8 @@ def test_pipes_sockets_and_devices_are_never_opened(tmp_path: Path, monkeypatch:
                 source.read(entry._replace(ref=None))
 
 
-def test_small_files_are_read_together(tmp_path: Path, need: Need) -> None:
+def test_small_files_are_read_together(tmp_path: Path) -> None:
     """All that is wrong with one is left to reading it alone."""
-    need("native", engine_problem() is None)
     root = fill(tmp_path / "root", ["a/0.jpg", "a/1.jpg", "a/2.jpg", "a/3.jpg", "b/c/0.jpg", "b/0.jpg", b"b/\xff.jpg"])
     for number, path in enumerate(sorted(root.rglob("*.jpg"))):
         path.write_bytes(bytes([number]) * (number * 700))
@@ -540,8 +538,7 @@ def test_a_change_of_a_file_from_the_epoch_is_noticed(tmp_path: Path) -> None:
         source.read(entry)
 
 
-def test_facts_of_many_files_are_those_of_each(tmp_path: Path, need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
-    need("native", engine_problem() is None)
+def test_facts_of_many_files_are_those_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (tmp_path / f"{number}.jpg").write_bytes(b"x" * number)
     (tmp_path / "link.jpg").symlink_to("7.jpg")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,31 +88,7 @@ def crops(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def crop_kept(
-    mirrored: bool,
-    images: Tensor,
-    top: Tensor,
-    left: Tensor,
-    size: Any,
-    padding: int,
-    mode: str,
-    fill: float,
-    flip: Tensor | None,
-) -> Tensor:
-    """Out of padded memory that holds the images in another order, and others."""
-    count = len(images)
-    padded = kernels.PaddedImages.empty(count + 2, images, padding, mode, fill, mirrored)
-    shape = images.shape[1], *padded.size
-    assert padded.pixels.nbytes == kernels.padded_bytes(count + 2, shape, images.itemsize, padding, mode, mirrored)
-    padded.put(0, images[:2] + 1)
-    padded.put(2, images.flip(0).contiguous())  # in any memory format
-    return padded.crop(torch.arange(count + 1, 1, -1), top, left, size, flip)
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [kernels.crop_rows, kernels.crop_pixels, kernels.crop, partial(crop_kept, False), partial(crop_kept, True)],
-)
+@pytest.mark.parametrize("kernel", [kernels.crop_rows, kernels.crop_pixels, kernels.crop])
 @given(case=crops())
 def test_crops_are_those_of_numpy(kernel: Callable[..., Tensor], case: dict[str, Any]) -> None:
     images, (rows, columns), padding = case["images"], case["size"], case["padding"]

@@ -733,30 +733,6 @@ def test_datasets_that_work_item_by_item_are_refused(stores: Stores) -> None:
         PackedLoader(PackedDataset(stores("floats.pth"), "train"), 4, normalize="cifar10")
 
 
-@pytest.mark.sampled(fast=2)
-@pytest.mark.parametrize("wanted", ["auto", True])
-@pytest.mark.parametrize(
-    ("allowed", "bytes_an_image"), [(1.0, 2 * 33 * 40 * 3), (0.99, 33 * 40 * 3), (0.49, 32 * 32 * 3)]
-)
-def test_resident_images_lie_ready_for_the_crop_where_memory_allows(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch, wanted: Any, allowed: float, bytes_an_image: int
-) -> None:
-    ds = PackedDataset(stores("cifar.h5"), "train")
-    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not here"))  # it needs none of it
-    free = int(allowed * 4 * len(ds) * 2 * 33 * 40 * 3)  # of which a quarter may be taken
-    monkeypatch.setattr("packstore.training.loader.residence.free_memory", lambda device: free)
-    augment = [RandomCrop(32, padding=4), RandomHorizontalFlip()]
-    loader = PackedLoader(ds, 16, augment=augment, shuffle=True, resident=wanted)
-    assert loader.mode == "resident"
-    found = all_batches(loader)
-    held = loader._producer.images  # type: ignore[union-attr]
-    assert held is not None
-    memory = held if isinstance(held, torch.Tensor) else held.pixels
-    assert memory.nbytes == len(ds) * bytes_an_image
-    assert wanted is True or f"{memory.nbytes:,} bytes" in loader.mode_reason
-    assert same(found, all_batches(PackedLoader(ds, 16, augment=augment, shuffle=True, resident=False)))
-
-
 @pytest.mark.parametrize(
     ("size", "augment", "mode", "reason"),
     [
@@ -778,21 +754,6 @@ def test_the_cpu_streams_where_that_is_faster(
     assert loader.mode == mode
     assert re.search(reason, loader.mode_reason)
     assert PackedLoader(PackedDataset(tmp_path / "a.pth"), 1, augment=augment, resident=True).mode == "resident"
-
-
-@pytest.mark.parametrize(
-    ("size", "augment", "mode", "reason"),
-    [
-        (64, [RandomResizedCrop(32)], "streaming", "resized faster by streaming"),
-        (64, [RandomCrop(56), Resize(32)], "streaming", "resized faster by streaming"),
-        (65, [RandomCrop(65, padding=4)], "resident", "free memory of cpu"),
-    ],
-)
-def test_the_cpu_streams_where_that_is_faster_without_the_engine(
-    tmp_path: Path, size: int, augment: list[Any], mode: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not here"))
-    test_the_cpu_streams_where_that_is_faster(tmp_path, size, augment, mode, reason)
 
 
 def test_resident_that_does_not_fit_says_both_numbers(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

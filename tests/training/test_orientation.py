@@ -92,16 +92,15 @@ def jpeg_rows(dataset: PackedDataset) -> list[int]:
     return [i for i, key in enumerate(dataset.keys) if key.endswith((".jpg", ".jpg.png"))]
 
 
-@pytest.fixture(params=["compiled", "plain"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "plain":
-        monkeypatch.setattr("packstore.images.engine.native._library", lambda: (None, "not here"))
+# By the engine, and with all files left to the decoder beside it.
+decoder = pytest.mark.parametrize("decoder", ["engine", "turbojpeg"])
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*FILES, "uint8.h5"])
-def test_items_stand_upright(name: str, stores: Stores, engine: None) -> None:
-    dataset = PackedDataset(stores(name), output="numpy")
+@decoder
+def test_items_stand_upright(name: str, stores: Stores, decoder: str) -> None:
+    dataset = PackedDataset(stores(name), output="numpy", decoder=decoder)
     upright = PackedDataset(stores("upright.lmdb"), output="numpy")
     rows = range(len(upright))
     assert len(rows) >= 40
@@ -126,8 +125,9 @@ def test_jpeg_stores_are_upright_within_what_jpeg_loses(stores: Stores) -> None:
 @pytest.mark.sampled(2, per="name")
 @pytest.mark.parametrize("name", [*FILES, "uint8.h5"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_batches_equal_those_of_the_upright_images(name: str, recipe: str, stores: Stores, engine: None) -> None:
-    dataset, upright = PackedDataset(stores(name)), PackedDataset(stores("upright.lmdb"))
+@decoder
+def test_batches_equal_those_of_the_upright_images(name: str, recipe: str, stores: Stores, decoder: str) -> None:
+    dataset, upright = PackedDataset(stores(name), decoder=decoder), PackedDataset(stores("upright.lmdb"))
     rows = list(range(len(upright)))
     options: dict[str, Any] = {"indices": rows, "shuffle": True, "augment": RECIPES[recipe], "resident": False}
     found = [images for images, _ in PackedLoader(dataset, 7, seed=3, **options)]
@@ -147,7 +147,8 @@ def test_every_decoder_gives_the_same_batches(decoder: str, name: str, stores: S
         assert torch.equal(one[0], two[0])
 
 
-def test_images_of_one_size_when_upright(tmp_path: Path, engine: None) -> None:
+@decoder
+def test_images_of_one_size_when_upright(tmp_path: Path, decoder: str) -> None:
     """Stored 40x30 or 30x40, all 40x30 upright: they make a batch without any operation. Others do not."""
     root = tmp_path / "photos"
     root.mkdir()
@@ -157,7 +158,7 @@ def test_images_of_one_size_when_upright(tmp_path: Path, engine: None) -> None:
         size = (30, 40) if orientation < 5 else (40, 30)
         Image.fromarray(picture(*size, orientation)).save(root / f"{orientation}.jpg", exif=tags)
     packstore.convert(root, tmp_path / "a.lmdb", exif_transpose=True)
-    dataset = PackedDataset(tmp_path / "a.lmdb")
+    dataset = PackedDataset(tmp_path / "a.lmdb", decoder=decoder)
     batches = list(PackedLoader(dataset, 8))
     assert batches[0].shape == (8, 3, 30, 40)
     assert torch.equal(batches[0], torch.stack([dataset[i] for i in range(8)]))

@@ -131,7 +131,6 @@ class BenchReport:
         stages: The same for a table.
         verdict: What limits.
         trials: Other ways of packing that were tried, the first one as it is; empty when there was none to try.
-        untried: What could not be tried here, and why.
         advice: What to do.
     """
 
@@ -148,7 +147,6 @@ class BenchReport:
     stages: tuple[Stage, ...]
     verdict: Verdict
     trials: tuple[Trial, ...]
-    untried: tuple[str, ...]
     advice: tuple[Advice, ...]
 
     def __repr__(self) -> str:
@@ -223,13 +221,10 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
     )
     sizes = _sizes(manifest, sample.pixels)
     trials: list[Trial] = []
-    untried: list[str] = []
     if options.tries:
         crop = _crop_side(manifest, options) if options.augment == "crop" else None
         ways = candidates(manifest, sizes, crop)
-        trials, untried = try_out(
-            clock, dataset, sample, ways, lambda m: augmentation(m, options), options.batch_size, threads
-        )
+        trials = try_out(clock, dataset, sample, ways, lambda m: augmentation(m, options), options.batch_size, threads)
     verdict = judge(rates)
     disk = dataset.reader.disk_bytes() / max(1, manifest.records)
     return BenchReport(
@@ -246,7 +241,6 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
         stages=_stages(rates, whole, bool(loader.pipeline.operations_at_decoding), single, together, payload, each),
         verdict=verdict,
         trials=tuple(trials),
-        untried=tuple(untried),
         advice=tuple(advise(rates, verdict, trials, format=manifest.format, payload_bytes=payload, disk_bytes=disk)),
     )
 

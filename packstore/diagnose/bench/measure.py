@@ -30,7 +30,6 @@ from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate
 from packstore.training.loader.places import form_if_needed
 from packstore.training.loader.programs import Programs
-from packstore.training.loader.rows import Rows
 from packstore.training.random_draws import Draws
 from packstore.training.single_threaded import make_single_threaded
 
@@ -192,8 +191,7 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
     if here or programs:
         crops = _crops(loader, sample)
         program = _program(programs, sample, crops)
-        one = _by_engine(sample, crops, program)[0] if get_engine() is not None else _by_torch(sample, crops)
-        return clock.rate("augment, 1 thread", one)
+        return clock.rate("augment, 1 thread", _by_engine(sample, crops, program)[0])
     batch = torch.from_numpy(np.stack(sample.pixels))
     if loader.dataset.manifest.image.dtype == "bfloat16":
         batch = batch.view(torch.bfloat16)
@@ -253,7 +251,7 @@ def _view_cuts(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable
     found: list[tuple[str, Callable[[int], int], int]] = []
     sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
     ids = np.array(sample.records[: len(sizes)], np.int64)
-    for plan in loader.pipeline.views.plans if get_engine() is not None else ():
+    for plan in loader.pipeline.views.plans:
         view, count = plan.view, plan.view.count
         draws = Draws(view.seed(0), 0, view.ids(ids))
         crops = plan_operations(plan.operations, np.repeat(sizes, count, 0), draws)
@@ -317,24 +315,11 @@ def _by_engine(sample: Sample, crops: Crops, program: Program | None) -> tuple[C
     requests.want(crops.box, crops.size, crops.window, crops.flip, out, form, program, crops.sampling)
 
     def one(number: int) -> int:
-        engine, index = get_engine(), number % len(pixels)
-        assert engine is not None
-        engine.run(requests, index, index + 1, 0)
+        index = number % len(pixels)
+        get_engine().run(requests, index, index + 1, 0)
         return 1
 
     return one, out
-
-
-def _by_torch(sample: Sample, crops: Crops) -> Callable[[int], int]:
-    """The same of bytes without the engine."""
-    rows = Rows(torch.empty((len(crops), *crops.window[0, 2:].tolist(), 3), dtype=torch.uint8, device="cpu"), crops)
-
-    def one(number: int) -> int:
-        index = number % len(sample.pixels)
-        rows.place(index, sample.pixels[index])
-        return 1
-
-    return one
 
 
 def _crops(loader: PackedLoader, sample: Sample) -> Crops:

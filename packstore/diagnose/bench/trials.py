@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from packstore.core.column import SEEK_INDEX
-from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.diagnose.bench.advice import Trial
 from packstore.diagnose.bench.measure import Clock, Sample, end_to_end, make_loader
@@ -76,16 +75,11 @@ def try_out(
     make_augment: Callable[[Manifest], tuple[dict[str, Any], str]],
     batch_size: int,
     threads: int,
-) -> tuple[list[Trial], list[str]]:
-    """The loader's rate with the sample as it is, and then packed in each of ``ways``; nothing without any.
-
-    Returns:
-        What was tried, and for each way that cannot be tried here its options and the reason.
-    """
+) -> list[Trial]:
+    """The loader's rate with the sample as it is, and then packed in each of ``ways``; nothing without any."""
     trials: list[Trial] = []
-    untried: list[str] = []
     if not ways:
-        return trials, untried
+        return trials
     usual = ""
     with tempfile.TemporaryDirectory(prefix="packstore-bench-") as scratch:
         folder = Path(scratch) / "images" / "sample"
@@ -95,14 +89,7 @@ def try_out(
         indexed = dataset.manifest.has_column(SEEK_INDEX.name)
         for number, way in enumerate([Candidate("", {"encoding": "original", "index": indexed}), *ways]):
             path = Path(scratch) / str(number)
-            try:
-                convert(
-                    folder.parent, path, format=dataset.manifest.format, check="none", workers=threads, **way.options
-                )
-            except UsageError as error:
-                # The options are ours: what is missing is a program or a library.
-                untried.append(f"{way.how}: {error}")
-                continue
+            convert(folder.parent, path, format=dataset.manifest.format, check="none", workers=threads, **way.options)
             with_device = PackedDataset(path, device=dataset.device)
             how, words = make_augment(with_device.manifest)
             loader = make_loader(with_device, batch_size, threads, how)
@@ -115,7 +102,7 @@ def try_out(
             with_device.close()
     if dataset.device.type == "cuda":
         torch.cuda.empty_cache()
-    return trials, untried
+    return trials
 
 
 def _suffix(data: bytes) -> str:

@@ -9,11 +9,6 @@ from packstore.diagnose.doctor.facts import Fact
 FASTER = 1.15
 """A decoder is called faster from that many times the rate on."""
 
-_GET = {
-    "turbojpeg": "on Debian and Ubuntu: apt install libturbojpeg0",
-    "simplejpeg": "pip install simplejpeg",
-}
-
 
 def decoder_facts(found: dict[str, Any]) -> list[Fact]:
     """From the answer of the ``decoders`` probe."""
@@ -24,7 +19,7 @@ def decoder_facts(found: dict[str, Any]) -> list[Fact]:
         facts += rate_facts(found["decoders"], found["used"])
         facts.append(_crops(found["used"], found["regions"]))
         facts += _libturbojpeg(found.get("libturbojpeg"))
-        facts.append(_engine(found["not_compiled"]))
+        facts.append(_engine(found["engine_problem"]))
     return facts
 
 
@@ -33,9 +28,7 @@ def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
     rates = {name: d["images_per_second"] for name, d in decoders.items() if d["available"]}
     fastest = max(rates, key=lambda name: rates[name])
     problem = None
-    if set(rates) == {"pillow"}:
-        problem = f"only Pillow decodes here, which is slow: {_GET['simplejpeg']}"
-    elif rates[fastest] > FASTER * rates[used]:
+    if rates[fastest] > FASTER * rates[used]:
         gain = rates[fastest] / rates[used]
         problem = f"{fastest} is {gain:.2f} times as fast: use --decoder {fastest}, decoder={fastest!r}"
     facts = [Fact("JPEG", "decoder", used, f"{used}, {_speed(decoders[used])}", problem)]
@@ -55,15 +48,13 @@ def _speed(decoder: dict[str, Any]) -> str:
 
 def _crops(used: str, regions: str | None) -> Fact:
     if used == "engine":
-        text = (
-            "of files with a seek index little more than the crop is decoded, of others the rows down to its lower edge"
-        )
+        text = "of files with a seek index little more than the crop is decoded, of others what comes before it, too"
     elif regions is not None:
         text = f"of ordinary JPEG files only the crop's region is decoded, by {regions}"
     elif used in ("turbojpeg", "simplejpeg"):
         text = (
-            "of ordinary JPEG files the rows down to the crop's lower edge are decoded; only its region where "
-            "libturbojpeg is there in version 3 or newer (PACKSTORE_TURBOJPEG can name its file)"
+            "ordinary JPEG files are decoded whole; only the crop's region with libturbojpeg of version 3 or newer "
+            "(PACKSTORE_TURBOJPEG can name its file)"
         )
     else:
         text = "ordinary JPEG files are decoded whole"
@@ -81,8 +72,7 @@ def _libturbojpeg(version: str | None) -> list[Fact]:
     return [Fact("JPEG", "libjpeg-turbo", version, text)]
 
 
-def _engine(not_compiled: str | None) -> Fact:
-    text = "compiled: crops are decoded and resized by it"
-    if not_compiled is not None:
-        text = f"not here, so that loaders are about half as fast: {not_compiled}"
-    return Fact("JPEG", "engine of crops", not_compiled is None, text)
+def _engine(reason: str | None) -> Fact:
+    if reason is None:
+        return Fact("JPEG", "engine", True, "loaders decode, crop and resize by it")
+    return Fact("JPEG", "engine", False, "not usable", f"loaders need packstore's engine: {reason}")

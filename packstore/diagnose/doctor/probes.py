@@ -92,7 +92,7 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 
 def _decoders() -> Answer:
     """Every decoder with its version or why it is not there, images a second on a drawn photo, which is used, and
-    whether it decodes regions alone, and why not by compiled code."""
+    whether it decodes regions alone, and why the engine cannot be used."""
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import region_library
     from packstore.images.engine import engine_problem
@@ -111,12 +111,11 @@ def _decoders() -> Answer:
     library = region_library() if used.has_regions else None
     version_of = None if library is None else turbo_version(library) or "3"
     regions = None if library is None else f"libjpeg-turbo {version_of} ({printable(library)})"
-    problem = engine_problem()
     return {
         "decoders": found,
         "used": used.name,
         "regions": regions,
-        "not_compiled": problem,
+        "engine_problem": engine_problem(),
         "libturbojpeg": turbo_version(wanted_library() or None) if found["turbojpeg"]["available"] else None,
     }
 

@@ -9,7 +9,7 @@ library finds anything to complain about. Importing this module loads no image l
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from packstore.images.decoders import backends
 from packstore.images.decoders import pillow as _pillow
 from packstore.images.decoders.orientation import read_orientation, upright
 from packstore.images.decoders.region import load_region
-from packstore.images.engine import Engine, get_engine
+from packstore.images.engine import get_engine
 from packstore.images.jpeg import is_whole
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
 
@@ -57,8 +57,6 @@ DCT and fancy upsampling. Measured 0 for each of them on 600 ImageNet files and 
 UNAVAILABLE = "not available: "
 """How :func:`available_decoders` begins the reason why a decoder cannot be used."""
 
-_ROWS_BELOW = 2
-"""Rows below a box on which its pixels depend: fancy upsampling mixes the next row of chroma, two pixels high."""
 _WORTH = 0.95
 """Largest share of an image's rows, or columns, up to which decoding them alone pays off."""
 _HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # frames: baseline, extended sequential, progressive
@@ -79,6 +77,7 @@ class Decoder:
         name: One of :data:`DECODERS`.
         max_pixels: Images of more pixels are refused.
         version: Name and version of the library behind it.
+        has_engine: Whether it is our engine, with a library beside it for what that does not take.
         has_regions: Whether it decodes no more than the box of any JPEG, by libjpeg-turbo 3.
     """
 
@@ -86,9 +85,9 @@ class Decoder:
         """Use :func:`get_decoder`. Raises :class:`UsageError` as that does."""
         self.name = name
         self.max_pixels = max_pixels
-        self._fast, self.version, self._rows = _load(name)
+        self._fast, self.version = _load(name)
         self._region = load_region() if name in _WITH_TURBOJPEG else None
-        self._get_engine: Callable[[], Engine | None] = get_engine if name == "engine" else _no_engine
+        self.has_engine = name == "engine"
 
     def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[np.uint8]:
         """The image in ``data`` as Pillow's ``convert("RGB")`` sees it, within :data:`TOLERANCE`.
@@ -116,8 +115,7 @@ class Decoder:
     ) -> Iterator[NDArray[np.uint8] | DecodeError]:
         """What :meth:`decode` gives of each of ``files``, or raises; our engine takes less time for them together."""
         views = [memoryview(data).cast("B") for data in files]
-        engine = self._get_engine()
-        known = repeat(None) if engine is None else engine.decode_each(views, self.max_pixels)
+        known = get_engine().decode_each(views, self.max_pixels) if self.has_engine else repeat(None)
         for view, pixels in zip(views, known, strict=False):
             try:
                 image = self._decode_otherwise(view, None) if pixels is None else pixels
@@ -144,8 +142,7 @@ class Decoder:
         """What a JPEG library finds wrong with a file that :meth:`decode` takes all the same: data that is missing or
         damaged, in whose place are grey or wrong pixels. None where it finds nothing, and for other kinds."""
         view = memoryview(data).cast("B")
-        engine = self._get_engine()
-        if self._fast is None or (engine is not None and engine.decode(view, self.max_pixels) is not None):
+        if self._fast is None or (self.has_engine and get_engine().decode(view, self.max_pixels) is not None):
             return None
         header = _fast_header(view, None)
         if header is None:
@@ -173,11 +170,10 @@ class Decoder:
 
         As little as possible is decoded, and damage elsewhere goes unseen:
 
-        - of JPEG files, by turbojpeg and simplejpeg with TurboJPEG's library of version 3: the box itself, and
-          the entropy coding of everything above and beside it (in a progressive file, of everything);
-        - without that library, of plain JPEG files (not progressive, no restart markers, segment after segment): the
-          rows down to the box's lower edge;
-        - of all other files, everything.
+        - of JPEG files that our engine takes, the box itself;
+        - of other JPEG files, by TurboJPEG's library of version 3: the box itself, and the entropy coding of everything
+          above and beside it (in a progressive file, of everything);
+        - else everything.
 
         Args:
             data: The bytes of one image file.
@@ -191,25 +187,17 @@ class Decoder:
             DecodeError: As :meth:`decode`; or the box is not within the image.
         """
         view = memoryview(data).cast("B")
-        engine = self._get_engine()
-        pixels = None if engine is None else engine.decode(view, self.max_pixels, box)
+        pixels = get_engine().decode(view, self.max_pixels, box) if self.has_engine else None
         if pixels is not None:
             return pixels
         top, left, height, width = box
         image = self._regional(view, box, info)
         if image is not None:
             return image
-        image = self._upper(view, box, info)
-        if image is None:
-            image = self._decode(view, info)
+        image = self._decode_otherwise(view, info)
         if not _within(box, *image.shape[:2]):
             raise DecodeError(f"the image has {image.shape[0]} x {image.shape[1]} pixels, the box wanted is {box}")
         return image[top : top + height, left : left + width]
-
-    @property
-    def has_engine(self) -> bool:
-        """Whether :mod:`packstore.images.engine` may do its work."""
-        return self._get_engine() is not None
 
     @property
     def has_regions(self) -> bool:
@@ -217,7 +205,7 @@ class Decoder:
 
     def decodes_parts(self, info: ImageInfo) -> bool:
         """Whether :meth:`decode_crop` may decode less than everything of such a file, without any scaling."""
-        return bool(info.height_at) or (self.has_regions and info.kind == "jpeg")
+        return self.has_regions and info.kind == "jpeg"
 
     def _regional(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """The pixels of ``box``, by a library that decodes them alone; None where that is not possible."""
@@ -236,30 +224,8 @@ class Decoder:
             return None
         return image if image.shape == (*box[2:], 3) else None
 
-    def _upper(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """The image down to a bit below ``box``; None where that is not possible.
-
-        With a smaller height in its frame header, a baseline JPEG ends there for libjpeg, with stray bytes behind."""
-        header = _fast_header(data, info) if self._rows is not None else None
-        if header is None or header.progressive or not header.height_at:
-            return None
-        bottom = box[0] + box[2] + _ROWS_BELOW
-        if bottom > _WORTH * header.height or not _within(box, header.height, header.width):
-            return None
-        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
-        short = bytearray(data)
-        short[header.height_at : header.height_at + 2] = bottom.to_bytes(2, "big")
-        try:
-            image = self._rows(memoryview(short), bottom, header.width)  # type: ignore[misc] # None left above
-        except MemoryError:
-            raise
-        except Exception:  # decoding everything says what is damaged
-            return None
-        return image if image.shape == (bottom, header.width, 3) else None
-
     def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
-        engine = self._get_engine()
-        pixels = None if engine is None else engine.decode(data, self.max_pixels)
+        pixels = get_engine().decode(data, self.max_pixels) if self.has_engine else None
         return self._decode_otherwise(data, info) if pixels is None else pixels
 
     def _decode_otherwise(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
@@ -315,10 +281,6 @@ def available_decoders() -> dict[str, str]:
         except UsageError:
             found[name] = UNAVAILABLE + _reasons[name]
     return found
-
-
-def _no_engine() -> None:
-    return None
 
 
 def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:

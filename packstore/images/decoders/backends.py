@@ -8,7 +8,6 @@ asks Pillow.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol
@@ -27,29 +26,16 @@ class Decode(Protocol):
     def __call__(self, data: memoryview, /) -> NDArray[np.uint8]: ...
 
 
-class DecodeRows(Protocol):
-    """Decodes a plain JPEG whose frame header was changed to fewer rows than it has (see ``height_at`` of
-    :class:`packstore.images.sniff.ImageInfo`): ``height`` rows of ``width`` pixels.
-
-    Such a file has one flaw, bytes between its last row and its end, of which libjpeg warns; anything else raises.
-    libjpeg reports its first warning only: if it is this one, nothing was wrong before, and nothing can follow. In a
-    file with restart markers, or stray bytes in the header, it could come earlier and hide others."""
-
-    def __call__(self, data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]: ...
-
-
 class Library(NamedTuple):
     """What a library offers; of the engine, what is beside it for the files that it does not take.
 
     Attributes:
         decode: Whole images; None for Pillow, which is asked in another way.
         version: Its name and version.
-        rows: Upper rows alone; None where it cannot.
     """
 
     decode: Decode | None
     version: str
-    rows: DecodeRows | None = None
 
 
 class UnavailableError(Exception):
@@ -67,9 +53,6 @@ def load(name: str) -> Library:
         raise UnavailableError(f"{' '.join(str(error).split())} ({_SYSTEM_LIBRARY})") from error
 
 
-_SURPLUS = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
-
-
 def _turbojpeg() -> Library:
     module = importlib.import_module("turbojpeg")
     base: Any = getattr(module, "TurboJPEG", None)
@@ -85,27 +68,16 @@ def _turbojpeg() -> Library:
         # PyTurboJPEG turns libjpeg's "corrupt data" into warnings.warn and returns the pixels, right or wrong.
         raise OSError(self._TurboJPEG__get_error_string(handle))
 
-    def report_more(self: Any, handle: Any) -> None:
-        reason = self._TurboJPEG__get_error_string(handle)
-        if not _SURPLUS.fullmatch(reason.decode("ascii", "replace") if isinstance(reason, bytes) else str(reason)):
-            raise OSError(reason)
-
     strict = type("_StrictTurboJPEG", (base,), {"_TurboJPEG__report_error": report_error})
     # Without a path it finds the system's library. Each call makes its own handle, so threads can share it.
-    path = wanted_library() or None
-    library = strict(path)
-    upper = type("_UpperTurboJPEG", (base,), {"_TurboJPEG__report_error": report_more})(path)
+    library = strict(wanted_library() or None)
     rgb = module.TJPF_RGB
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = library.decode(data, rgb)
         return image
 
-    def rows(data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]:
-        image: NDArray[np.uint8] = upper.decode(data, rgb)
-        return image
-
-    return Library(decode, f"PyTurboJPEG {module.__version__}", rows)
+    return Library(decode, f"PyTurboJPEG {module.__version__}")
 
 
 def _simplejpeg() -> Library:
@@ -115,16 +87,7 @@ def _simplejpeg() -> Library:
         image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True)
         return image
 
-    def rows(data: memoryview, height: int, width: int, /) -> NDArray[np.uint8]:
-        image = np.empty((height, width, 3), np.uint8)
-        try:
-            module.decode_jpeg(data, "RGB", buffer=image, strict=True)
-        except ValueError as error:  # raised after decoding
-            if not _SURPLUS.fullmatch(str(error)):
-                raise
-        return image
-
-    return Library(decode, f"simplejpeg {module.__version__}", rows)
+    return Library(decode, f"simplejpeg {module.__version__}")
 
 
 def _jpeg4py() -> Library:

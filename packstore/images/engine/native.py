@@ -1,4 +1,4 @@
-"""The compiled engine, by :mod:`ctypes`; packstore works without where it was not compiled when it was installed."""
+"""Calls the compiled engine, by :mod:`ctypes`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import Placed
+from packstore.core.errors import EngineError
 from packstore.images.programs import STEP, Program
 
 _INTERFACE = 16
@@ -33,6 +34,7 @@ _INDEX, _PROGRAM, _SAMPLING = slice(16, 18), slice(18, 20), 20
 
 _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
 """In the order of ``engine.h``; uint16 for bfloat16."""
+_AGAIN = "install packstore again on this machine: pip install -v shows what the compiler says"
 _PADDING = ("constant", "edge", "reflect", "symmetric")
 
 _MOST_SIDE = 65500  # pixels, as ``engine.h`` has it
@@ -363,21 +365,13 @@ class Engine:
         return None if self.run(requests, 0, 1, max_pixels)[0] else out[0]
 
 
-def augment(images: NDArray[np.uint8], programs: Program, threads: int = 1) -> bool:
-    """Runs the program of each image, in place, in some threads; see :meth:`Engine.augment`.
-
-    Returns:
-        Whether there is an engine; without one nothing is changed.
-    """
-    if get_engine() is None:
-        return False
+def augment(images: NDArray[np.uint8], programs: Program, threads: int = 1) -> None:
+    """Runs the program of each image, in place, in some threads; see :meth:`Engine.augment`."""
     bounds = np.linspace(0, len(images), max(1, threads) + 1).astype(int).tolist()
     parts = [(images[a:b], programs[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
 
     def run(part: tuple[NDArray[np.uint8], Program]) -> None:
-        engine = get_engine()
-        assert engine is not None
-        engine.augment(*part)
+        get_engine().augment(*part)
 
     if len(programs) != len(images):
         raise ValueError(f"{len(programs)} programs for {len(images)} images")
@@ -387,7 +381,6 @@ def augment(images: NDArray[np.uint8], programs: Program, threads: int = 1) -> b
     else:
         with ThreadPoolExecutor(len(parts)) as pool:
             list(pool.map(run, parts))
-    return True
 
 
 def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = False) -> NDArray[np.uint8] | None:
@@ -404,7 +397,7 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = Fa
         uint8 ``(rows, nbytes)``; None where there is no engine, or it refuses the file.
     """
     library = _library()[0]
-    if library is None or not hasattr(library, "packstore_engine_png"):
+    if library is None:
         return None
     lines = np.empty((rows + 1, nbytes + 1), np.uint8)
     if library.packstore_engine_png(_address(packed), len(packed), lines.ctypes.data, rows, nbytes, step, is_all):
@@ -415,7 +408,7 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = Fa
 def highway_hash(data: bytes) -> int | None:
     """HighwayHash of 64 bits with the key of Riegeli, without the GIL; None where there is no engine."""
     library = _library()[0]
-    if library is None or not hasattr(library, "packstore_engine_highway_hash"):
+    if library is None:
         return None
     return int(library.packstore_engine_highway_hash(_address(data), len(data)))
 
@@ -437,7 +430,7 @@ def read_files(
     """
     library, joined = _library()[0], b"\0".join((*names, b""))
     wrong = joined.count(b"\0") != len(names) or min(sizes, default=-1) < 0
-    if library is None or wrong or not hasattr(library, "packstore_engine_read_files"):
+    if library is None or wrong:
         return [None] * len(names)
     expected, ends = np.array((sizes, modified_ns), np.int64), np.cumsum(sizes).tolist()
     data, refused = np.empty(ends[-1], np.uint8), np.empty(len(names), np.bool_)
@@ -464,7 +457,7 @@ def stat_files(directory: int, names: Sequence[str]) -> list[list[int]] | None:
     engine.
     """
     library = _library()[0]
-    if library is None or not hasattr(library, "packstore_engine_stat_files"):
+    if library is None:
         return None
     facts = np.empty((len(names), 3), np.int64)
     joined = "\0".join((*names, "")).encode(sys.getfilesystemencoding(), "surrogateescape")
@@ -478,7 +471,7 @@ def list_names(directory: int) -> tuple[str, str] | None:
     Each name ends with a null character. None if there is no engine. Raises :class:`OSError`.
     """
     library = _library()[0]
-    if library is None or not hasattr(library, "packstore_engine_list_names"):
+    if library is None:
         return None
     sizes, room = np.empty(2, np.int64), _NAMES_ROOM
     while True:
@@ -498,36 +491,35 @@ def list_names(directory: int) -> tuple[str, str] | None:
     )
 
 
-def get_engine() -> Engine | None:
-    """The calling thread's engine; None where :func:`engine_problem` says why."""
+def get_engine() -> Engine:
+    """Returns the calling thread's engine. Raises :class:`EngineError` if it cannot be loaded."""
     engine: Engine | None = getattr(_thread, "engine", None)
-    library = _library()[0]
-    if library is not None and (engine is None or engine._library is not library):
+    library, problem = _library()
+    if library is None:
+        raise EngineError(f"packstore's engine cannot be used here: {problem}")
+    if engine is None or engine._library is not library:
         engine = _thread.engine = Engine(library)
-    return engine if library is not None else None
+    return engine
 
 
 def engine_problem() -> str | None:
-    """Why there is no engine here; None where there is."""
+    """Says why the engine cannot be loaded, and what to do; None if it can."""
     return _library()[1]
 
 
 @functools.cache
 def _library() -> tuple[ctypes.CDLL | None, str | None]:
-    """What was compiled; or None, and why."""
+    """Loads what was compiled; None and the reason if that fails."""
     here = Path(__file__)
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_engine" + suffix)).exists()), None)
     if path is None:
-        advice = "on Debian and Ubuntu: apt install gcc libc6-dev, and then packstore again"
-        return None, f"it was not compiled when packstore was installed, for which it takes a C compiler ({advice})"
+        return None, f"it was not compiled when packstore was installed; {_AGAIN}"
     try:
-        library = load_library(str(path))
-        found = library.packstore_engine_interface()
+        if ctypes.CDLL(str(path)).packstore_engine_interface() != _INTERFACE:
+            return None, f"{path} is of another version of packstore: delete it and install packstore again"
+        return load_library(str(path)), None
     except (OSError, AttributeError) as error:
-        return None, f"{path.name} cannot be loaded: {' '.join(str(error).split())}"
-    if found != _INTERFACE:
-        return None, f"{path} is of another version of packstore: delete it and install packstore again"
-    return library, None
+        return None, f"{path.name} cannot be loaded: {' '.join(str(error).split())}; {_AGAIN}"
 
 
 def load_library(path: str) -> ctypes.CDLL:
@@ -548,24 +540,19 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_augment.restype = number
     library.packstore_engine_checkpoints.argtypes = (*(pointer, pointer, pointer, number), *(pointer, pointer, pointer))
     library.packstore_engine_checkpoints.restype = None
-    if hasattr(library, "packstore_engine_highway_hash"):
-        library.packstore_engine_highway_hash.argtypes = (pointer, ctypes.c_uint64)
-        library.packstore_engine_highway_hash.restype = ctypes.c_uint64
-    if hasattr(library, "packstore_engine_read_files"):
-        library.packstore_engine_read_files.argtypes = (
-            *(ctypes.c_int, ctypes.c_char_p, number),
-            *(pointer, pointer, pointer, pointer),
-        )
-        library.packstore_engine_read_files.restype = None
-    if hasattr(library, "packstore_engine_stat_files"):
-        library.packstore_engine_stat_files.argtypes = (ctypes.c_int, ctypes.c_char_p, number, pointer)
-        library.packstore_engine_stat_files.restype = None
-    if hasattr(library, "packstore_engine_list_names"):
-        library.packstore_engine_list_names.argtypes = (ctypes.c_int, number, pointer, pointer, pointer)
-        library.packstore_engine_list_names.restype = ctypes.c_int
-    if hasattr(library, "packstore_engine_png"):
-        library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number, ctypes.c_int)
-        library.packstore_engine_png.restype = ctypes.c_int
+    library.packstore_engine_highway_hash.argtypes = (pointer, ctypes.c_uint64)
+    library.packstore_engine_highway_hash.restype = ctypes.c_uint64
+    library.packstore_engine_read_files.argtypes = (
+        *(ctypes.c_int, ctypes.c_char_p, number),
+        *(pointer, pointer, pointer, pointer),
+    )
+    library.packstore_engine_read_files.restype = None
+    library.packstore_engine_stat_files.argtypes = (ctypes.c_int, ctypes.c_char_p, number, pointer)
+    library.packstore_engine_stat_files.restype = None
+    library.packstore_engine_list_names.argtypes = (ctypes.c_int, number, pointer, pointer, pointer)
+    library.packstore_engine_list_names.restype = ctypes.c_int
+    library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number, ctypes.c_int)
+    library.packstore_engine_png.restype = ctypes.c_int
     return library
 
 

@@ -54,18 +54,17 @@ def crop_rows(
     flip: Tensor | None = None,
 ) -> Tensor:
     """:func:`crop` by copying rows."""
-    if not padding:
-        return PaddedImages.around(images).crop(torch.arange(len(images), device="cpu"), top, left, size, flip)
     # Padded part by part, in memory that is used again and stays in the caches.
     step = max(1, min(len(images), _CHUNK_BYTES // max(1, images[:1].nbytes)))
-    padded = PaddedImages.empty(step, images, padding, mode, fill)
+    padded = PaddedImages.empty(step, images, padding, mode, fill) if padding else PaddedImages.around(images)
     result = padded.empty_crops(len(images), size)
-    numbers = torch.arange(step, device="cpu")
+    numbers = torch.arange(len(images), device="cpu")
     for start in range(0, len(images), step):
         part = slice(start, min(start + step, len(images)))
-        padded.put(0, images[part])
-        flags = None if flip is None else flip[part]
-        padded.crop_into(result[part], numbers[: part.stop - start], top[part], left[part], flags)
+        if padding:
+            padded.put(images[part])
+        chosen = numbers[: part.stop - start] if padding else numbers[part]
+        padded.crop_into(result[part], chosen, top[part], left[part], None if flip is None else flip[part])
     return _as_images(result)
 
 
@@ -78,25 +77,19 @@ _CHUNK_BYTES = 3 << 20
 class PaddedImages:
     """Images of one size in the CPU's memory, with their padding around them, so that a crop is one copy.
 
-    Kept for a whole dataset it saves what padding costs each batch.
-
     Attributes:
         pixels: ``(N, P, T, L, E)``, contiguous: P planes of elements that are single numbers (E = 1), or one plane of
             whole pixels (E = C). L is the width with its padding. T is the height, with one row of fill more where the
-            padding is constant: rows above and below an image are all that one, or one of its own. With ``mirrored``
-            N is twice the number of images: all of them mirrored follow.
-        height: Of the images themselves; see also :attr:`size`.
+            padding is constant: rows above and below an image are all that one, or one of its own.
+        height: Of the images themselves.
         padding: As for :func:`crop`, like ``mode``.
-        mirrored: Whether every image is there a second time, mirrored left to right. Mirroring a batch takes as long as
-            all the rest, since pixels of three bytes are moved one by one.
     """
 
-    def __init__(self, pixels: Tensor, height: int, padding: int, mode: str, mirrored: bool = False) -> None:
+    def __init__(self, pixels: Tensor, height: int, padding: int, mode: str) -> None:
         self.pixels = pixels
         self.height = height
         self.padding = padding
         self.mode = mode
-        self.mirrored = mirrored
 
     @classmethod
     def around(cls, images: Tensor) -> PaddedImages:
@@ -105,34 +98,21 @@ class PaddedImages:
         return cls(pixels, pixels.shape[2], 0, "constant")
 
     @classmethod
-    def empty(
-        cls, count: int, like: Tensor, padding: int, mode: str, fill: float, mirrored: bool = False
-    ) -> PaddedImages:
+    def empty(cls, count: int, like: Tensor, padding: int, mode: str, fill: float) -> PaddedImages:
         """Memory for ``count`` images of the shape, dtype and memory format of those in ``like`` ``(B, C, H, W)``."""
         _, planes, height, width, element = _as_planes(like[:1]).shape
-        extra = _extra_rows(padding, mode)
-        count *= 1 + mirrored
+        extra = int(padding > 0 and mode == "constant")
         pixels = like.new_empty((count, planes, height + extra, width + 2 * padding, element))
         if extra:
             pixels.fill_(fill)
-        return cls(pixels, height, padding, mode, mirrored)
+        return cls(pixels, height, padding, mode)
 
-    @property
-    def size(self) -> Size:
-        """Height and width of the images themselves."""
-        return self.height, self.pixels.shape[3] - 2 * self.padding
-
-    def put(self, first: int, images: Tensor) -> None:
-        """Makes ``images`` ``(B, C, H, W)`` the ones from number ``first`` on."""
-        self._put(first, images)
-        if self.mirrored:
-            self._put(first + len(self.pixels) // 2, images.flip(-1))
-
-    def _put(self, first: int, images: Tensor) -> None:
+    def put(self, images: Tensor) -> None:
+        """Makes ``images`` ``(B, C, H, W)`` the first ones."""
         padding, mode = self.padding, self.mode
         source = images[..., None] if self.pixels.shape[4] == 1 else images.permute(0, 2, 3, 1)[:, None]
         width = source.shape[3]
-        rows = self.pixels[first : first + len(images), :, : self.height]
+        rows = self.pixels[: len(images), :, : self.height]
         rows[..., padding : width + padding, :] = source
         if mode == "edge":
             rows[..., :padding, :] = source[..., :1, :]
@@ -142,25 +122,12 @@ class PaddedImages:
             rows[..., :padding, :] = source[..., skip : skip + padding, :].flip(-2)
             rows[..., width + padding :, :] = source[..., width - skip - padding : width - skip, :].flip(-2)
 
-    def crop(self, numbers: Tensor, top: Tensor, left: Tensor, size: Size, flip: Tensor | None = None) -> Tensor:
-        """:func:`crop` of the images at ``numbers``, int64 ``(B,)``: ``(B, C, h, w)`` in new memory."""
-        result = self.empty_crops(len(numbers), size)
-        if self.mirrored and flip is not None:
-            # A crop that is mirrored is one of the mirrored image, as far from its right side as it was from the left.
-            numbers = numbers + flip * (len(self.pixels) // 2)
-            left, flip = torch.where(flip, self.size[1] - size[1] - left, left), None
-        step = max(1, _CHUNK_BYTES // max(1, result[:1].nbytes))
-        for start in range(0, len(numbers), step):
-            part = slice(start, start + step)
-            self.crop_into(result[part], numbers[part], top[part], left[part], None if flip is None else flip[part])
-        return _as_images(result)
-
     def empty_crops(self, count: int, size: Size) -> Tensor:
         """Memory for ``count`` crops, as planes."""
         return self.pixels.new_empty((count, self.pixels.shape[1], *size, self.pixels.shape[4]))
 
     def crop_into(self, out: Tensor, numbers: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> None:
-        """:meth:`crop` into ``out``, a contiguous part of :meth:`empty_crops`."""
+        """:func:`crop` of the images at ``numbers`` into ``out``, a contiguous part of :meth:`empty_crops`."""
         _, planes, tall, wide, element = self.pixels.shape
         rows, columns = out.shape[2:4]
         line = wide * element
@@ -172,19 +139,6 @@ class PaddedImages:
         torch.index_select(_windows(self.pixels, length), 0, begins.view(-1), out=out.view(-1, length))
         if flip is not None:
             _mirror(out, flip)
-
-
-def padded_bytes(
-    count: int, shape: tuple[int, int, int], itemsize: int, padding: int, mode: str, mirrored: bool = False
-) -> int:
-    """Bytes of :class:`PaddedImages` memory for ``count`` images of ``shape`` (C, H, W)."""
-    channels, height, width = shape
-    count *= 1 + mirrored
-    return count * channels * (height + _extra_rows(padding, mode)) * (width + 2 * padding) * itemsize
-
-
-def _extra_rows(padding: int, mode: str) -> int:
-    return int(padding > 0 and mode == "constant")
 
 
 def _as_planes(images: Tensor) -> Tensor:

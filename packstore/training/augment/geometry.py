@@ -13,7 +13,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join
-from packstore.training.augment.crop import PaddedImages, crop, padded_bytes
+from packstore.training.augment.crop import crop
 from packstore.training.augment.resample import crop_and_resize, resize
 from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_int64
 
@@ -206,23 +206,6 @@ class RandomCrop(GeometricOperation):
             height, width = images.shape[-2:]
         top, left = self._places((height, width), draws)
         return crop(images, top, left, self._pair, self.padding, self.padding_mode, self.fill, flip)
-
-    def new_padded_images(self, count: int, like: Tensor, mirrored: bool = False) -> PaddedImages:
-        """Memory for :meth:`crop_from`, for ``count`` images like those of ``like`` ``(B, C, H, W)``, on the CPU.
-
-        Raises:
-            UsageError: As when called."""
-        self._check(like.shape[-2:])
-        return PaddedImages.empty(count, like, self.padding, self.padding_mode, self.fill, mirrored)
-
-    def padded_bytes(self, count: int, shape: tuple[int, int, int], itemsize: int, mirrored: bool = False) -> int:
-        """Bytes of that memory for images of ``shape`` (C, H, W)."""
-        return padded_bytes(count, shape, itemsize, self.padding, self.padding_mode, mirrored)
-
-    def crop_from(self, images: PaddedImages, numbers: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
-        """The same as a call with the images at ``numbers``, int64 ``(B,)``, of what :meth:`new_padded_images` made."""
-        top, left = self._places(images.size, draws)
-        return images.crop(numbers, top, left, self._pair, flip)
 
     def _places(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
         """Top and left of the crops, int64 ``(B,)``, of images of ``size``."""

@@ -32,15 +32,15 @@ _CHUNK_BYTES = 1 << 20
 
 
 def run_program(images: Tensor, program: Program) -> Tensor:
-    """As :func:`run_by_torch`, by the engine where there is one and it knows the images: bytes on the CPU."""
+    """As :func:`run_by_torch`; bytes of three channels on the CPU by the engine."""
     if not program["code"].any():
         return images
     if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[1] == 3 and images.numel():
         pixels = images.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
         threads = torch.get_num_threads() if images.numel() > _SMALL_BYTES else 1
-        if augment(pixels.numpy(), program, threads):
-            layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
-            return pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout)
+        augment(pixels.numpy(), program, threads)
+        layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
+        return pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout)
     return run_by_torch(images, program)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size, Step
-from packstore.training.augment.crop import PaddedImages, source_index
+from packstore.training.augment.crop import source_index
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop
 from packstore.training.augment.resample import resize
@@ -56,16 +56,6 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
         else:
             images = op(images, here)
     return images
-
-
-def apply_to_padded(ops: Sequence[Step], images: PaddedImages, numbers: Tensor, draws: Draws, first: int = 0) -> Tensor:
-    """:func:`apply_operations` of the images at ``numbers``, int64 ``(B,)``, in memory that ``ops[0]`` made."""
-    crop = ops[0]
-    assert isinstance(crop, RandomCrop)
-    flip = _flip_after(ops, 1, draws, first)
-    done = 1 + (flip is not None)
-    batch = crop.crop_from(images, numbers, draws.replace(stream=first), flip)
-    return apply_operations(ops[done:], batch, draws, first + done)
 
 
 def _flip_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:

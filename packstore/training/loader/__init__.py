@@ -25,6 +25,7 @@ from packstore.core.arguments import whole
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.registry import notebook_html
+from packstore.images.engine import get_engine
 from packstore.images.normalization import MeanAndStd
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
@@ -223,6 +224,7 @@ class PackedLoader:
         check_dataset(dataset)
         if unknown:
             raise unknown_argument(PackedLoader, min(unknown))
+        get_engine()  # an error here, and not in the first batch, if it is missing
         self.dataset = dataset
         self.options = options = LoaderOptions(
             shuffle=shuffle,
@@ -271,7 +273,7 @@ class PackedLoader:
         if streamed is not None and wanted is True:
             raise UsageError(f"resident=True and pre_transform= hold images and numbers of one shape, but {streamed}")
         residence = (
-            choose_residence(dataset.manifest, len(dataset), self.device, wanted, options.augment)
+            choose_residence(dataset.manifest, len(dataset), self.device, wanted)
             if streamed is None
             else Residence(False, streamed)
         )
@@ -279,9 +281,7 @@ class PackedLoader:
         _log.info("%s: %s (%s)", dataset.path, self.mode, self.mode_reason)
         self.pipeline = Pipeline(dataset, options, residence.resident)
         self._producer = (
-            Resident(self.pipeline, self._epochs, residence.layout)
-            if residence.resident
-            else Streaming(self.pipeline, self._epochs)
+            Resident(self.pipeline, self._epochs) if residence.resident else Streaming(self.pipeline, self._epochs)
         )
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None  # epoch and records given, over all ranks, of a loaded state

@@ -126,8 +126,6 @@ class Assembler:
         self.dtype = (finish or stored).dtype
         self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
         self._whole = image_array(self._views) if self._main else None
-        if self._kernel is not None and get_engine() is None and operations:
-            self._whole = None  # row by row
 
     def _row(self, image: Column) -> tuple[int, ...]:
         """Shape of a row, before it is finished."""
@@ -220,7 +218,7 @@ class Assembler:
             if prepared.suspects.faults:
                 self._note_faults(prepared, errors)
         if self._whole is not None:
-            if self._kernel is not None and get_engine() is not None:
+            if self._kernel is not None:
                 draws = Draws(seed, epoch, ids)
                 planned = self._kernel.plan(draws)
                 prepared.first_crops = planned[min(1, len(planned) - 1)] if self._operations else None
@@ -327,10 +325,10 @@ class Assembler:
     ) -> list[int]:
         """:meth:`fill` of images that are one array."""
         assert self._whole is not None
-        engine, records = get_engine(), prepared.ids[first:stop] & MASK
-        if engine is not None and prepared.requests is not None:
+        records = prepared.ids[first:stop] & MASK
+        if prepared.requests is not None:
             failed = self._damaged(prepared, first, _Images(self._whole, records), errors)
-            if engine.run(prepared.requests, first, stop, self._decoder.max_pixels).any():
+            if get_engine().run(prepared.requests, first, stop, self._decoder.max_pixels).any():
                 raise MemoryError(f"the engine has no memory for images of {self._whole.shape[1:]}")
             return failed
         out = prepared.out[first:stop] if self._finish is None else prepared.rows.pixels[first:stop]
@@ -364,9 +362,9 @@ class Assembler:
 
     def _refused(self, prepared: Prepared, first: int, stop: int) -> Sequence[int]:
         """The rows that the engine has not written."""
-        engine = None if prepared.requests is None else get_engine()
-        if engine is None or prepared.requests is None:
+        if prepared.requests is None:
             return range(first, stop)
+        engine = get_engine()
         refused = engine.run(prepared.requests, first, stop, self._decoder.max_pixels)
         if engine.unindexed:
             self._stats.add_unindexed(engine.unindexed)
@@ -477,7 +475,7 @@ class Assembler:
         """Requests to the engine; None where it cannot do them."""
         sizes, out = prepared.sizes, as_numpy(prepared.out)
         window = out.shape[2:] if self.planes else out.shape[1:3]
-        if requests is None and (self._encoded or get_engine() is None):
+        if requests is None and self._encoded:
             return None
         if crops is None:
             crops = Crops.full(sizes)

@@ -64,7 +64,5 @@ class ByEngine:
 
 
 def _run(requests: Requests, first: int, stop: int) -> None:
-    engine = get_engine()
-    assert engine is not None
-    if engine.run(requests, first, stop, 0).any():
+    if get_engine().run(requests, first, stop, 0).any():
         raise MemoryError("the engine has no memory for what is made of resident images")

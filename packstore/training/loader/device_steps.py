@@ -13,17 +13,15 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
-from packstore.images.engine import get_engine
 from packstore.images.normalization import as_normalization
 from packstore.images.programs import GEOMETRIC
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
-from packstore.training.augment.crop import PaddedImages
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.masking import MASKING_STREAM, Masking
 from packstore.training.augment.mixing import STREAM, BatchMixer, Drawn
 from packstore.training.augment.mosaic import Mosaic, Tiles
-from packstore.training.augment.operations import apply_operations, apply_to_padded, output_size
+from packstore.training.augment.operations import apply_operations, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.loader.decoded_fields import pad_together
@@ -103,9 +101,6 @@ class DeviceSteps:
     def _finish(self, manifest: Manifest) -> Finish | None:
         """What the threads make of pixels; None where they stay as they are."""
         normalizer, wanted = self._normalizer, self._options.channels_last
-        if get_engine() is None:  # torch knows of less
-            floats = normalizer is None or self._floats
-            return None if floats or normalizer is None else Finish(normalizer.dtype, False, normalizer)
         stored = getattr(torch, manifest.image.dtype) if self._floats else torch.uint8
         dtype = stored if normalizer is None else normalizer.dtype
         if dtype not in (torch.uint8, *BY_ENGINE):
@@ -144,27 +139,15 @@ class DeviceSteps:
             found[row] = result
         return found
 
-    def largest(self, images: torch.Tensor | PaddedImages) -> int:
+    def largest(self, images: torch.Tensor) -> int:
         """Pixels of an image of all ``images`` where they are most: as it is, or after some operation.
 
         What ``pre_transform`` made need not be an image: then a pixel is three numbers. A user's function is taken to
         double both sides.
         """
-        if isinstance(images, PaddedImages):
-            size = images.size
-        elif images.ndim == 4:
-            size = (images.shape[2], images.shape[3])
-        else:
-            size = (1, -(-images[:1].numel() // 3))
+        size = (images.shape[2], images.shape[3]) if images.ndim == 4 else (1, -(-images[:1].numel() // 3))
         after = [output_size(self._operations[:n], size) for n in range(1, len(self._operations) + 1)]
         return max(1, *(h * w for h, w in (size, *(s or (2 * size[0], 2 * size[1]) for s in after))))
-
-    def augment_padded(
-        self, images: PaddedImages, places: torch.Tensor, records: torch.Tensor, epoch: int
-    ) -> torch.Tensor:
-        """:meth:`augment` of the images at ``places`` of all, which lie in memory of the first operation."""
-        draws = Draws(self._seed, epoch, records)
-        return apply_to_padded(self._operations, images, places, draws, self._first)
 
     def augment(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
         """The batch operations.

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
-from packstore.images.decoders import get_decoder
 from packstore.stores.remote.reader import FetchCounts, RemoteReader
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.mosaic import Mosaic, check_columns
@@ -177,13 +176,9 @@ class Pipeline:
         finish: Finish | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> Assembler:
-        dataset, decoder = self.dataset, self.dataset.decoder
-        # All decoders give the same pixels; of those beside the engine, this one costs the least under the GIL.
-        if dataset.decoder_name == "auto" and not decoder.has_engine:
-            decoder = get_decoder("simplejpeg", max_pixels=decoder.max_pixels)
-        turned = dataset.exif_transpose
+        dataset, turned = self.dataset, self.dataset.exif_transpose
         return Assembler(
-            dataset.reader, column, decoder, operations, self.stats, turned, alone, checks, finish, programs
+            dataset.reader, column, dataset.decoder, operations, self.stats, turned, alone, checks, finish, programs
         )
 
     def _further_assembler(self, column: Column) -> Assembler:

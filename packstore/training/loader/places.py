@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
-from packstore.images.engine import get_engine
 from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation, Size, Step
 from packstore.training.augment.mosaic import Mosaic
@@ -101,7 +100,7 @@ def _stored_size(image: Column) -> Size | None:
 
 def has_kernel(image: Column) -> bool:
     """Whether the engine knows pixels as a column has them."""
-    if get_engine() is None or image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
+    if image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
         return False
     return image.shape[0 if image.layout == "CHW" else 2] == 3
 

@@ -31,9 +31,7 @@ class Programs:
 
     @classmethod
     def after(cls, operations: Sequence[Step], first: int) -> Programs:
-        """As many operations from place ``first`` on as the engine can run; none without an engine."""
-        if get_engine() is None:
-            return cls((), first)
+        """As many operations from place ``first`` on as the engine can run."""
         return cls(tuple(takewhile(draws_program, operations[first:])), first)
 
     def __len__(self) -> int:
@@ -48,9 +46,7 @@ class Programs:
 
     def run(self, pixels: NDArray[np.uint8], program: Program) -> None:
         """Runs the program of one image, ``(1, n)``, on its bytes ``(1, h, w, 3)`` in place."""
-        engine = get_engine()
-        assert engine is not None
-        engine.augment(pixels, program)
+        get_engine().augment(pixels, program)
 
 
 NO_PROGRAMS = Programs()

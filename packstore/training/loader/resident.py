@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import StoreError
 from packstore.training.augment.base import is_channels_last
-from packstore.training.augment.crop import PaddedImages
 from packstore.training.loader.by_engine import ByEngine
 from packstore.training.loader.device_steps import DrawnForBatch
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
-from packstore.training.loader.residence import PaddedLayout
 from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.random_draws import MASK
 from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
@@ -43,11 +41,10 @@ class Resident:
         images: All images of the split, once they are loaded.
     """
 
-    def __init__(self, pipeline: Pipeline, epochs: Epochs, layout: PaddedLayout | None) -> None:
-        self.images: torch.Tensor | PaddedImages | None = None
+    def __init__(self, pipeline: Pipeline, epochs: Epochs) -> None:
+        self.images: torch.Tensor | None = None
         self._pipeline = pipeline
         self._epochs = epochs
-        self._layout = layout
         self._numbers: dict[str, torch.Tensor] = {}
         self._left_out = np.empty(0, np.int64)  # places of damaged records
         # Of the images; for the columns the host waits when they are copied.
@@ -62,14 +59,14 @@ class Resident:
         """The batches of ``epoch`` from number ``first`` on."""
         begin_in_fork()
         images, pipeline = self._load(), self._pipeline
-        if pipeline.kernel is None or not isinstance(images, torch.Tensor):
+        if pipeline.kernel is None:
             yield from self._batches(epoch, first, images, None)
             return
         with closing(ByEngine(pipeline, pipeline.kernel, images)) as by_engine:
             yield from self._batches(epoch, first, images, by_engine)
 
     def _batches(
-        self, epoch: int, first: int, images: torch.Tensor | PaddedImages, by_engine: ByEngine | None
+        self, epoch: int, first: int, images: torch.Tensor, by_engine: ByEngine | None
     ) -> Generator[Batch, None, None]:
         pipeline, first_record = self._pipeline, self._epochs.first_record
         device, steps = pipeline.dataset.device, pipeline.device_steps
@@ -78,7 +75,7 @@ class Resident:
         # caches from step to step, and without operations each is gathered by itself.
         together = device.type != "cpu"
         views = pipeline.views
-        gathers = not together and not isinstance(images, PaddedImages) and not steps.batched and by_engine is None
+        gathers = not together and not steps.batched and by_engine is None
         whole = gathers or views is not None
         pixels = _PIXELS_AT_ONCE.get(device.type, _PIXELS_AT_ONCE["cpu"])
         at_once = (
@@ -93,15 +90,13 @@ class Resident:
             ids, record_ids, sizes, skipped = self._without_damaged(ids, record_ids, sizes)
             chunk = images
             if together:
-                self._producer.wait(images)  # type: ignore[arg-type]  # padded it is on the CPU alone
+                self._producer.wait(images)
                 producer.wait(ids, *([] if gathered is None else [gathered]))
                 producer.record()
             places = ids & MASK
             if by_engine is not None:
                 cropped = by_engine(places, ids + first_record, epoch)
                 chunk = steps.augment(cropped, ids + first_record, epoch)
-            elif isinstance(images, PaddedImages):
-                chunk = steps.augment_padded(images, places, ids + first_record, epoch)
             elif not whole:
                 mode = torch.is_inference_mode_enabled()
                 if gathered is not None and len(gathered) == len(places) and gathered.is_inference() == mode:
@@ -119,9 +114,9 @@ class Resident:
                 rows = slice(offset, offset + len(own))
                 offset += len(own)
                 if together:
-                    producer.wait(places, chunk)  # type: ignore[arg-type]
+                    producer.wait(places, chunk)
                 # Nor, on a GPU, parts of the chunk: each would keep all of it, and in-place operations count for all.
-                batch = images.index_select(0, own) if whole else chunk[rows]  # type: ignore[union-attr,index]
+                batch = images.index_select(0, own) if whole else chunk[rows]
                 if views is None:
                     batch = batch.clone() if together else steps.convert(batch)
                 columns: dict[str, Any] = {name: c.index_select(0, own) for name, c in self._numbers.items()}
@@ -140,7 +135,7 @@ class Resident:
         """A batch as the user gets it, of what :meth:`DeviceSteps.mix` gives."""
         return self._pipeline.item(made[0], columns, made[1])
 
-    def _load(self) -> torch.Tensor | PaddedImages:
+    def _load(self) -> torch.Tensor:
         if self.images is None:
             pipeline = self._pipeline
             errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
@@ -170,7 +165,7 @@ class Resident:
         left = torch.from_numpy(np.flatnonzero(sound)).to(ids.device, non_blocking=True)
         return ids.index_select(0, left), record_ids[sound], kept, skipped
 
-    def _loaded_images(self, errors: dict[int, Exception] | None) -> torch.Tensor | PaddedImages:
+    def _loaded_images(self, errors: dict[int, Exception] | None) -> torch.Tensor:
         """All images of the split on the device, ``(N, 3, H, W)``, or what ``pre_transform`` makes of them; chunk by
         chunk through a ring. ``errors`` is as for :meth:`Assembler.prepare`."""
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
@@ -178,7 +173,7 @@ class Resident:
         pre_transform = pipeline.options.pre_transform
         step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
         ring = Ring(transport_to(device), 2)
-        whole: torch.Tensor | PaddedImages | None = None
+        whole: torch.Tensor | None = None
         ahead = ShardsAhead.of(pipeline.dataset.reader, self._epochs.reads_of_all(step))
         with ahead or nullcontext():
             for chunk in range(0, count, step):
@@ -192,17 +187,12 @@ class Resident:
                     slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
                     images = slot.shipment.receive()
                     images = images if pre_transform is None else pre_transform(images)
-                    if whole is None and self._layout is not None:
-                        whole = self._layout.crop.new_padded_images(count, images, self._layout.mirrored)
-                    elif whole is None and pipeline.kernel is not None and is_channels_last(images):
+                    if whole is None and pipeline.kernel is not None and is_channels_last(images):
                         rows = torch.empty((count, *assembler.shape), dtype=images.dtype, device=device)
                         whole = assembler.as_images(rows)
                     elif whole is None:
                         whole = torch.empty((count, *images.shape[1:]), dtype=images.dtype, device=device)
-                    if isinstance(whole, PaddedImages):
-                        whole.put(first, images)
-                    else:
-                        whole[first:last] = images
+                    whole[first:last] = images
                     ring.release(slot, ())
                 if ahead is not None:
                     ahead.given(chunk // step + 1)

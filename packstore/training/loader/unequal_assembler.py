@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import PackstoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.images.decoders.orientation import upright
-from packstore.images.engine import Requests, get_engine
+from packstore.images.engine import Requests
 from packstore.training.augment.base import Crops, Size, Step
 from packstore.training.augment.detection import Boxes
 from packstore.training.augment.unequal import Course
@@ -100,7 +100,7 @@ class UnequalAssembler(Assembler):
         return prepared
 
     def _want(self, prepared: Prepared, requests: Requests | None, crops: Crops | None) -> Requests | None:
-        return requests if get_engine() is not None and len(prepared.ids) else None
+        return requests if len(prepared.ids) else None
 
     def _sizes(
         self,

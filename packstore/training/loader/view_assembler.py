@@ -147,9 +147,7 @@ class ViewAssembler(Assembler):
                 pixels[row] = found
         for rows in _runs(sorted(pixels)):
             images = [np.ascontiguousarray(pixels[row]) for row in rows]
-            requests = None
-            if get_engine() is not None:
-                requests = Requests(images, np.array([image.shape[:2] for image in images], np.int64))
+            requests = Requests(images, np.array([image.shape[:2] for image in images], np.int64))
             for planned in prepared.views_planned:
                 self._cut(planned, rows, images, requests)
         self._stats.add("decode", perf_counter() - start)
@@ -206,21 +204,17 @@ class ViewAssembler(Assembler):
         planned: _Planned,
         rows: Sequence[int],
         pixels: Sequence[NDArray[np.uint8]],
-        sources: Requests | None,
+        sources: Requests,
     ) -> None:
-        """Writes all crops of consecutive rows of the batch; ``sources`` are their pixels for the engine, if any."""
+        """Writes all crops of consecutive rows of the batch; ``sources`` are their pixels for the engine."""
         plan, count = planned.plan, planned.plan.view.count
         part = slice(rows[0] * count, (rows[-1] + 1) * count)
         crops, out = _part_of(planned.crops, part), planned.out[part]
         program = None if planned.program is None else planned.program[part]
-        refused = np.ones(len(out), np.bool_)
-        engine = get_engine()
-        if engine is not None and sources is not None:
-            requests = sources.repeated(count)
-            array, form = as_numpy(out), plan.made.form(crops)
-            requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
-            refused = engine.run(requests, 0, len(out), self._decoder.max_pixels)
-        left = np.flatnonzero(refused)
+        requests = sources.repeated(count)
+        array, form = as_numpy(out), plan.made.form(crops)
+        requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
+        left = np.flatnonzero(get_engine().run(requests, 0, len(out), self._decoder.max_pixels))
         if not len(left):
             return
         bytes_of = (
