@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from contextlib import closing
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from packstore import PackedDataset, coco_masks, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
-from packstore.sources import Entry, open_source
+from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
-from tests.makers.annotated import CATS, coco, coco_image, coco_object, fill, jpeg
+from tests.makers.annotated import CATS, coco, coco_image, coco_object, fill, jpeg, mask
 from tests.makers.command import run
+from tests.makers.images import encode
 
 
 class TestCoco(SourceSuite):
@@ -127,7 +130,6 @@ def test_where_images_may_lie(image: str, annotations: str, tmp_path: Path) -> N
 def test_what_is_missing_or_not_named_is_said(tmp_path: Path) -> None:
     coco(tmp_path)
     files: dict[str, str | bytes] = {"train2017/extra.jpg": jpeg(9), "test2017/1.jpg": jpeg(8), "docs/x.txt": ""}
-    files |= {f"annotations/{kind}_train2017.json": '{"images": []}' for kind in ("stuff", "panoptic")}
     fill(tmp_path, files)
     shutil.rmtree(tmp_path / "val2017")
     (tmp_path / "train2017/000000000001.jpg").unlink()
@@ -136,7 +138,6 @@ def test_what_is_missing_or_not_named_is_said(tmp_path: Path) -> None:
         survey = source.survey()
         assert dict(survey.splits) == {"train": 4}
         assert dict(survey.ledger.passed_over) == {
-            "files of annotations of another kind": 2,
             "files of annotations of images that are not there": 3,
             "annotations of images that are not listed": 1,
             "images that no annotations name": 2,
@@ -166,6 +167,105 @@ def test_images_for_which_nobody_looked_for_objects_have_no_boxes(tmp_path: Path
         (entry,) = source.entries("test")
         values = source.read(entry).values
         assert values["boxes"] is values["labels"] is values["captions"] is None
+
+
+SEGMENTS = [
+    {"id": 7, "category_id": 18, "area": 9, "bbox": [0, 0, 2, 2], "iscrowd": 0},
+    {"id": 1 + 2 * 256 + 3 * 65536, "category_id": 187, "area": 4, "bbox": [2, 2, 2, 2], "iscrowd": 0},
+]
+THINGS = [*CATS, {"id": 187, "name": "sky-other-merged", "supercategory": "sky", "isthing": 0, "color": [1, 2, 3]}]
+
+
+def panoptic_mask() -> bytes:
+    """A mask of the two segments of :data:`SEGMENTS`, of 9 and 4 pixels, and no segment elsewhere."""
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:3, :3] = 7, 0, 0
+    pixels[4:6, 4:6] = 1, 2, 3
+    return encode(PIL.Image.fromarray(pixels), "PNG")
+
+
+def panoptic(root: Path, samples: int = 6, masks: str = "annotations/panoptic_train2017") -> Path:
+    """Panoptic masks, and stuff with its masks, beside the objects of :func:`coco`; the first image has no mask."""
+    coco(root, samples)
+    images = [coco_image(n) for n in range(samples - 2)]
+    head = {"info": {}, "licenses": [], "images": images, "categories": THINGS}
+    entries = [{"image_id": n, "file_name": f"{n:012}.png", "segments_info": SEGMENTS} for n in range(1, samples - 2)]
+    stuff = [coco_object(900 + n, n, category_id=187) for n in range(samples - 2)]
+    files: dict[str, str | bytes] = {f"{masks}/{n:012}.png": panoptic_mask() for n in range(1, samples - 2)}
+    files |= {f"annotations/stuff_train2017_pixelmaps/{n:012}.png": mask(n) for n in range(samples - 2)}
+    files["annotations/panoptic_train2017.json"] = json.dumps(head | {"annotations": entries})
+    files["annotations/stuff_train2017.json"] = json.dumps(head | {"categories": THINGS[2:], "annotations": stuff})
+    return fill(root, files)
+
+
+@pytest.mark.parametrize("masks", ["annotations/panoptic_train2017", "panoptic_train2017"])
+def test_panoptic_masks_and_stuff_go_with_their_images(masks: str, tmp_path: Path) -> None:
+    root = panoptic(tmp_path / "set", masks=masks)
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert survey.ledger.count(Role.LEFT) == 0
+        assert survey.ledger.total == sum(1 for file in root.rglob("*") if file.is_file())
+        classes = {column.name: column.classes for column in survey.columns if column.classes}
+        found = [source.read(entry).values for entry in source.entries("train")]
+        val = source.read(next(source.entries("val"))).values
+    assert classes == {
+        "labels": ("person", "car", "dog"),
+        "segment_labels": ("car", "dog", "sky-other-merged"),
+        "stuff_labels": ("sky-other-merged",),
+    }
+    assert found[0]["panoptic_mask"] is found[0]["segment_ids"] is found[0]["segment_labels"] is None
+    assert val["panoptic_mask"] is val["stuff_mask"] is val["stuff_labels"] is None
+    first = found[1]
+    assert first["boxes"] == [[1.5, 1, 6, 7.5]] * 2
+    assert (first["segment_ids"], first["segment_labels"]) == ([7, 197121], [1, 2])
+    assert first["panoptic_mask"] == panoptic_mask()
+    assert (first["stuff_labels"], first["stuff_mask"]) == ([0], mask(1))
+    assert first["json"]["panoptic"] == {"file_name": "000000000001.png", "segments_info": SEGMENTS}
+    assert first["json"]["stuff"][0]["segmentation"] == coco_object(1, 1)["segmentation"]
+    pixels = np.asarray(PIL.Image.open(io.BytesIO(first["panoptic_mask"]))).astype(int) @ [1, 256, 65536]
+    assert [(pixels == number).sum() for number in first["segment_ids"]] == [9, 4]
+    convert(root, tmp_path / "x.h5")
+    assert verify(tmp_path / "x.h5", decode=True, against=root).problems == ()
+
+
+def test_stuff_alone_is_objects_and_masks_alone_are_read(tmp_path: Path) -> None:
+    panoptic(tmp_path)
+    for name in ("instances", "person_keypoints", "captions"):
+        for split in ("train", "val"):
+            (tmp_path / f"annotations/{name}_{split}2017.json").unlink()
+    with closing(open_source(tmp_path, ignore=["*_pixelmaps/", "panoptic*"])) as source:
+        values = source.read(next(source.entries())).values
+        assert (values["boxes"], values["labels"]) == ([[1.5, 1, 6, 7.5]], [0])
+    with closing(open_source(tmp_path, ignore=["stuff*"])) as source:
+        names = [column.name for column in source.survey().columns if not column.name.endswith("_valid")]
+        assert names == ["segment_ids", "segment_labels", "panoptic_mask", "json"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"file_name": "../x.png"}, "no path within the source"),
+        ({"file_name": None, "image_id": 1}, "None is missing"),
+        ({"image_id": 2}, "two masks of"),
+        ({"segments_info": None}, "the segments_info None"),
+        ({"segments_info": [{"id": "7", "category_id": 18}]}, "the segments_info"),
+        ({"segments_info": [{"id": 7, "category_id": 5}]}, "category_id 5, which is no category"),
+        ({"file_name": "gone.png"}, "gone.png is missing"),
+    ],
+)
+def test_a_panoptic_mask_that_is_wrong_is_said(entry: dict[str, Any], said: str, tmp_path: Path) -> None:
+    root = panoptic(tmp_path)
+    change(root / "annotations/panoptic_train2017.json", lambda document: document["annotations"][0].update(entry))
+    with pytest.raises((SourceError, SampleError), match=said), closing(open_source(root)) as source:
+        [source.read(each) for each in source.entries()]
+
+
+def test_panoptic_masks_that_are_not_there_are_counted(tmp_path: Path) -> None:
+    root = panoptic(tmp_path)
+    shutil.rmtree(root / "annotations/panoptic_train2017")
+    with closing(open_source(root)) as source:
+        assert source.survey().ledger.passed_over["panoptic masks that are not there"] == 3
 
 
 def test_captions_alone(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,7 @@ from packstore.core.errors import Answer
 from packstore.sources import Entry, Source, open_source
 from packstore.sources.base import Sample
 from tests.makers.all_layouts import LAYOUTS, Make, corpus, without
-from tests.makers.annotated import CATS, coco, coco_image, fill, jpeg, mask, voc, yolo
+from tests.makers.annotated import coco, fill, jpeg, mask, voc, yolo
 from tests.makers.layouts import make_layout
 
 IMAGES: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
@@ -56,15 +55,6 @@ def both(root: Path) -> Path:
     return fill(coco(root), {"labels/train2017/1.txt": "0 0.5 0.5 0.1 0.1\n", "images/train2017/1.jpg": jpeg(0)})
 
 
-def panoptic(root: Path) -> Path:
-    said = {"images": [coco_image(n) for n in range(3)], "annotations": [], "categories": CATS}
-    names = [f"{n:012}" for n in range(3)]
-    return fill(root, {
-        "annotations/panoptic_val2017.json": json.dumps(said), **{f"val2017/{name}.jpg": jpeg(1) for name in names},
-        **{f"annotations/panoptic_val2017/{name}.png": mask(1) for name in names},
-    })  # fmt: skip
-
-
 ASKED: dict[str, Make] = {
     "configurations": configurations,
     "splits with and without classes": lambda root: fill(root, {"train/a/0.jpg": jpeg(0), "test/1.jpg": jpeg(1)}),
@@ -75,7 +65,6 @@ ASKED: dict[str, Make] = {
     "images that were never written": half_written,
     "years of Pascal VOC": two_years,
     "COCO and YOLO": both,
-    "panoptic masks alone": panoptic,
     "two data sets": lambda root: [coco(root / "a"), yolo(root / "b"), root][-1],
     "ILSVRC's images for validation": lambda root: without(
         lambda r: make_layout("ilsvrc", r), "ILSVRC2012_devkit_t12.tar.gz"

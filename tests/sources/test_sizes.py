@@ -45,6 +45,13 @@ def coco(folder: str, stems: list[str]) -> str:
     return json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]})
 
 
+def panoptic(stems: list[str]) -> str:
+    document = json.loads(coco("", stems))
+    segments = [{"id": 1, "category_id": 1, "area": 4, "bbox": [0, 0, 2, 2], "iscrowd": 0}]
+    entries = [{"image_id": n, "file_name": f"{s}.png", "segments_info": segments} for n, s in enumerate(stems)]
+    return json.dumps(document | {"annotations": entries})
+
+
 def images(folder: str, stems: list[str], suffix: str = ".jpg") -> Files:
     prefix = f"{folder}/" if folder else ""
     return {f"{prefix}{stem}{suffix}": JPEG for stem in stems}
@@ -78,6 +85,15 @@ READ: dict[str, tuple[str, tuple[str, ...], Callable[[list[str]], Files]]] = {
         "coco",
         ("boxes", "labels", "json"),
         lambda stems: images("train2017", stems) | {"annotations/custom_train.json": coco("", stems)},
+    ),
+    "COCO's panoptic masks": (
+        "coco",
+        ("segment_ids", "segment_labels", "panoptic_mask", "json"),
+        lambda stems: (
+            images("val2017", stems)
+            | {f"annotations/panoptic_val2017/{stem}.png": MASK for stem in stems}
+            | {"annotations/panoptic_val2017.json": panoptic(stems)}
+        ),
     ),
     "COCO beside its images": (
         "coco",

@@ -9,28 +9,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Label, Labels
+from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import class_names, join, yolo_labels
-from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of
-from packstore.sources.coco.files import READ, AnnotationFile, by_split, find_files, image_folder
+from packstore.sources.beside import class_names, is_file, join, mask_field, yolo_labels
+from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of, segments_of
+from packstore.sources.coco.files import AnnotationFile, by_split, find_files, image_folder, mask_folder
 from packstore.sources.listing import is_passed_over
-from packstore.sources.rows import FileRow, FileRowSource, Row, in_packing_order
+from packstore.sources.rows import FileRow, FileRowSource, InTree, Row, in_packing_order
 
 _CUT = 3
 """So many folders of another machine may stand before the names of images."""
 
 
-class CocoSource(FileRowSource):
-    """Images that ``instances_*.json``, ``person_keypoints_*.json`` and ``captions_*.json`` name, together by split.
+class _Split(NamedTuple):
+    """A split: the folder of its images, what its files say of them, and the folders of its masks by column."""
 
-    Columns: ``boxes``, ``labels``, ``keypoints`` where all categories have as many, ``captions`` (a list of strings),
-    and ``json``: the entries of the image and of its annotations as they stand in the files, masks among them. If no
+    folder: str
+    documents: Documents
+    masks: Mapping[str, str]
+
+
+class CocoSource(FileRowSource):
+    """Images that ``instances_*.json``, ``person_keypoints_*.json``, ``captions_*.json`` and ``panoptic_*.json`` name,
+    together by split.
+
+    Columns: ``boxes``, ``labels``, ``keypoints`` where all categories have as many, ``captions`` (a list of strings);
+    ``panoptic_mask``, the file, with ``segment_ids`` and ``segment_labels``; ``stuff_labels`` and ``stuff_mask``; and
+    ``json``: the entries of the image and of its annotations as they stand in the files, masks among them. If no
     annotation has a box, as in iNaturalist, ``label``, or ``tags`` of several, stand for them. An image without
     annotations has 0 boxes; one of a split for which nobody looked for objects has none.
     """
@@ -44,12 +55,12 @@ class CocoSource(FileRowSource):
         splits = by_split(self.tree, files)
         if not splits:
             raise SourceError(f"{printable(str(path))} has no annotations of COCO (annotations/instances_train.json)")
-        self._unread = {file.path: "files of annotations of another kind" for file in files if file.kind not in READ}
-        self._splits: dict[str, tuple[str, Documents]] = {}
+        self._unread: dict[str, str] = {}
+        self._splits: dict[str, _Split] = {}
         try:
             for split, kinds in splits.items():
                 documents = Documents(self.tree, kinds)
-                self._splits[split] = ("", documents)  # closed with the others
+                self._splits[split] = _Split("", documents, {})  # closed with the others
                 first = next(iter(kinds.values()))
                 folder = self._find_images(first, documents)
                 if folder is None:
@@ -59,22 +70,23 @@ class CocoSource(FileRowSource):
                         file.path: "files of annotations of images that are not there" for file in kinds.values()
                     }
                     continue
-                self._splits[split] = (folder, documents)
+                self._splits[split] = _Split(folder, documents, self._find_masks(kinds, documents))
             if not self._splits:
                 raise SourceError(self._describe_missing(first, next(documents.names(), "")))
             self._name_plainly(splits)
             self._refuse_shared_images()
-            self._categories = self._all_categories()
+            categories = {kind: self._all_categories(kind) for kind in ("objects", "panoptic", "stuff")}
         except BaseException:
             self.close()
             raise
         self.evidence = ", ".join(map(printable, self._files))
-        self._classes = class_names([*self._categories.values()], [*self._categories])
-        self._numbers = {category: number for number, category in enumerate(self._categories)}
-        points = {documents.points for _, documents in self._splits.values() if documents.annotated}
+        self._classes = {kind: class_names([*names.values()], [*names]) for kind, names in categories.items()}
+        self._numbers = {kind: {each: n for n, each in enumerate(names)} for kind, names in categories.items()}
+        documents_of_all = [each.documents for each in self._splits.values()]
+        points = {documents.points for documents in documents_of_all if documents.annotated}
         self._points = points.pop() if len(points) == 1 else 0
-        plain = not any(documents.boxed for _, documents in self._splits.values())
-        self._of_images = max(documents.most for _, documents in self._splits.values()) if plain else 0
+        plain = not any(documents.boxed for documents in documents_of_all)
+        self._of_images = max(documents.most for documents in documents_of_all) if plain else 0
 
     def _find_images(self, file: AnnotationFile, documents: Documents) -> str | None:
         """The folder of the images; those that lie deeper in another machine's folders lose the first of these."""
@@ -89,6 +101,19 @@ class CocoSource(FileRowSource):
                 documents.name_otherwise(shorter)
         return folder
 
+    def _find_masks(self, files: Mapping[str, AnnotationFile], documents: Documents) -> dict[str, str]:
+        """The folders of panoptic masks and of masks of stuff, by column. Counts masks that are not there."""
+        found: dict[str, str | None] = {}
+        if documents.masks:
+            names = [name.decode("utf-8", "surrogateescape") for name in documents.masks.values()]
+            found["panoptic_mask"] = mask_folder(self.tree, files["panoptic"], names)
+            if found["panoptic_mask"] is None:
+                documents.ignored["panoptic masks that are not there"] += len(names)
+        stuff = next((file for file in files.values() if file.path.rpartition("/")[2].startswith("stuff")), None)
+        if stuff is not None:
+            found["stuff_mask"] = mask_folder(self.tree, stuff, map(_png_of, documents.names()), "_pixelmaps")
+        return {column: folder for column, folder in found.items() if folder is not None}
+
     def splits(self) -> Sequence[str]:
         """See :meth:`RowSource.splits`."""
         return tuple(self._splits)
@@ -96,42 +121,58 @@ class CocoSource(FileRowSource):
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
+        classes, documents = self._classes, [each.documents for each in self._splits.values()]
         if self._of_images:
             several = self._of_images > 1
-            labels = Labels(self._classes, of=False, optional=True)
-            found |= {"tags": labels} if several else {"label": Label(self._classes, optional=True)}
-        elif any(documents.annotated for _, documents in self._splits.values()):
-            found |= {"boxes": Boxes(optional=True), "labels": Labels(self._classes, of="boxes", optional=True)}
+            labels = Labels(classes["objects"], of=False, optional=True)
+            found |= {"tags": labels} if several else {"label": Label(classes["objects"], optional=True)}
+        elif any(each.annotated for each in documents):
+            found |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
             if self._points:
                 found["keypoints"] = Keypoints(3, of="boxes", points=self._points, optional=True)
-        if any(documents.captioned for _, documents in self._splits.values()):
+        if any(each.captioned for each in documents):
             found["captions"] = Json(optional=True)
+        if any(each.masks for each in documents):
+            found["segment_ids"] = Array("int64", ragged=True, optional=True)
+            found["segment_labels"] = Labels(classes["panoptic"], of=False, optional=True)
+        if classes["stuff"]:
+            found["stuff_labels"] = Labels(classes["stuff"], of=False, optional=True)
+        for column in dict.fromkeys(column for each in self._splits.values() for column in each.masks):
+            rows = chain.from_iterable(map(self.file_rows, self._splits))
+            files = (row.values[column].file for row in rows if column in row.values)
+            found[column] = mask_field(self.tree, (file for file in files if is_file(self.tree, file)))
         return found | {"json": Json()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """See :meth:`FileRowSource.file_rows`."""
-        folder, documents = self._splits[split]
+        folder, documents, masks = self._splits[split]
         for number, name in enumerate(documents.names()):
-            yield FileRow(join(folder, name), {"entry": (split, number)})
+            values: dict[str, Any] = {"entry": (split, number)}
+            if number in documents.masks and "panoptic_mask" in masks:
+                mask = documents.masks[number].decode("utf-8", "surrogateescape")
+                values["panoptic_mask"] = InTree(join(masks["panoptic_mask"], mask))
+            if "stuff_mask" in masks:
+                values["stuff_mask"] = InTree(join(masks["stuff_mask"], _png_of(name)), optional=True)
+            yield FileRow(join(folder, name), values)
 
     def rows(self, split: str) -> Iterator[Row]:
         """See :meth:`RowSource.rows`."""
-        documents = self._splits[split][1]
+        documents = self._splits[split].documents
         for number, row in enumerate(super().rows(split)):
-            yield row._replace(value_bytes=documents.size(number))
+            yield row._replace(value_bytes=row.value_bytes + documents.size(number))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         split, number = found.pop("entry")
-        document = self._splits[split][1].read(number)
+        document = self._splits[split].documents.read(number)
         annotations = document.get("annotations")
         if annotations is not None and self._of_images:
-            labels = labels_of(annotations, self._numbers)
+            labels = labels_of(annotations, self._numbers["objects"])
             found |= {"tags": labels} if self._of_images > 1 else {"label": labels[0] if labels else None}
         elif annotations is not None:
             found["boxes"] = boxes_of(annotations)
-            found["labels"] = labels_of(annotations, self._numbers)
+            found["labels"] = labels_of(annotations, self._numbers["objects"])
             if self._points:
                 found["keypoints"] = keypoints_of(annotations, self._points)
         if "captions" in document:
@@ -139,6 +180,12 @@ class CocoSource(FileRowSource):
             found["captions"] = [each.pop("caption", None) for each in captions]
             if not all(isinstance(text, str) for text in found["captions"]):
                 raise ValueError("a caption of it is no text")
+        if "panoptic" in document:
+            segments = segments_of(document["panoptic"])
+            found["segment_ids"] = [each["id"] for each in segments]
+            found["segment_labels"] = labels_of(segments, self._numbers["panoptic"])
+        if "stuff" in document:
+            found["stuff_labels"] = labels_of(document["stuff"], self._numbers["stuff"])
         return found | {"json": document}
 
     def described_by(self) -> Iterable[str]:
@@ -153,14 +200,14 @@ class CocoSource(FileRowSource):
     def left_members(self) -> Mapping[str, int]:
         """See :meth:`Source.left_members`."""
         counts: Counter[str] = Counter()
-        for _, documents in self._splits.values():
-            counts.update(documents.ignored)
+        for each in self._splits.values():
+            counts.update(each.documents.ignored)
         return dict(+counts)
 
     def close(self) -> None:
         """See :meth:`Source.close`."""
-        for _, documents in self._splits.values():
-            documents.close()
+        for each in self._splits.values():
+            each.documents.close()
         super().close()
 
     def _name_plainly(self, files: Mapping[str, Mapping[str, AnnotationFile]]) -> None:
@@ -187,9 +234,9 @@ class CocoSource(FileRowSource):
 
     def _refuse_shared_images(self) -> None:
         """Raises :class:`AmbiguousSourceError` where two splits have an image, which would be one key twice."""
-        folders = Counter(folder for folder, _ in self._splits.values())
+        folders = Counter(each.folder for each in self._splits.values())
         seen: dict[tuple[str, str], str] = {}
-        for split, (folder, documents) in self._splits.items():
+        for split, (folder, documents, _) in self._splits.items():
             for name in documents.names() if folders[folder] > 1 else ():
                 other = seen.setdefault((folder, name), split)
                 if other != split:
@@ -198,10 +245,10 @@ class CocoSource(FileRowSource):
                         "leave one of the two files of annotations out of the folder"
                     )
 
-    def _all_categories(self) -> dict[int, str]:
+    def _all_categories(self, kind: str) -> dict[int, str]:
         found: dict[int, str] = {}
-        for split, (_, documents) in self._splits.items():
-            for number, name in documents.categories.items():
+        for split, each in self._splits.items():
+            for number, name in each.documents.categories[kind].items():
                 if found.setdefault(number, name) != name:
                     raise AmbiguousSourceError(
                         f"{self.tree.name()}: category {number} is {printable(name)!r} in {printable(split)}, and "
@@ -210,11 +257,15 @@ class CocoSource(FileRowSource):
         return dict(sorted(found.items()))
 
 
+def _png_of(name: str) -> str:
+    return f"{name.rpartition('.')[0]}.png"
+
+
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A JSON file whose first bytes are COCO's, where such files lie. Labels of YOLO beside it are a question: either
     may be of some splits only."""
     tree = open_tree(path)
-    if tree is None or not any(file.kind in READ for file in find_files(tree)):
+    if tree is None or not find_files(tree):
         return Certainty.NO
     return Certainty.PARTIAL if yolo_labels(tree, "labels") else Certainty.CERTAIN
 

@@ -20,6 +20,7 @@ from packstore.sources.tree import Tree
 _MAX_BYTES = 4 << 30
 _BBOX, _KEYPOINTS = 4, 3
 _LARGEST = 1e30
+_CATEGORIES = {"instances": "objects", "keypoints": "objects", "panoptic": "panoptic", "stuff": "stuff"}
 _SHAPES = {"bbox", "segmentation", "keypoints", "area"}
 
 
@@ -29,7 +30,8 @@ class Documents:
     While they are read, the JSON of one file is in memory; afterwards some 40 bytes an image and its name.
 
     Attributes:
-        categories: Names of categories by id, in the order of ids.
+        categories: Names of categories by id, in the order of ids: of objects, of ``panoptic`` segments, of ``stuff``.
+        masks: Files of the panoptic masks of images that have one, by the number of the image.
         points: Number of keypoints of each object; 0 for none, or where categories differ.
         annotated: Objects were looked for in these images.
         captioned: There are captions.
@@ -41,7 +43,8 @@ class Documents:
     def __init__(self, tree: Tree, files: Mapping[str, AnnotationFile]) -> None:
         """``files`` by kind. Raises :class:`SourceError` where they are not COCO's, or do not go together."""
         self._tree = tree
-        self.categories: dict[int, str] = {}
+        self.categories: dict[str, dict[int, str]] = {"objects": {}, "panoptic": {}, "stuff": {}}
+        self.masks: dict[int, bytes] = {}
         self.points = 0
         self.annotated, self.captioned = bool({"instances", "keypoints"} & files.keys()), "captions" in files
         self.ignored: Counter[str] = Counter()
@@ -49,9 +52,8 @@ class Documents:
         self._names: list[bytes] = []
         self._ends = array("q", [0])
         images: dict[Any, dict[str, Any]] = {}
-        for kind in ("instances", "keypoints", "captions", "image_info"):
-            if kind in files:
-                self._read(files[kind], images)
+        for file in files.values():
+            self._read(file, images)
         try:
             self._file: OpenFile | None = self._written(images)
         except OSError as error:
@@ -94,6 +96,8 @@ class Documents:
                 if name in seen:
                     raise SourceError(f"{self._tree.name()}: two images have the file name {_shown(found['image'])}")
                 seen.add(name)
+                if "panoptic" in found:
+                    self.masks[len(self._names)] = found["panoptic"]["file_name"].encode("utf-8", "surrogateescape")
                 self._names.append(name)
                 annotations = found.get("annotations", ())
                 self.most = max(self.most, len(annotations))
@@ -121,22 +125,24 @@ class Documents:
                 raise SourceError(
                     f"{where}: two images have the id {image_id!r:.40}: {_shown(known)} and {_shown(image)}"
                 )
-        if file.kind in ("instances", "keypoints"):
-            self._read_categories(where, document)
-        if file.kind == "instances" and "annotations" not in document:
+        if file.kind in _CATEGORIES:
+            self._read_categories(where, document, self.categories[_CATEGORIES[file.kind]])
+        if file.kind in ("instances", "stuff", "panoptic") and "annotations" not in document:
             if file.named:
                 raise SourceError(
                     f"{where} lists images and no annotations, which its name promises: fetch it again, or leave it "
                     f"out with --ignore '/{printable(file.path)}'"
                 )
             return  # a list of images alone
-        if file.kind != "image_info":
+        if file.kind == "panoptic":
+            self._sort_masks(where, document, images)
+        elif file.kind != "image_info":
             self._sort(file, where, document, images)
         self.ignored["licenses"] += len(document["licenses"]) if isinstance(document.get("licenses"), list) else 0
 
     def _sort(self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]) -> None:
         """Adds the annotations of a file to their images."""
-        name = "captions" if file.kind == "captions" else "annotations"
+        name = file.kind if file.kind in ("captions", "stuff") else "annotations"
         for image in _entries(where, document, "images"):
             images[image["id"]].setdefault(name, [])
         if file.kind == "keypoints":
@@ -152,24 +158,38 @@ class Documents:
             else:
                 found[name].append(annotation)
 
-    def _read_categories(self, where: str, document: dict[str, Any]) -> None:
+    def _sort_masks(self, where: str, document: Any, images: dict[Any, dict[str, Any]]) -> None:
+        """Adds to each image the entry of its panoptic mask."""
+        for annotation in _entries(where, document, "annotations"):
+            found = images.get(annotation.pop("image_id", None)) if _hashable(annotation.get("image_id")) else None
+            if found is None:
+                self.ignored["annotations of images that are not listed"] += 1
+                continue
+            if "panoptic" in found:
+                raise SourceError(f"{where} has two masks of {_shown(found['image'])}")
+            try:
+                annotation["file_name"] = plain_path(_of_other_machine(str(annotation.get("file_name"))))
+            except ValueError as error:
+                raise SourceError(f"{where} {error}") from None
+            found["panoptic"] = annotation
+
+    def _read_categories(self, where: str, document: dict[str, Any], categories: dict[int, str]) -> None:
         counts = set()
         further: Counter[str] = Counter()
         for category in _entries(where, document, "categories"):
             number, name = category.get("id"), category.get("name")
             if type(number) is not int or not isinstance(name, str):
                 raise SourceError(f"{where}: a category without a number or a name: {_shown(category)}")
-            if self.categories.setdefault(number, name) != name:
+            if categories.setdefault(number, name) != name:
                 raise SourceError(
                     f"{where}: two categories have the id {number}: {printable(name)!r} and "
-                    f"{printable(self.categories[number])!r}"
+                    f"{printable(categories[number])!r}"
                 )
             keypoints = category.get("keypoints")
             counts.add(len(keypoints) if isinstance(keypoints, list) else 0)
             further.update(key for key in category if key not in ("id", "name"))
         self.ignored.update({f"values {printable(key)!r} of categories": count for key, count in further.items()})
         self.points = max(self.points, counts.pop() if len(counts) == 1 else 0)
-        self.categories = dict(sorted(self.categories.items()))
 
 
 def boxes_of(annotations: Iterable[Any]) -> list[list[float]]:
@@ -181,6 +201,15 @@ def boxes_of(annotations: Iterable[Any]) -> list[list[float]]:
             raise ValueError(f"annotation {annotation.get('id')!r:.40} has the bbox {box!r:.60}; expected 4 numbers")
         left, top, width, height = map(float, box)
         found.append([left, top, left + width, top + height])
+    return found
+
+
+def segments_of(annotation: Any) -> list[Any]:
+    """The segments of a panoptic mask, whose ids are its colours: red + 256 green + 65,536 blue. Raises
+    :class:`ValueError`."""
+    found = annotation.get("segments_info")
+    if not isinstance(found, list) or not all(isinstance(each, dict) and type(each.get("id")) is int for each in found):
+        raise ValueError(f"its panoptic mask has the segments_info {found!r:.60}; expected a list of segments with ids")
     return found
 
 

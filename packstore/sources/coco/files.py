@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
@@ -27,8 +27,8 @@ _OF_ONE_IMAGE = re.compile(rb'"image"\s*:\s*\{')
 """A file that has one image, as those of SA-1B, is none of COCO."""
 _BESIDE = ("annotations", "Annotations", "annotation", "labels", "coco")
 _KINDS = {"person_keypoints": "keypoints", "": "instances"}
-READ = ("instances", "keypoints", "captions", "image_info")
-"""Kinds of files that are read."""
+READ = ("instances", "keypoints", "captions", "stuff", "panoptic", "image_info")
+"""Kinds of files, in the order in which they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class AnnotationFile:
 
     Attributes:
         path: In the tree.
-        kind: One of :data:`READ`; or ``panoptic`` or ``stuff``, which are not read.
+        kind: One of :data:`READ`.
         split: Its split, ``""`` for none.
         token: As its name writes the split: ``train2017``.
         named: Its name says its kind.
@@ -59,24 +59,26 @@ def find_files(tree: Tree) -> list[AnnotationFile]:
 
 def by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[str, AnnotationFile]]:
     """The files of each split by kind, in packing order. Where a split would have two of a kind, the names of the files
-    are its splits: nothing says that they are the same. Raises :class:`AmbiguousSourceError` where these are no splits
-    either, or only some name a split."""
-    read = [file for file in files if file.kind in READ]
-    counts = Counter((file.split, file.kind) for file in read)
+    are its splits: nothing says that they are the same. Stuff without objects stands for these. Raises
+    :class:`AmbiguousSourceError` where these are no splits either, or only some name a split."""
+    counts = Counter((file.split, file.kind) for file in files)
     shared = {split for (split, _), count in counts.items() if count > 1}
     found: dict[str, dict[str, AnnotationFile]] = {}
-    for file in read:
+    for file in files:
         split = file.token if file.split in shared else file.split
         kinds = found.setdefault(split, {})
         other = kinds.setdefault(file.kind, file)
         if other is not file:
-            raise _several(tree, [each for each in read if (each.token, each.kind) == (file.token, file.kind)])
+            raise _several(tree, [each for each in files if (each.token, each.kind) == (file.token, file.kind)])
     if len(found) > 1 and "" in found:
         odd = next(iter(found[""].values()))
         raise AmbiguousSourceError(
             f"{tree.name(odd.path)}: its name says no split, but others do: rename it (instances_train.json), or take "
             "it out of the folder"
         )
+    for kinds in found.values():
+        if "stuff" in kinds and not {"instances", "keypoints"} & kinds.keys():
+            kinds["instances"] = replace(kinds.pop("stuff"), kind="instances")
     order = in_packing_order(found)
     return {split: {kind: found[split][kind] for kind in READ if kind in found[split]} for split in order}
 
@@ -113,6 +115,15 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
     places = [place for name in wanted for place in (name, f"images/{name}", f"{name}/images")]
     places += ["images", "data", "JPEGImages", ""]
     return folder_of(tree, names, [join(base, place) for base in (beside, above) for place in places])
+
+
+def mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
+    """The folder of the masks of a file of annotations, which is called like it, with an ``end``; None for none."""
+    beside = file.path.rpartition("/")[0]
+    stem = file.path.rpartition("/")[2].rpartition(".")[0]
+    above = beside.rpartition("/")[0]
+    places = [join(base, f"{name}{end}") for base in (beside, above) for name in (stem, f"images/{stem}")]
+    return folder_of(tree, names, [*places, *(() if end else (beside,))])
 
 
 def _is_of(folder: str, split: str) -> bool:
