@@ -22,7 +22,7 @@ from packstore.checking.donor import Donor, Refused, Wanted
 from packstore.checking.repair_remote import repair_at_url
 from packstore.checking.repair_report import RepairReport
 from packstore.checking.store_check import StoreCheck, batches, key_of, open_files
-from packstore.core.arguments import text_or_none, true_or_false, whole
+from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
@@ -95,8 +95,8 @@ def repair(
     """
     text_or_none(source_kind=source_kind)
     true_or_false(partial=partial)
-    whole("max_pixels", max_pixels)
-    workers = default_workers() if workers is None else whole("workers", workers)
+    whole_number("max_pixels", max_pixels)
+    workers = default_workers() if workers is None else whole_number("workers", workers)
     refuse_empty(source)
     refuse_empty(damaged)
     damaged, source = location(damaged), location(source)

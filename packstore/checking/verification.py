@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, key_of
-from packstore.core.arguments import text_or_none, true_or_false, whole
+from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
@@ -92,9 +92,9 @@ class VerifyOptions:
     def __post_init__(self) -> None:
         text_or_none(source_kind=self.source_kind)
         true_or_false(quick=self.quick, decode=self.decode)
-        whole("max_pixels", self.max_pixels)
+        whole_number("max_pixels", self.max_pixels)
         if self.workers is not None:
-            whole("workers", self.workers)
+            whole_number("workers", self.workers)
         if self.quick and (self.decode or self.against is not None):
             raise UsageError("quick reads no images, so it can neither decode nor compare them: leave one out")
 

@@ -8,7 +8,7 @@ from typing import Any
 from packstore.core.errors import UsageError
 
 
-def whole(name: str, value: Any, least: int | None = 1) -> int:
+def whole_number(name: str, value: Any, least: int | None = 1) -> int:
     """``value`` as an ``int``, when it is a whole number of at least ``least`` (None: any)."""
     try:
         number = None if isinstance(value, bool) else index(value)

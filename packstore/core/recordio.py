@@ -17,7 +17,7 @@ HEADER = struct.Struct("<IfQQ")
 """Before an image: number of labels that follow (0 for the one here), a label, and two numbers that identify it."""
 
 
-def framed(data: bytes) -> bytes:
+def frame_record(data: bytes) -> bytes:
     """A record. Raises :class:`ValueError` for one that is too long."""
     if len(data) > LONGEST:
         raise ValueError(f"a record of {len(data)} bytes is longer than {LONGEST}, the most that RecordIO holds")

@@ -15,7 +15,7 @@ PACKED = ("float16", "bfloat16", "float64")
 _DELIMITED = 2  # a wire type of Protocol Buffers
 
 
-def framed(data: bytes) -> bytes:
+def frame_record(data: bytes) -> bytes:
     """A record: a length (64 bits), its masked CRC-32C, the data, and theirs."""
     length = struct.pack("<Q", len(data))
     return b"".join((length, _crc(length), data, _crc(data)))

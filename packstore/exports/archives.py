@@ -1,4 +1,4 @@
-"""An image folder in one file: a tar or a zip."""
+"""Exports of an image folder in one file: a tar or a zip."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import IO
 from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, parse_export_manifest
 from packstore.core.files import drop, open_file
 from packstore.exports.base import Record, ShardWriter
-from packstore.exports.folder import FilesExport, file_of
-from packstore.exports.zips import ZipWriter, read_of_zip
+from packstore.exports.folder import FilesExport, image_file
+from packstore.exports.zips import ZipWriter, read_zip_file
 
 
 class TarWriter:
@@ -22,27 +22,27 @@ class TarWriter:
 
     def __init__(self, out: IO[bytes]) -> None:
         # Whole seconds and GNU's format: a header of PAX would add 1 KB to each file.
-        self._tar = tarfile.open(  # noqa: SIM115 - until the end
+        self._tar = tarfile.open(  # noqa: SIM115 - closed by close()
             fileobj=out, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
         )
 
     def add(self, name: str, data: bytes) -> None:
-        """Adds a file."""
+        """Adds a file with the content ``data``."""
         self.add_file(name, io.BytesIO(data), len(data))
 
     def add_file(self, name: str, file: IO[bytes], size: int) -> None:
-        """Adds a file from where it stands."""
+        """Adds a file with the next ``size`` bytes of ``file``."""
         member = tarfile.TarInfo(name)
         member.size, member.mode = size, 0o644
         self._tar.addfile(member, file)
         self._tar.members.clear()  # type: ignore[attr-defined] # it would keep them all
 
     def close(self) -> None:
-        """Writes the end."""
+        """Writes the end of the archive."""
         self._tar.close()
 
     def abort(self) -> None:
-        """Nothing is open but the file."""
+        """Does nothing: the caller closes the only open file."""
         return
 
 
@@ -57,7 +57,7 @@ class _ArchiveExport(FilesExport):
             self._writer = self.new_writer(self._out)
         return _ArchiveWriter(self)
 
-    def go_on(self, size: int) -> None:
+    def resume(self, size: int) -> None:
         self._out = open_file(self.path, "r+b")
         self._out.truncate(size)
         self._out.seek(size)
@@ -70,12 +70,12 @@ class _ArchiveExport(FilesExport):
 
     @abstractmethod
     def new_writer(self, out: IO[bytes]) -> TarWriter | ZipWriter:
-        """A writer that goes on at the end of an archive, whose first file may be missing."""
+        """Returns a writer that appends at the end of ``out``; begins the archive if ``out`` is empty."""
 
     def add(self, record: Record) -> str:
-        """Writes the file of a record. Returns its path."""
+        """Adds the image of a record to the archive. Returns its path in there."""
         path = self.paths(record)
-        self._writer.add(path, file_of(record))
+        self._writer.add(path, image_file(record))
         return path
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
@@ -99,14 +99,14 @@ class _ArchiveExport(FilesExport):
 
 
 class TarExport(_ArchiveExport):
-    """One tar. Its first file is the export manifest, so that it is known for what it is."""
+    """One tar. Its first file is the export manifest, so a reader recognises it at once."""
 
     name = "tar"
     help = "an image folder in a tar"
     suffixes = (".tar",)
 
     def overhead(self) -> int:
-        return 512 + self.filling(512)
+        return 512 + self.block_padding(512)
 
     def new_writer(self, out: IO[bytes]) -> TarWriter:
         writer = TarWriter(out)
@@ -118,7 +118,8 @@ class TarExport(_ArchiveExport):
         self._writer.close()
         if self.bare:
             return
-        assert len(export_manifest) == len(self.export_manifest.to_json())  # only digests may have changed
+        # Only digests may have changed, so the new text takes the place of the old.
+        assert len(export_manifest) == len(self.export_manifest.to_json())
         out.seek(tarfile.BLOCKSIZE)
         out.write(export_manifest)
 
@@ -134,7 +135,7 @@ class TarExport(_ArchiveExport):
 
 
 class ZipExport(_ArchiveExport):
-    """One zip, whose files are stored and not compressed: images are compressed already."""
+    """One zip. Files are stored without compression, since images are compressed already."""
 
     name = "zip"
     help = "an image folder in a zip"
@@ -153,7 +154,7 @@ class ZipExport(_ArchiveExport):
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
-        data = read_of_zip(path, MANIFEST_FILE)
+        data = read_zip_file(path, MANIFEST_FILE)
         return None if data is None else parse_export_manifest(data)
 
 

@@ -1,9 +1,9 @@
-"""Plain HDF5 and numpy's npz: shards with an array ``images``, and one for each column of one shape.
+"""Plain HDF5 and numpy's npz: shards with an array ``images``, and an array for each column of one shape.
 
-Images of one shape are one array, ``N x H x W x 3`` (floats: ``N x 3 x H x W``). Files, and pixels of different sizes,
-have any number of bytes: in HDF5 each is a variable-length value, in an npz all follow each other and
-``images_offsets`` says where each begins; ``images_shape`` has the shapes of pixels. ``labels`` is the column
-``label``, and ``class_names`` are its classes.
+Images of one shape are one array, ``N x H x W x 3`` (floats: ``N x 3 x H x W``). Image files, and pixels of different
+sizes, vary in length: HDF5 holds each as a variable-length value; an npz holds all in one array, in which
+``images_offsets`` gives their starts. ``images_shape`` holds the shapes of pixels, ``labels`` the column ``label``, and
+``class_names`` its classes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Export, Record, ShardWriter
-from packstore.exports.names import are_texts, safe_name, shortened
+from packstore.exports.names import can_be_strings, safe_name, shorten
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
 _RESERVED = {IMAGES, OFFSETS, SHAPES, CLASSES, "labels"}
-_COPIED = 1 << 22
+_BLOCK_BYTES = 1 << 22
 
 
 class ArraysExport(Export):
-    """What becomes of images and columns where a format holds arrays."""
+    """Base of exports that hold images and columns as arrays."""
 
-    holds: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
+    image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
 
     def held(self) -> Sequence[str]:
         return [column.name for column in self.arrays]
@@ -43,10 +43,10 @@ class ArraysExport(Export):
     def losses(self) -> Sequence[str]:
         lost = ["keys: samples have numbers"]
         image = self.manifest.image
-        if class_names(self.manifest) is None and any(column.classes is not None for column in self.columns):
+        if storable_class_names(self.manifest) is None and any(column.classes is not None for column in self.columns):
             lost.append("names of classes: labels are numbers")
         if image.kind == "ragged" and not self.manifest.holds_files:
-            lost.append(f"shapes of images: pixels lie one after the other, and {SHAPES} says how they go on")
+            lost.append(f"shapes of images: pixels are flat arrays, and {SHAPES} holds their shapes")
         if image.dtype == "bfloat16":
             lost.append("bfloat16 values: these formats have none, so the arrays hold their bit patterns as uint16")
         if self.manifest.normalization is not None:
@@ -63,19 +63,19 @@ class ArraysExport(Export):
         ]
 
 
-class _FilesExport(ArraysExport):
-    """Shards ``train-000000.npz`` …, each of which can be read alone."""
+class _ShardFilesExport(ArraysExport):
+    """Base of exports in shards ``train-000000.npz`` …, each of which can be read alone."""
 
     extension: ClassVar[str]
     writer: ClassVar[type[_ArraysWriter]]
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        name = f"{shortened(safe_name(split))}-{number:06}" if split else f"{number:06}"
+        name = f"{shorten(safe_name(split))}-{number:06}" if split else f"{number:06}"
         return self.writer(self.path, f"{name}.{self.extension}", self.manifest, self.arrays)
 
 
 class _ArraysWriter(ShardWriter):
-    """Keeps images in a file without a name until the shard ends and their number is known."""
+    """Collects images in an unnamed temporary file until the shard ends, when their number is known."""
 
     def __init__(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> None:
         self.file = name
@@ -110,15 +110,16 @@ class _ArraysWriter(ShardWriter):
 
     @abstractmethod
     def write(self) -> None:
-        """Writes the file."""
+        """Writes the shard's file from the collected records."""
 
     @property
     def records(self) -> int:
+        """Number of records so far."""
         return len(self._ends) - 1
 
     @property
-    def fixed(self) -> bool:
-        """Whether images are one array; those that were encoded for the export are files."""
+    def one_shape(self) -> bool:
+        """Whether images are pixels of one shape, so that they become one array. Re-encoded images are files."""
         return self.manifest.image.kind == "fixed" and bool(self._shapes)
 
     @property
@@ -129,34 +130,35 @@ class _ArraysWriter(ShardWriter):
 
     @property
     def ends(self) -> NDArray[np.int64]:
+        """Offsets of the images in the temporary file: 0, then the end of each."""
         return np.array(self._ends, np.int64)
 
     def small_arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """All arrays but the images, by name."""
-        if self._shapes and not self.fixed:
+        """Yields name and values of all arrays but the images."""
+        if self._shapes and not self.one_shape:
             yield SHAPES, np.array(self._shapes, np.int32)
         for column in self.columns:
             values = np.frombuffer(bytes(self._values[column.name]), NUMPY_DTYPE[column.dtype])
             yield array_name(column.name), values.reshape(self.records, *column.shape)
 
-    def blocks(self) -> Iterator[bytes]:
-        """The bytes of all images in pieces."""
-        while data := self._images.read(_COPIED):
+    def read_blocks(self) -> Iterator[bytes]:
+        """Yields the bytes of all images in blocks; reads the temporary file on."""
+        while data := self._images.read(_BLOCK_BYTES):
             yield data
 
-    def one(self, number: int) -> bytes:
-        """The bytes of the next image, whose number is known."""
+    def read_image(self, number: int) -> bytes:
+        """Reads the next image, whose number has to be ``number``."""
         return self._images.read(self._ends[number + 1] - self._ends[number])
 
 
 def array_name(column: str) -> str:
-    """The name of a column's array."""
+    """Returns the array name of a column."""
     return "labels" if column == "label" else column
 
 
-def class_names(manifest: Manifest) -> tuple[str, ...] | None:
-    """What the array of that name holds; None where there is none."""
-    return manifest.classes if are_texts(manifest.classes or ()) else None
+def storable_class_names(manifest: Manifest) -> tuple[str, ...] | None:
+    """Returns the class names for the array ``class_names``; None if there are none, or strings cannot hold them."""
+    return manifest.classes if can_be_strings(manifest.classes or ()) else None
 
 
 class _NpzWriter(_ArraysWriter):
@@ -164,18 +166,18 @@ class _NpzWriter(_ArraysWriter):
         out = open_file(self.path, "wb")
         try:
             with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
-                if self.fixed:
+                if self.one_shape:
                     shape, dtype = self.image_array
                 else:
                     shape, dtype = (int(self.ends[-1]),), np.dtype(np.uint8)
                     self._add(archive, OFFSETS, self.ends)
                 with archive.open(_member(IMAGES), "w", force_zip64=True) as file:
                     file.write(_header(shape, dtype))
-                    for block in self.blocks():
+                    for block in self.read_blocks():
                         file.write(block)
                 for name, array in self.small_arrays():
                     self._add(archive, name, array)
-                if (names := class_names(self.manifest)) is not None:
+                if (names := storable_class_names(self.manifest)) is not None:
                     self._add(archive, CLASSES, np.array(names, np.str_))
             out.close()
         except BaseException:
@@ -199,7 +201,7 @@ def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return out.getvalue()
 
 
-class NpzExport(_FilesExport):
+class NpzExport(_ShardFilesExport):
     """Shards ``train-000000.npz`` …, not compressed."""
 
     name = "npz"
@@ -228,29 +230,31 @@ class _Hdf5Writer(_ArraysWriter):
         """Writes all arrays; ends early once the disk has refused bytes."""
         import h5py
 
-        if self.fixed:
+        if self.one_shape:
             shape, dtype = self.image_array
             images = file.create_dataset(IMAGES, shape, dtype)
-            rows = max(1, _COPIED // max(1, int(self.ends[1])))
+            rows = max(1, _BLOCK_BYTES // max(1, int(self.ends[1])))
             for start in range(0, self.records, rows):
                 held.check()
                 stop = min(start + rows, self.records)
-                data = b"".join(self.one(number) for number in range(start, stop))
+                data = b"".join(self.read_image(number) for number in range(start, stop))
                 images[start:stop] = np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
         else:
             images = file.create_dataset(IMAGES, (self.records,), h5py.vlen_dtype(np.uint8))
             for number in range(self.records):
                 held.check()
-                images[number] = np.frombuffer(self.one(number), np.uint8)
+                images[number] = np.frombuffer(self.read_image(number), np.uint8)
         for name, array in self.small_arrays():
             file.create_dataset(name, data=array)
-        if (names := class_names(self.manifest)) is not None:
+        if (names := storable_class_names(self.manifest)) is not None:
             file.create_dataset(CLASSES, data=[*names], dtype=h5py.string_dtype())
 
 
 class _FailureHolder:
-    """A file for the HDF5 library, which never learns that a write has failed: it would keep unwritten data, fail to
-    close the file, and crash the process when its objects are freed."""
+    """Wraps a file for the HDF5 library and hides failed writes from it.
+
+    After a failed write the library keeps unwritten data, fails to close the file, and crashes the process when its
+    objects are freed."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
@@ -258,12 +262,12 @@ class _FailureHolder:
         self.seek, self.tell, self.read, self.readinto = file.seek, file.tell, file.read, file.readinto
 
     def check(self) -> None:
-        """Raises the :class:`OSError` of the write that failed first."""
+        """Raises the :class:`OSError` of the first failed write, if any."""
         if self._failure is not None:
             raise self._failure
 
     def write(self, data: memoryview) -> int:
-        """Writes ``data``, or nothing once a write has failed. Returns the size of ``data`` in any case."""
+        """Writes ``data``; writes nothing once a write has failed. Always returns the size of ``data``."""
         self._attempt(self._write_whole, data)
         return data.nbytes
 
@@ -272,7 +276,7 @@ class _FailureHolder:
         self._attempt(self._file.truncate, nbytes)
 
     def flush(self) -> None:
-        """Does nothing: no byte waits here."""
+        """Does nothing: the file has no buffer."""
 
     def _write_whole(self, data: memoryview) -> None:
         while data.nbytes:
@@ -286,8 +290,8 @@ class _FailureHolder:
                 self._failure = error
 
 
-class Hdf5Export(_FilesExport):
-    """Shards ``train-000000.h5`` … with datasets in one piece."""
+class Hdf5Export(_ShardFilesExport):
+    """Shards ``train-000000.h5`` … with contiguous datasets."""
 
     name = "hdf5"
     help = "plain HDF5 files"
@@ -299,4 +303,4 @@ class Hdf5Export(_FilesExport):
     def overhead(self) -> int:
         image = self.manifest.image
         large = image.kind == "ragged" and image.nbytes > BLOCK_BYTES * self.manifest.records
-        return super().overhead() + (BLOCK_BYTES // 3 if large else 0)  # what a heap of its own leaves free
+        return super().overhead() + (BLOCK_BYTES // 3 if large else 0)  # unused space of a heap per large image

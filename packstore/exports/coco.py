@@ -1,5 +1,5 @@
-"""COCO (https://cocodataset.org/#format-data): ``images/`` and ``annotations/instances_train.json``, which
-``pycocotools`` and torchvision's ``CocoDetection`` read."""
+"""COCO (https://cocodataset.org/#format-data): ``images/`` and ``annotations/instances_train.json``, for
+``pycocotools`` and torchvision's ``CocoDetection``."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from typing import IO, Any
 from packstore.core.export_manifest import ExportManifest, RecordLines
 from packstore.core.files import open_file
 from packstore.exports.names import safe_name
-from packstore.exports.objects import ObjectsExport, Thing, captions_column
-from packstore.exports.paths import distinct
+from packstore.exports.objects import LabelledObject, ObjectsExport, find_captions_column
+from packstore.exports.paths import make_distinct
 
 _OWN = ("id", "image_id", "bbox", "category_id", "keypoints", "num_keypoints")
-"""What columns say, whatever the annotation that an object once had says."""
+"""Keys of an annotation that come from columns; the JSON column cannot override them."""
 
 
 class CocoExport(ObjectsExport):
-    """A folder with a file of annotations for each split.
+    """A folder of images with an annotation file for each split.
 
-    Images and objects are numbered anew, from 1. Masks, areas and crowds are those of a column ``json`` as the source
+    Images and objects get new ids, from 1. Masks, areas and ``iscrowd`` come from a column ``json`` as the source
     ``coco`` makes it.
     """
 
     name = "coco"
     help = "COCO: images and annotations/instances_*.json"
-    further = "json"
+    extra = "json"
 
-    def shown(self) -> Sequence[str]:
-        captions = captions_column(self.columns)
-        return [*super().shown(), *([] if captions is None else [captions])]
+    def visible_columns(self) -> Sequence[str]:
+        captions = find_captions_column(self.columns)
+        return [*super().visible_columns(), *([] if captions is None else [captions])]
 
     @property
     def label_bytes(self) -> int:
         sizes = {column.name: column.size_of(self.manifest.records) for column in self.columns}
-        shown = sum(sizes[name] for name in (*self.shown(), *filter(None, [self.things.further])))
+        shown = sum(sizes[name] for name in (*self.visible_columns(), *filter(None, [self.objects.extra])))
         # A box of 16 bytes is some 190 in JSON, and a keypoint grows likewise.
         return 100 + self.key_bytes + 10 * shown // max(1, self.manifest.records)
 
@@ -46,18 +46,20 @@ class CocoExport(ObjectsExport):
         assert lines is not None
         rows = RecordLines.of_file(lines)
         splits = [(split.name, split.start, split.stop) for split in self.manifest.splits] or [("", 0, len(rows))]
-        names = distinct([safe_name(name) for name, _, _ in splits]) if self.manifest.splits else [""]
-        categories = [{"id": n + 1, "name": name} for n, name in enumerate(self.things.names(self.most_label))]
-        if self.things.shape:
-            points = [str(n) for n in range(self.things.shape[0])]
+        names = make_distinct([safe_name(name) for name, _, _ in splits]) if self.manifest.splits else [""]
+        categories = [
+            {"id": n + 1, "name": name} for n, name in enumerate(self.objects.class_names(self.largest_label))
+        ]
+        if self.objects.shape:
+            points = [str(n) for n in range(self.objects.shape[0])]
             categories = [category | {"keypoints": points, "skeleton": []} for category in categories]
         (self.path / "annotations").mkdir(exist_ok=True)
         files = []
-        captions = captions_column(self.columns)
+        captions = find_captions_column(self.columns)
         for name, (_, start, stop) in zip(names, splits, strict=True):
             tail = f"_{name}.json" if name else ".json"
             files.append(f"annotations/instances{tail}")
-            objects = self._annotations(start, stop) if self.things.boxes else iter(())
+            objects = self._annotations(start, stop) if self.objects.boxes else iter(())
             self._write(files[-1], rows, range(start, stop), objects, {"categories": categories})
             if captions is not None:
                 files.append(f"annotations/captions{tail}")
@@ -70,7 +72,7 @@ class CocoExport(ObjectsExport):
         rows: RecordLines,
         records: range,
         annotations: Iterator[dict[str, Any]],
-        further: Mapping[str, Any],
+        extra: Mapping[str, Any],
     ) -> None:
         with open_file(self.path / path, "wb") as out:
             out.write(b'{"info":{"description":"exported by packstore"},"licenses":[],"images":[')
@@ -78,23 +80,23 @@ class CocoExport(ObjectsExport):
             out.write(b'],"annotations":[')
             _write_list(out, annotations)
             out.write(b"]")
-            for name, value in further.items():
+            for name, value in extra.items():
                 out.write(b"," + _json(name) + b":" + _json(value))
             out.write(b"}\n")
 
     def _image(self, line: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """The entry of an image, whose name is relative to the folder of its split."""
+        """Returns the entry of an image; ``file_name`` is relative to the folder of its split."""
         name = line["file"].removeprefix("images/")
         name = name.partition("/")[2] if self.manifest.splits else name
         return {"id": number + 1, "file_name": name, "width": int(line["width"]), "height": int(line["height"])}
 
     def _annotations(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
-        things = self.things
+        objects = self.objects
         number = 0
         for record in range(start, stop):
-            for thing in things.of(partial(self._item, record)) or ():
+            for obj in objects.read_objects(partial(self._item, record)) or ():
                 number += 1
-                yield {"id": number, "image_id": record + 1, **_annotation(thing)}
+                yield {"id": number, "image_id": record + 1, **_annotation(obj)}
 
     def _captions(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
         number = 0
@@ -109,14 +111,14 @@ class CocoExport(ObjectsExport):
         return self.reader.item(name, record)
 
 
-def _annotation(thing: Thing) -> dict[str, Any]:
-    left, top, right, bottom = thing.box
-    further = thing.further if isinstance(thing.further, dict) else {}
-    kept = {name: value for name, value in further.items() if name not in _OWN}
+def _annotation(obj: LabelledObject) -> dict[str, Any]:
+    left, top, right, bottom = obj.box
+    extra = obj.extra if isinstance(obj.extra, dict) else {}
+    kept = {name: value for name, value in extra.items() if name not in _OWN}
     found = {"area": (right - left) * (bottom - top), "iscrowd": 0} | kept
-    found |= {"category_id": thing.label + 1, "bbox": [left, top, right - left, bottom - top]}
-    if thing.keypoints is not None:
-        points = [[*point, 2] if len(point) == 2 else point for point in thing.keypoints]
+    found |= {"category_id": obj.label + 1, "bbox": [left, top, right - left, bottom - top]}
+    if obj.keypoints is not None:
+        points = [[*point, 2] if len(point) == 2 else point for point in obj.keypoints]
         found["keypoints"] = [value for point in points for value in point]
         found["num_keypoints"] = sum(point[2] > 0 for point in points)
     return found

@@ -1,4 +1,4 @@
-"""An image folder, ``root/split/class/name``."""
+"""Export of an image folder, ``root/split/class/name``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 
 from packstore.core.files import open_file, sync_file_system
 from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.paths import ClassFolders, Paths
+from packstore.exports.paths import ClassFolders, RecordPaths
 
 
 class FilesExport(Export):
-    """Images as files in folders of splits and classes."""
+    """Base of exports that hold images as files in folders of splits and classes."""
 
     source = "exported"
 
     def held(self) -> Sequence[str]:
         return ()
 
-    def shown(self) -> Sequence[str]:
+    def visible_columns(self) -> Sequence[str]:
         return ("label",) if ClassFolders(self.manifest, self.reader).names is not None else ()
 
     def losses(self) -> Sequence[str]:
@@ -29,13 +29,13 @@ class FilesExport(Export):
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     @cached_property
-    def paths(self) -> Paths:
-        """The paths of all files."""
-        return Paths(self.manifest, self.reader, recoded=self.recoded)
+    def paths(self) -> RecordPaths:
+        """Chooses the path of each file; reads all keys on first use."""
+        return RecordPaths(self.manifest, self.reader, recoded=self.recoded)
 
 
 class ImageFolderExport(FilesExport):
-    """A folder."""
+    """A folder with a file for each image."""
 
     name = "imagefolder"
     help = "an image folder, root/split/class/file"
@@ -49,26 +49,26 @@ class ImageFolderExport(FilesExport):
 
 
 class _FolderWriter(ShardWriter):
-    def __init__(self, root: Path, paths: Paths) -> None:
+    def __init__(self, root: Path, paths: RecordPaths) -> None:
         self._root = root
         self._paths = paths
-        self._made: set[PurePosixPath] = set()
+        self._folders: set[PurePosixPath] = set()
 
     def add(self, record: Record) -> Mapping[str, str]:
         path = self._paths(record)
         folder = PurePosixPath(path).parent
-        if folder not in self._made:
+        if folder not in self._folders:
             (self._root / folder).mkdir(parents=True, exist_ok=True)
-            self._made.add(folder)
+            self._folders.add(folder)
         with open_file(self._root / path, "wb") as file:
-            file.write(file_of(record))
+            file.write(image_file(record))
         return {"file": path}
 
     def close(self) -> None:
         return
 
 
-def file_of(record: Record) -> bytes:
-    """The image file of a record of an export that holds no arrays."""
+def image_file(record: Record) -> bytes:
+    """Returns the image file of a record; the export must not hold arrays."""
     assert not isinstance(record.image, np.ndarray)
     return record.image

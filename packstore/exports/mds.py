@@ -1,8 +1,9 @@
 """MDS shards of MosaicML Streaming: a folder a split with ``index.json`` and ``shard.00000.mds``
 (``streaming/base/format/mds/``, version 2 of the format).
 
-A column is the value of its name, and ``key`` is ``str``. Arrays are ``ndarray``, which has no bool (``uint8``) and no
-bfloat16 (its bits as ``uint16``). A value that is missing is empty or zeros, and ``name_valid`` says so.
+Each column becomes a value of the same name, and the key a ``str`` named ``key``. Arrays are ``ndarray``, which has
+neither bool (written as ``uint8``) nor bfloat16 (its bits as ``uint16``). A missing value is empty or zeros, and
+``name_valid`` is 0.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from packstore.core.errors import UsageError
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_directory
 from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.names import safe_name, shortened
+from packstore.exports.names import safe_name, shorten
 
 _INDEX = "index.json"
-_LARGEST = (1 << 32) - 1
-"""Places in a shard have 32 bits."""
+_MAX_SHARD_BYTES = (1 << 32) - 1
+"""Most bytes of a shard: its offsets have 32 bits."""
 _CODES = {
     "uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "float16": 18, "uint32": 32, "int32": 33, "float32": 34,
     "uint64": 64, "int64": 65, "float64": 66,
 }  # fmt: skip
-"""dtypes that ``ndarray`` has."""
+"""Codes of the dtypes of ``ndarray``."""
 
 
 class MdsExport(Export):
@@ -44,7 +45,7 @@ class MdsExport(Export):
     help = "MDS shards of MosaicML Streaming"
     suffixes = (".mds",)
     source = "mds"
-    holds: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
+    image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
     keeps_keys = True
     shard_bytes = 1 << 26
 
@@ -65,7 +66,7 @@ class MdsExport(Export):
         return 16 + self.key_bytes + 4 * len(self.columns)
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        folder = shortened(safe_name(split)) if split else ""
+        folder = shorten(safe_name(split)) if split else ""
         (self.path / folder).mkdir(exist_ok=True)
         name = f"shard.{number:05}.mds"
         return _ShardWriter(self.path, f"{folder}/{name}" if folder else name, self.columns, self._encodings())
@@ -80,7 +81,7 @@ class MdsExport(Export):
             folder, _, name = file.rpartition("/")
             size = (self.path / file).stat().st_size
             said = {"samples": records, "raw_data": {"basename": name, "bytes": size, "hashes": {}}, "zip_data": None}
-            shards.setdefault(folder, []).append(_description(self._encodings()) | said)
+            shards.setdefault(folder, []).append(_describe_columns(self._encodings()) | said)
         files = [f"{folder}/{_INDEX}" if folder else _INDEX for folder in shards]
         for file, listed in zip(files, shards.values(), strict=True):
             with open_file(self.path / file, "wb") as out:
@@ -88,7 +89,7 @@ class MdsExport(Export):
         return super().finish(replace(export_manifest, files=tuple(files)), lines)
 
     def _encodings(self) -> dict[str, str]:
-        """The encoding of each value, by name and in its order."""
+        """Returns the MDS encoding of each value by name, in the order of the format."""
         image = self.manifest.image
         found = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _encoding(image)}
         for column in self.columns:
@@ -99,7 +100,7 @@ class MdsExport(Export):
 
 
 class _ShardWriter(ShardWriter):
-    """The samples lie in a temporary file until their number is known."""
+    """Collects samples in a temporary file until the shard ends, when their number is known."""
 
     def __init__(self, folder: Path, file: str, columns: Sequence[Column], encodings: Mapping[str, str]) -> None:
         self.file = file
@@ -112,27 +113,31 @@ class _ShardWriter(ShardWriter):
         image = record.image
         values = {"key": record.key.encode("utf-8", "surrogateescape")}
         if isinstance(image, np.ndarray):
-            values["image"] = _value(record.columns["image"], image.tobytes(), image.shape)
+            values["image"] = _encode_value(record.columns["image"], image.tobytes(), image.shape)
         else:
             values["image"] = image
         for column in self._columns:
             raw = record.at_rest[column.name]
-            shape = record.at_rest[column.shape_name].tolist() if _varies(column) else column.shape
-            values[column.name] = _value(column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape)
+            shape = record.at_rest[column.shape_name].tolist() if _has_own_shapes(column) else column.shape
+            values[column.name] = _encode_value(
+                column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape
+            )
             if column.nullable:
-                values[column.valid_name] = bytes([record.present(column.name)])
+                values[column.valid_name] = bytes([record.has_value(column.name)])
         data = [values[name] for name in self._encodings]
-        unsaid = [value for value, encoding in zip(data, self._encodings.values(), strict=True) if not _size(encoding)]
+        unsaid = [
+            value for value, encoding in zip(data, self._encodings.values(), strict=True) if not _fixed_size(encoding)
+        ]
         sample = np.array([len(value) for value in unsaid], "<u4").tobytes() + b"".join(data)
         self._samples.write(sample)
         self._ends.append(self._ends[-1] + len(sample))
         return {}
 
     def close(self) -> None:
-        described = json.dumps(_description(self._encodings), sort_keys=True).encode("ascii")
+        described = json.dumps(_describe_columns(self._encodings), sort_keys=True).encode("ascii")
         count = len(self._ends) - 1
         begin = 4 * (count + 2) + len(described)
-        if begin + self._ends[-1] > _LARGEST:
+        if begin + self._ends[-1] > _MAX_SHARD_BYTES:
             raise UsageError(
                 f"an MDS shard of {begin + self._ends[-1]} bytes is too large; give a smaller --shard-size"
             )
@@ -150,12 +155,12 @@ class _ShardWriter(ShardWriter):
             drop(self._out)
 
 
-def _description(encodings: Mapping[str, str]) -> dict[str, Any]:
-    """What a shard and an index say of its columns."""
+def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the description of the columns, which shards and indexes contain."""
     return {
         "version": 2, "format": "mds", "compression": None, "hashes": [], "size_limit": None,
         "column_names": list(encodings), "column_encodings": list(encodings.values()),
-        "column_sizes": [_size(encoding) for encoding in encodings.values()],
+        "column_sizes": [_fixed_size(encoding) for encoding in encodings.values()],
     }  # fmt: skip
 
 
@@ -164,7 +169,7 @@ def _encoding(column: Column) -> str:
     if column.type in ("text", "json"):
         return {"text": "str", "json": "json"}[column.type]
     if column.type in ("image", "mask", "bytes") and column.layout is None:
-        # Nobody decodes a file that is not there.
+        # Readers must not decode a missing file.
         return "bytes" if column.type == "bytes" or column.nullable else "png" if column.type == "mask" else "jpeg"
     if column.kind == "fixed" and not column.shape:
         return dtype
@@ -172,9 +177,9 @@ def _encoding(column: Column) -> str:
     return f"ndarray:{dtype}:{','.join(map(str, column.shape))}" if whole else f"ndarray:{dtype}"
 
 
-def _value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
-    """A value as its encoding has it, by its bytes at rest; ``shape`` is that of an array."""
-    if not _encoding(column).startswith("ndarray") or _size(_encoding(column)):
+def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
+    """Encodes a value for MDS from its stored bytes; ``shape`` is needed for an array."""
+    if not _encoding(column).startswith("ndarray") or _fixed_size(_encoding(column)):
         return raw
     if column.kind == "ragged" and column.layout is None:
         row = max(math.prod(column.shape) * NUMPY_DTYPE[column.dtype].itemsize, 1)
@@ -189,8 +194,8 @@ def _dtype(column: Column) -> str:
     return name if name in _CODES else "uint8"
 
 
-def _size(encoding: str) -> int | None:
-    """Bytes of all values of an encoding; None where each says its own."""
+def _fixed_size(encoding: str) -> int | None:
+    """Returns the fixed size in bytes of an encoding; None if its values vary in size."""
     name, _, rest = encoding.partition(":")
     if name in _CODES:
         return np.dtype(name).itemsize
@@ -198,6 +203,6 @@ def _size(encoding: str) -> int | None:
     return np.dtype(dtype).itemsize * math.prod(map(int, shape.split(","))) if shape else None
 
 
-def _varies(column: Column) -> bool:
-    """Its arrays have shapes of their own."""
+def _has_own_shapes(column: Column) -> bool:
+    """Whether arrays of the column differ in shape."""
     return column.kind == "ragged" and column.layout is not None

@@ -1,4 +1,4 @@
-"""Names of files out of keys and names of classes, which may be anything: nothing gets out of the export's folder."""
+"""Safe file names for keys and class names, which may be any text: no path leaves the export's folder."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ from collections.abc import Sequence
 from xxhash import xxh3_64_hexdigest
 
 _LONGEST = 200
-"""Bytes of a name: file systems take 255, and an extension may follow."""
+"""Most bytes of a name: file systems take 255, and an extension may follow."""
 _BAD = re.compile(r'[\x00-\x1f\x7f%/\\:*?"<>|\ud800-\udfff]')
-"""Control characters, what Windows does not take, slashes, bytes that are no UTF-8, and the percent sign, by which all
-these are written."""
+"""Characters to escape: control characters, those that Windows refuses, slashes, bytes that are not UTF-8, and ``%``,
+which begins an escape."""
 
 
 def safe_name(text: str) -> str:
-    """``text`` as the name of a file or folder: other texts have other names, and common ones stay as they are.
+    """Converts ``text`` to a name of a file or folder. Different texts get different names; common ones are unchanged.
 
-    Characters that no name should have become ``%`` and their code, as in URLs; a long name is cut, with a hash of the
-    whole at its end."""
-    name = _BAD.sub(_escaped, text)
+    Unsafe characters become ``%`` and their code, as in URLs. A long name is cut and ends with a hash of all of it."""
+    name = _BAD.sub(_escape, text)
     if name in ("", ".", ".."):
         name = name.replace(".", "%2E") or "%"
-    return shortened(name)
+    return shorten(name)
 
 
-def are_lines(names: Sequence[str]) -> bool:
-    """Whether names can be lines of a text file."""
+def can_be_lines(names: Sequence[str]) -> bool:
+    """Whether each name can be a line of a text file."""
     return all(name.strip() == name != "" and name.isprintable() for name in names)
 
 
-def are_texts(names: Sequence[str]) -> bool:
-    """Whether names can be strings of other languages: without NUL, and of characters."""
+def can_be_strings(names: Sequence[str]) -> bool:
+    """Whether each name can be a string in other languages: without NUL and without surrogates."""
     return not any(re.search("[\0\ud800-\udfff]", name) for name in names)
 
 
-def shortened(name: str) -> str:
-    """``name``, or its beginning with a hash where it is too long for a file."""
+def shorten(name: str) -> str:
+    """Returns ``name``; if it is too long for a file, its beginning and a hash."""
     raw = name.encode("utf-8", "surrogateescape")
     if len(raw) <= _LONGEST:
         return name
@@ -44,6 +43,6 @@ def shortened(name: str) -> str:
     return f"{kept}-{xxh3_64_hexdigest(raw)}"
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"%{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02X}"

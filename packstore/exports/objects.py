@@ -1,4 +1,4 @@
-"""What exports of labels beside images share: boxes with what goes with them, and sizes of images."""
+"""Shared parts of exports with labels beside images: objects with boxes, and sizes of images."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from packstore.core.column import Column
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record, ShardWriter
-from packstore.exports.folder import FilesExport, file_of
+from packstore.exports.folder import FilesExport, image_file
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class LabelledObject:
     """An object on an image.
 
     Attributes:
         box: ``xyxy`` in pixels.
-        label: The number of its class; 0 where there are no labels.
-        keypoints: ``(points, 2 or 3)`` as lists; None without.
-        further: What another column says of it: of ``json`` the annotation of COCO, of ``polygons`` a polygon.
+        label: Its class number; 0 if the store has no labels.
+        keypoints: ``(points, 2 or 3)`` as lists; None for none.
+        extra: Its value in the JSON column: an annotation of COCO, or a polygon.
     """
 
     box: tuple[float, float, float, float]
     label: int
     keypoints: list[list[float]] | None
-    further: Any
+    extra: Any
 
 
-class Things:
-    """The columns of a store in which its objects are."""
+class ObjectColumns:
+    """Finds the columns of a store that describe objects: boxes, labels, keypoints and a JSON column."""
 
-    def __init__(self, manifest: Manifest, further: str) -> None:
-        """``further`` is a column of JSON with a value for each object."""
+    def __init__(self, manifest: Manifest, extra: str) -> None:
+        """``extra``: name of a JSON column with a value for each object; ignored if the store has none."""
         columns = manifest.columns
         self.boxes: str | None = next((column.name for column in columns if column.type == "boxes"), None)
         beside = [column for column in columns if self.boxes is not None and column.parallel == self.boxes]
@@ -52,16 +52,17 @@ class Things:
         self.classes = labels.classes if labels is not None else None
         self.shape = points.shape if points is not None else None
         texts = {column.name for column in columns if column.type == "json"}
-        self.further = further if further in texts and self.boxes is not None else None
+        self.extra = extra if extra in texts and self.boxes is not None else None
 
     @property
-    def shown(self) -> list[str]:
-        """Names of the columns."""
+    def visible_columns(self) -> list[str]:
+        """Names of the columns of boxes, labels and keypoints."""
         return [name for name in (self.boxes, self.labels, self.keypoints) if name is not None]
 
-    def of(self, item: Callable[[str], Any]) -> list[Thing] | None:
-        """The objects of a record, whose values ``item`` gives; None where it has no boxes. Boxes that are not finite
-        numbers are left out."""
+    def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
+        """Reads the objects of a record; None if it has no value of boxes. ``item`` returns a value by column name.
+
+        Leaves out objects whose boxes or keypoints are not finite."""
         boxes = None if self.boxes is None else item(self.boxes)
         if boxes is None:
             return None
@@ -69,53 +70,53 @@ class Things:
         for name in (self.labels, self.keypoints):
             values = None if name is None else item(name)
             columns.append([None] * len(boxes) if values is None or len(values) != len(boxes) else values.tolist())
-        further = self._further(item, len(boxes))
+        extra = self._extra_values(item, len(boxes))
         return [
-            Thing(tuple(box), label or 0, points, each)
-            for box, label, points, each in zip(np.asarray(boxes, np.float64).tolist(), *columns, further, strict=True)
+            LabelledObject(tuple(box), label or 0, points, each)
+            for box, label, points, each in zip(np.asarray(boxes, np.float64).tolist(), *columns, extra, strict=True)
             if all(map(math.isfinite, (*box, *(value for point in points or () for value in point))))
         ]
 
-    def _further(self, item: Callable[[str], Any], count: int) -> Sequence[Any]:
-        value = None if self.further is None else item(self.further)
+    def _extra_values(self, item: Callable[[str], Any], count: int) -> Sequence[Any]:
+        value = None if self.extra is None else item(self.extra)
         if isinstance(value, dict):
             value = value.get("annotations")
         return value if isinstance(value, list) and len(value) == count else [None] * count
 
-    def names(self, most: Callable[[], int]) -> list[str]:
-        """Names of the classes; numbers where they have none, up to what ``most`` gives."""
+    def class_names(self, most: Callable[[], int]) -> list[str]:
+        """Returns the class names. Without names, returns the numbers up to ``most()`` as text."""
         if self.classes is not None:
             return list(self.classes)
         return [str(number) for number in range(most() + 1)] if self.labels is not None else ["object"]
 
 
 class ObjectsExport(FilesExport):
-    """Images as files in a folder, and labels beside them.
+    """Base of exports that hold images as files, and labels beside them.
 
     Attributes:
-        further: See :class:`Things`.
+        extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.
         images: The folder of the images.
     """
 
     shard_bytes = None
-    further = ""
+    extra = ""
     images = "images"
 
     @property
     def label_bytes(self) -> int:
-        """About how many bytes the labels of an image take."""
-        return BLOCK_BYTES if self.things.boxes else 0
+        """Estimated bytes of an image's labels."""
+        return BLOCK_BYTES if self.objects.boxes else 0
 
     @cached_property
-    def things(self) -> Things:
-        """Where the objects are."""
-        return Things(self.manifest, self.further)
+    def objects(self) -> ObjectColumns:
+        """The columns that describe objects."""
+        return ObjectColumns(self.manifest, self.extra)
 
-    def shown(self) -> Sequence[str]:
-        return self.things.shown
+    def visible_columns(self) -> Sequence[str]:
+        return self.objects.visible_columns
 
     def losses(self) -> Sequence[str]:
-        lost = [] if self.things.boxes else ["objects: the store has no boxes"]
+        lost = [] if self.objects.boxes else ["objects: the store has no boxes"]
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     def overhead(self) -> int:
@@ -128,53 +129,55 @@ class ObjectsExport(FilesExport):
         sync_file_system(self.path)
 
     def image_path(self, record: Record) -> str:
-        """The path of a record's image."""
+        """Returns the path of a record's image in the export."""
         return f"{self.images}/{self.paths(record)}"
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes what goes with the file ``image`` of a record, of ``size`` width and height, (0, 0) for no image.
-        Returns what the record's line has to say of it."""
+        """Writes the labels of a record, if the format has a file per image. By default writes none.
+
+        ``image`` is the path of its image, ``size`` width and height, (0, 0) for an unreadable image. Returns further
+        entries of the record's line."""
         return {"width": str(size[0]), "height": str(size[1])}
 
-    def write(self, path: str, data: bytes) -> None:
-        """Writes a file of the export."""
+    def write_file(self, path: str, data: bytes) -> None:
+        """Writes a file at a path in the export."""
         with open_file(self.path / path, "wb") as file:
             file.write(data)
 
-    def most_label(self) -> int:
-        """The largest number of a class in the store."""
-        name = self.things.labels
+    def largest_label(self) -> int:
+        """Returns the largest class number in the store; reads all labels."""
+        name = self.objects.labels
         found = (self.reader.item(name, i) for i in range(len(self.reader))) if name is not None else ()
         return max((int(values.max()) for values in found if values is not None and len(values)), default=0)
 
 
 class ObjectsWriter(ShardWriter):
-    """Writes images, and lets the export write what goes with each."""
+    """Writes images, and calls the export to write the labels of each."""
 
     def __init__(self, export: ObjectsExport) -> None:
         self._export = export
-        self._made: set[PurePosixPath] = set()
+        self._folders: set[PurePosixPath] = set()
 
     def add(self, record: Record) -> Mapping[str, str]:
-        data = file_of(record)
+        data = image_file(record)
         path = self._export.image_path(record)
         self.make_folder(path)
-        self._export.write(path, data)
-        return {"file": path, **self._export.write_labels(record, path, size_of(data))}
+        self._export.write_file(path, data)
+        return {"file": path, **self._export.write_labels(record, path, upright_size(data))}
 
     def make_folder(self, path: str) -> None:
-        """Makes the folder of a file."""
+        """Creates the folder of a file."""
         folder = PurePosixPath(path).parent
-        if folder not in self._made:
+        if folder not in self._folders:
             (self._export.path / folder).mkdir(parents=True, exist_ok=True)
-            self._made.add(folder)
+            self._folders.add(folder)
 
     def close(self) -> None:
         return
 
 
-def size_of(data: bytes) -> tuple[int, int]:
-    """Width and height of an image upright; (0, 0) for what is no image."""
+def upright_size(data: bytes) -> tuple[int, int]:
+    """Returns width and height of the upright image; (0, 0) if ``data`` is no image."""
     try:
         info = sniff(data)
     except HeaderError:
@@ -182,8 +185,8 @@ def size_of(data: bytes) -> tuple[int, int]:
     return (info.height, info.width) if swaps_sides(read_orientation(data, info)) else (info.width, info.height)
 
 
-def captions_column(columns: Sequence[Column]) -> str | None:
-    """The column of captions: ``captions`` (lists of strings), ``caption`` or ``text``."""
+def find_captions_column(columns: Sequence[Column]) -> str | None:
+    """Finds the column of captions: ``captions`` (lists of strings), ``caption`` or ``text``; None if there is none."""
     types = {"captions": "json", "caption": "text", "text": "text"}
     return next(
         (name for name in types for column in columns if (column.name, column.type) == (name, types[name])), None

@@ -1,7 +1,7 @@
 """Parquet files in Hugging Face's layout: ``data/train-00000-of-00002.parquet`` and a card, ``README.md``.
 
-Features lie in the schema's metadata, as ``datasets`` writes them. Images are plain and not compressed, in small row
-groups, so that one of them is read at its offset.
+Features are in the schema's metadata, as ``datasets`` writes them. Images are plain-encoded and uncompressed, in small
+row groups, so that a single image can be read at its offset.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.core.yamltext import yaml_text
 from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.names import shortened
+from packstore.exports.names import shorten
 from packstore.stores.base import Reader
 
 CARD, DATA = "README.md", "data"
 _GROUP_BYTES, _GROUP_ROWS = 16 << 20, 100
-"""A row group ends after so many bytes of images, or after so many rows once these have a sixteenth of the bytes."""
+"""A row group ends at ``_GROUP_BYTES`` of images, or at ``_GROUP_ROWS`` rows if they have a sixteenth of the bytes."""
 _FILES, _TEXTS = ("image", "mask"), ("text", "json")
 
 
 class ParquetExport(Export):
-    """A folder of Parquet files."""
+    """A folder of Parquet files and a card."""
 
     name = "parquet"
     help = "Parquet files and a card, as on the Hugging Face hub"
@@ -54,8 +54,8 @@ class ParquetExport(Export):
         return [column.name for column in self._held]
 
     def losses(self) -> Sequence[str]:
-        lost = ["keys but the names of their files"]
-        lost += [f"the name of the split {name!r}: it is {its!r}" for name, its in self._splits.items() if name != its]
+        lost = ["folders in keys: only file names are kept"]
+        lost += [f"the split name {name!r}: it becomes {its!r}" for name, its in self._splits.items() if name != its]
         return lost
 
     def begin(self, number: int, split: str) -> ShardWriter:
@@ -80,10 +80,10 @@ class ParquetExport(Export):
 
     @cached_property
     def _splits(self) -> dict[str, str]:
-        """The names of the splits as ``datasets`` takes them, letters and digits, by their own."""
+        """Maps each split to a name of letters, digits and ``_``, which ``datasets`` accepts."""
         names: dict[str, str] = {}
         for own in [split.name for split in self.manifest.splits] or ["train"]:
-            name = shortened(re.sub(r"\W", "_", own, flags=re.ASCII)) or "_"
+            name = shorten(re.sub(r"\W", "_", own, flags=re.ASCII)) or "_"
             while name in names.values():
                 name += "_"
             names[own] = name
@@ -97,7 +97,7 @@ class ParquetExport(Export):
             splits.append({"name": name, "num_bytes": size, "num_examples": sum(shard.records for shard in its)})
         size = sum(split["num_bytes"] for split in splits)  # type: ignore[misc]
         files = [{"split": name, "path": f"{DATA}/{name}-*"} for name in self._splits.values()]
-        features = [{"name": name, **_in_card(feature)} for name, feature in _features(self._held).items()]
+        features = [{"name": name, **_card_feature(feature)} for name, feature in _features(self._held).items()]
         info = {"features": features, "splits": splits, "download_size": size, "dataset_size": size}
         configs = [{"config_name": "default", "data_files": files}]
         head = _yaml({"configs": configs, "dataset_info": info})
@@ -113,15 +113,15 @@ class _ParquetWriter(ShardWriter):
         self._nbytes = 0
         self._out: IO[bytes] = open_file(folder / file, "wb")
         files = [f"{column.name}.bytes" for column in columns if column.type in _FILES]
-        named = [name for name in _leaves(schema) if name not in ("image.bytes", *files)]
-        self._writer = _pyarrow("pyarrow.parquet").ParquetWriter(
+        named = [name for name in _leaf_paths(schema) if name not in ("image.bytes", *files)]
+        self._writer = _import_pyarrow("pyarrow.parquet").ParquetWriter(
             self._out, schema, compression="none", use_dictionary=False, write_statistics=named
         )
 
     def add(self, record: Record) -> Mapping[str, str]:
         for column in self._columns:
-            if column.type in _TEXTS and not _is_text(record.at_rest[column.name]):
-                record.kept.add(column.name)
+            if column.type in _TEXTS and not _is_utf8(record.at_rest[column.name]):
+                record.inexact.add(column.name)
         self._rows.append(record)
         self._nbytes += len(record.image)
         full = len(self._rows) >= _GROUP_ROWS and self._nbytes >= _GROUP_BYTES // 16
@@ -138,30 +138,30 @@ class _ParquetWriter(ShardWriter):
     def abort(self) -> None:
         if not self._out.closed:
             drop(self._out)
-            self._writer.is_open = False  # it would write its end when it is collected
+            self._writer.is_open = False  # otherwise garbage collection would write the file's end
 
     def _write(self) -> None:
-        pa = _pyarrow("pyarrow")
+        pa = _import_pyarrow("pyarrow")
         images = [record.image for record in self._rows]
-        arrays = [_file_array(images, [_name_of(record) for record in self._rows])]
+        arrays = [_arrow_files(images, [_file_name(record) for record in self._rows])]
         for column in self._columns:
-            there = [record.present(column.name) for record in self._rows]
-            arrays.append(_array(column, [record.at_rest[column.name] for record in self._rows], there))
+            there = [record.has_value(column.name) for record in self._rows]
+            arrays.append(_arrow_array(column, [record.at_rest[column.name] for record in self._rows], there))
         self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         self._rows, self._nbytes = [], 0
 
 
 def _is_held(column: Column) -> bool:
-    """Whether Parquet holds a column exactly, in types that ``datasets`` has."""
+    """Whether Parquet holds a column exactly, in a type that ``datasets`` has."""
     return column.layout is None and column.dtype != "bfloat16" and 0 not in column.shape
 
 
-def _name_of(record: Record) -> str:
-    """The name of a record's image for others: that of its file in the key."""
+def _file_name(record: Record) -> str:
+    """Returns the file name in a record's key, as valid UTF-8."""
     return record.key.rpartition("/")[2].encode("utf-8", "replace").decode("utf-8")
 
 
-def _is_text(raw: Any) -> bool:
+def _is_utf8(raw: Any) -> bool:
     try:
         bytes(raw).decode("utf-8")
     except UnicodeDecodeError:
@@ -171,15 +171,15 @@ def _is_text(raw: Any) -> bool:
 
 def _schema(columns: Sequence[Column]) -> Any:
     features = json.dumps({"info": {"features": _features(columns[1:])}})
-    pa = _pyarrow("pyarrow")
+    pa = _import_pyarrow("pyarrow")
     said = {"boxes": {BOXES_ARE: b"xyxy"}}
-    fields = [pa.field(column.name, _type(column), metadata=said.get(column.type)) for column in columns]
+    fields = [pa.field(column.name, _arrow_type(column), metadata=said.get(column.type)) for column in columns]
     return pa.schema(fields, {b"huggingface": features.encode("ascii")})
 
 
-def _type(column: Column) -> Any:
-    """The type of a column in Arrow."""
-    pa = _pyarrow("pyarrow")
+def _arrow_type(column: Column) -> Any:
+    """Returns the Arrow type of a column."""
+    pa = _import_pyarrow("pyarrow")
     if column.type in _FILES:
         return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     if column.type in (*_TEXTS, "bytes"):
@@ -191,7 +191,7 @@ def _type(column: Column) -> Any:
 
 
 def _features(columns: Sequence[Column]) -> dict[str, Any]:
-    """Features of the image and of ``columns``, as ``datasets.Features.to_dict`` gives them."""
+    """Returns the features of the image and of ``columns``, as ``datasets.Features.to_dict`` does."""
     return {"image": {"_type": "Image"}} | {column.name: _feature(column) for column in columns}
 
 
@@ -209,11 +209,11 @@ def _feature(column: Column) -> dict[str, Any]:
     return {"feature": found, "_type": "List"} if column.kind == "ragged" else found
 
 
-def _in_card(feature: Mapping[str, Any]) -> dict[str, Any]:
-    """A feature as ``datasets.Features._to_yaml_list`` writes it."""
+def _card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts a feature to the form of a card, as ``datasets.Features._to_yaml_list`` does."""
     kind = feature["_type"]
     if kind == "List":
-        inner = _in_card(feature["feature"])
+        inner = _card_feature(feature["feature"])
         rest = {"length": feature["length"]} if "length" in feature else {}
         return {"list": inner.get("dtype", inner), **rest}
     if kind == "ClassLabel":
@@ -223,7 +223,7 @@ def _in_card(feature: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _yaml(value: Any, indent: str = "\n") -> str:
-    """Dicts, lists, strings and numbers as YAML, on the lines after a name."""
+    """Formats dicts, lists, strings and numbers as YAML to follow a name."""
     if isinstance(value, dict):
         return "".join(f"{indent}{yaml_text(name)}:{_yaml(each, indent + '  ')}" for name, each in value.items())
     if isinstance(value, list):
@@ -231,11 +231,11 @@ def _yaml(value: Any, indent: str = "\n") -> str:
     return f" {yaml_text(value) if isinstance(value, str) else value}"
 
 
-def _array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
-    """The values of a column at rest as an array of Arrow."""
-    pa = _pyarrow("pyarrow")
+def _arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
+    """Converts stored values of a column to an Arrow array."""
+    pa = _import_pyarrow("pyarrow")
     if column.type in _FILES:
-        return _file_array([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])
+        return _arrow_files([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])
     if column.type in (*_TEXTS, "bytes"):
         given = [bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)]
         if column.type == "bytes":
@@ -260,16 +260,16 @@ def _array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), found, mask=pa.array(missing) if missing.any() else None)
 
 
-def _file_array(files: Sequence[Any], names: Sequence[str | None] | None = None) -> Any:
-    """Files as an array of ``datasets.Image``."""
-    pa = _pyarrow("pyarrow")
+def _arrow_files(files: Sequence[Any], names: Sequence[str | None] | None = None) -> Any:
+    """Converts files to an Arrow array of ``datasets.Image``; None is a missing file."""
+    pa = _import_pyarrow("pyarrow")
     data = pa.array(files, pa.binary())
     paths = pa.array([None] * len(files) if names is None else names, pa.string())
     return pa.StructArray.from_arrays([data, paths], ["bytes", "path"], mask=data.is_null())
 
 
-def _leaves(schema: Any) -> list[str]:
-    """The paths of all columns of plain values, as Parquet calls them."""
+def _leaf_paths(schema: Any) -> list[str]:
+    """Returns the Parquet paths of all leaf columns."""
     found = []
     for name, type in zip(schema.names, schema.types, strict=True):
         if type.num_fields == 2:
@@ -281,8 +281,8 @@ def _leaves(schema: Any) -> list[str]:
     return found
 
 
-def _pyarrow(module: str) -> Any:
+def _import_pyarrow(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UsageError("Parquet is written by pyarrow: pip install 'packstore[parquet]'") from None
+        raise UsageError("writing Parquet needs pyarrow: pip install 'packstore[parquet]'") from None

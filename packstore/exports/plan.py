@@ -1,4 +1,4 @@
-"""What an export is to do, before anything is written."""
+"""Plan of an export, made before anything is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from xxhash import xxh3_128_hexdigest
 
 from packstore import __version__
-from packstore.core.arguments import text_or_none, true_or_false, whole
+from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import check_paths, refuse_empty
@@ -46,12 +46,14 @@ class ExportOptions:
             EXPORTS.check(self.to)
         if self.encode not in (None, "jpeg", "png"):
             raise UsageError(f"encode should be 'jpeg', 'png' or None, got {self.encode!r}")
-        if self.quality is not None and (self.encode != "jpeg" or not 1 <= whole("quality", self.quality) <= 100):
+        if self.quality is not None and (
+            self.encode != "jpeg" or not 1 <= whole_number("quality", self.quality) <= 100
+        ):
             raise UsageError(f"quality is a number from 1 to 100 for encode='jpeg', got {self.quality!r}")
         if self.workers is not None:
-            whole("workers", self.workers)
+            whole_number("workers", self.workers)
         if self.shard_bytes is not None:
-            whole("shard_size", self.shard_bytes)
+            whole_number("shard_size", self.shard_bytes)
 
     @property
     def shard_bytes(self) -> int | None:
@@ -61,19 +63,19 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """What is to be done for :func:`packstore.export`.
+    """Plan of a call of :func:`packstore.export`.
 
     Attributes:
         reader: The open store.
-        kind: What to write.
-        destination: Where.
-        options: How.
-        recoding: What becomes of the images.
+        kind: The kind of export.
+        destination: The new folder or file.
+        options: The validated arguments.
+        recoding: How images are written.
         held: See :meth:`Export.held`.
         losses: See :attr:`packstore.exports.run.ExportReport.losses`.
         shard_bytes: Bytes of images after which a shard ends; None for one file.
-        estimate_bytes: About what it takes on disk.
-        free_bytes: What is free there.
+        estimate_bytes: Estimated size of the export on disk.
+        free_bytes: Free bytes on the destination's disk.
     """
 
     reader: Reader
@@ -89,7 +91,7 @@ class ExportPlan:
 
     @property
     def manifest(self) -> Manifest:
-        """Of the records that are written."""
+        """Manifest of the written records."""
         return self.recoding.manifest
 
     @property
@@ -98,14 +100,14 @@ class ExportPlan:
         return not self.kind.keeps_keys or any(name not in self.held for name in value_columns(self.manifest))
 
     def new_export(self, path: Path) -> Export:
-        """An export to ``path``."""
+        """Creates the export object that writes to ``path``."""
         made = self.kind(path, self.manifest, self.reader, recoded=self.recoding.recode is not None)
         made.bare = self.options.bare
         return made
 
     @property
     def identity(self) -> str:
-        """What an interrupted run must have been asked for, so that this one can go on from it."""
+        """Hash of the store, the version and the options: a run resumes only a run with the same identity."""
         options = self.options
         asked = [self.kind.name, options.encode, options.quality, self.shard_bytes, options.bare]
         text = canonical([__version__, self.reader.manifest.digest, *asked])
@@ -113,7 +115,7 @@ class ExportPlan:
 
 
 def plan_export(path: Path, destination: Path, options: ExportOptions, stack: ExitStack) -> ExportPlan:
-    """What is to be done for :func:`packstore.export`. Writes nothing; ``stack`` closes the store."""
+    """Checks the arguments, opens the store and plans the export. Writes nothing; ``stack`` closes the store."""
     refuse_empty(path)
     check_paths(destination)
     kind = _resolve_kind(destination, options.to)
@@ -128,8 +130,8 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     recoding = plan_recoding(kind, manifest, options.encode, options.quality or 90)
     recoding = recoding._replace(manifest=replace(recoding.manifest, shards=None))
     trial = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
-    held, shown = tuple(trial.held()), trial.shown()
-    hidden = [repr(name) for name in value_columns(recoding.manifest) if name not in shown]
+    held, visible = tuple(trial.held()), trial.visible_columns()
+    hidden = [repr(name) for name in value_columns(recoding.manifest) if name not in visible]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
     lost += [_BARE] if options.bare else []
     plan = ExportPlan(
@@ -155,12 +157,12 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
 
 _BARE = (
     "packstore.json (--bare): packstore convert gets no more from it than other readers, so keys, types of columns and "
-    "the dataset digest may be others"
+    "the dataset digest may differ"
 )
 
 
 def check_space(plan: ExportPlan) -> None:
-    """Raises :class:`DestinationError` when the estimated result does not fit into the free space."""
+    """Raises :class:`DestinationError` if the estimated export does not fit into the free space."""
     if plan.estimate_bytes > plan.free_bytes:
         raise DestinationError(
             f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "
@@ -169,14 +171,14 @@ def check_space(plan: ExportPlan) -> None:
 
 
 def value_columns(manifest: Manifest) -> list[str]:
-    """Names of the columns whose values an export has to hold, without companions."""
+    """Returns names of the columns whose values an export has to keep, without companions."""
     columns = ExportManifest(kind="", source="", manifest=manifest, held=()).columns
     companions = {each.name for column in columns for each in column.companions}
     return [column.name for column in columns if column.name not in companions]
 
 
 def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
-    """The kind of export for a destination, by its suffix unless it is given."""
+    """Returns the kind of export ``to``, or the kind that the destination's suffix means."""
     if to is not None:
         found: type[Export] = EXPORTS[to]
         return found
@@ -186,7 +188,7 @@ def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
         if any(name.endswith(suffix) for suffix in kind.suffixes):
             return kind
     raise UsageError(
-        f"{printable(str(destination))}: its name says no kind of export; choose one with --to: "
+        f"{printable(str(destination))}: the name has no suffix of an export; choose the kind with --to: "
         f"{', '.join(kind.name for kind in kinds)}"
     )
 
@@ -195,6 +197,6 @@ def _refuse_inside(destination: Path, store: Path) -> None:
     new, old = destination.resolve(), store.resolve()
     if new == old or new.is_relative_to(old) or old.is_relative_to(new):
         raise UsageError(
-            f"{printable(str(destination))} and {printable(str(store))} are the same or lie in each other; write the "
-            "export elsewhere"
+            f"{printable(str(destination))} and {printable(str(store))} are the same, or one lies in the other; write "
+            "the export elsewhere"
         )

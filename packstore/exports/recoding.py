@@ -1,4 +1,4 @@
-"""What becomes of images on their way into an export: nothing, unless the user asks."""
+"""Re-encodes images for an export if the user asks for it; otherwise images are written unchanged."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from packstore.images.encode.options import turned_by_readers
 from packstore.images.encode.png import encode_png
 
 Recode = Callable[[str, Any], ImageData]
-"""The image to write, of a record's key and image."""
+"""Returns the image to write for a record's key and image."""
 
 
 class Recoding(NamedTuple):
     """How images are written.
 
     Attributes:
-        manifest: That of the written records; :attr:`Manifest.records_digest` is of the old ones.
+        manifest: Manifest of the written records; :attr:`Manifest.records_digest` is still that of the store.
         form: See :attr:`packstore.core.export_manifest.ExportManifest.image`.
-        recode: What is done to an image; None for nothing.
-        new: The records are others than those of the store, so that an import has another dataset digest.
+        recode: Converts an image; None writes it unchanged.
+        new: Records differ from those of the store, so an import has another dataset digest.
     """
 
     manifest: Manifest
@@ -39,24 +39,28 @@ class Recoding(NamedTuple):
 
 
 def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, quality: int) -> Recoding:
-    """How images come into an export. Raises :class:`UsageError` where they could not without a change for which nobody
-    asked, and for options that do not go with the store."""
-    found = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
+    """Chooses how images are written.
+
+    Raises :class:`UsageError` if the kind cannot hold them unchanged and ``encode`` is None, and if ``encode`` does not
+    apply to the store."""
+    stored = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
     if encode is None:
-        if found in kind.holds:
+        if stored in kind.image_forms:
             return Recoding(manifest)
-        if found == "floats":
+        if stored == "floats":
             raise UsageError(
-                f"{kind.name} holds image files, and the store normalised {manifest.encoding} values, which are no "
-                f"pixels; export to {_others(found)}, or pack the images with --encoding uint8"
+                f"{kind.name} holds image files, but the store holds normalised {manifest.encoding} values; export to "
+                f"{_kinds_that_hold(stored)}, or pack the images with --encoding uint8"
             )
         raise UsageError(
-            f"{kind.name} holds image files, and the store uint8 pixels: --encode png keeps every pixel, --encode jpeg "
-            f"loses some; or export to {_others(found)}"
+            f"{kind.name} holds image files, but the store holds uint8 pixels: --encode png keeps every pixel, "
+            f"--encode jpeg changes pixels; or export to {_kinds_that_hold(stored)}"
         )
-    if found == "floats":
-        raise UsageError(f"normalised {manifest.encoding} values are no pixels, so encode cannot apply; leave it out")
-    if encode == "png" and found == "uint8":
+    if stored == "floats":
+        raise UsageError(
+            f"encode needs pixels, but the store holds normalised {manifest.encoding} values; leave it out"
+        )
+    if encode == "png" and stored == "uint8":
         return Recoding(manifest, "png", lambda key, pixels: encode_png(pixels))
     if encode == "png":
         decoder = get_decoder()
@@ -65,18 +69,18 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
         def as_png(key: str, data: bytes) -> bytes:
             return encode_png(decoder.decode(data, exif_transpose=upright))
 
-        return Recoding(_with_files(manifest, "original", exif_transpose=False), recode=as_png, new=True)
+        return Recoding(_with_encoding(manifest, "original", exif_transpose=False), recode=as_png, new=True)
     options = EncodeOptions("jpeg", quality=quality, exif_transpose=turned_by_readers(manifest))
     encoder = Encoder(options, "original" if manifest.holds_files else "uint8")
 
     def as_jpeg(key: str, image: bytes | NDArray[Any]) -> bytes:
         return bytes(encoder(key, image).record)
 
-    return Recoding(_with_files(manifest, "jpeg", quality=quality), recode=as_jpeg, new=True)
+    return Recoding(_with_encoding(manifest, "jpeg", quality=quality), recode=as_jpeg, new=True)
 
 
-def _with_files(manifest: Manifest, encoding: str, **options: int) -> Manifest:
-    """The manifest of the same records with files of another encoding as images."""
+def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifest:
+    """Returns the manifest with image files of another encoding."""
     image = Column("image", "ragged", "uint8", type="image")
     others = (column for column in manifest.columns[1:] if column.name != "shape")
     return replace(
@@ -88,15 +92,15 @@ def _with_files(manifest: Manifest, encoding: str, **options: int) -> Manifest:
     )
 
 
-def _others(found: str) -> str:
-    """The kinds of export that hold such images as they are."""
+def _kinds_that_hold(stored: str) -> str:
+    """Lists the kinds of export that hold a form of images unchanged."""
     from packstore.core.registry import EXPORTS
 
-    return " or ".join(kind.name for kind in EXPORTS.values() if found in kind.holds)
+    return " or ".join(kind.name for kind in EXPORTS.values() if stored in kind.image_forms)
 
 
-def image_of(manifest: Manifest, data: Any, shape: Any) -> ImageData:
-    """An image at rest as a user sees it: the bytes of a file, or an array. ``shape`` is that of a ragged array."""
+def image_from_rest(manifest: Manifest, data: Any, shape: Any) -> ImageData:
+    """Converts a stored image to the bytes of a file, or to an array. ``shape`` is needed for a ragged array."""
     image = manifest.image
     if image.layout is None:
         return data if isinstance(data, bytes) else bytes(data)

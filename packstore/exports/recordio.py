@@ -1,4 +1,5 @@
-"""RecordIO of MXNet: ``train-000000.rec`` with ``.idx`` and ``.lst`` beside it, see :mod:`packstore.core.recordio`."""
+"""RecordIO of MXNet: ``train-000000.rec`` with ``.idx`` and ``.lst`` beside it; :mod:`packstore.core.recordio` frames
+the records."""
 
 from __future__ import annotations
 
@@ -13,35 +14,35 @@ import numpy as np
 from packstore.core.errors import SampleError
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_tree
-from packstore.core.recordio import HEADER, framed
+from packstore.core.recordio import HEADER, frame_record
 from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.names import safe_name, shortened
+from packstore.exports.names import safe_name, shorten
 
 _EXACT = 1 << 24
-"""float32, as labels are, has every integer up to here."""
+"""Largest label: RecordIO's labels are float32, which is exact for integers up to here."""
 
 
 class RecordioExport(Export):
-    """A ``.rec`` file a shard, with its index and its list."""
+    """A ``.rec`` file for each shard, with its index and its list."""
 
     name = "recordio"
     help = "RecordIO files of MXNet"
     suffixes = (".recordio",)
     source = "recordio"
-    holds: ClassVar[frozenset[str]] = frozenset({"files"})
+    image_forms: ClassVar[frozenset[str]] = frozenset({"files"})
 
     def held(self) -> Sequence[str]:
         return ["label"] if self._has_label else []
 
     def losses(self) -> Sequence[str]:
-        lost = ["whole keys: those in .lst are without tabs and line breaks"]
+        lost = ["tabs and line breaks in keys: .lst has %09, %0A and %0D for them"]
         if self.manifest.classes is not None:
             lost.append("names of classes: labels are numbers")
         return lost
 
     @cached_property
     def _has_label(self) -> bool:
-        """Whether the labels are numbers that float32 holds."""
+        """Whether all labels are numbers that float32 holds exactly; reads all labels."""
         label = next((column for column in self.columns if column.name == "label" and column.type == "label"), None)
         if label is None or label.nullable:
             return False
@@ -52,16 +53,16 @@ class RecordioExport(Export):
         return 60 + self.key_bytes
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        name = f"{shortened(safe_name(split))}-{number:06}.rec" if split else f"{number:06}.rec"
+        name = f"{shorten(safe_name(split))}-{number:06}.rec" if split else f"{number:06}.rec"
         return _RecWriter(self.path, name, self._has_label)
 
     def sync(self, shard: ShardWriter) -> None:
         assert shard.file is not None
-        for file in (shard.file, *_beside(shard.file)):
+        for file in (shard.file, *_companion_files(shard.file)):
             sync_tree(self.path / file)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        files = tuple(file for shard in export_manifest.shards for file in _beside(shard.file))
+        files = tuple(file for shard in export_manifest.shards for file in _companion_files(shard.file))
         return super().finish(replace(export_manifest, files=files), lines)
 
 
@@ -70,14 +71,14 @@ class _RecWriter(ShardWriter):
         self.file = name
         self._has_label = has_label
         self._count = 0
-        self._outs = [open_file(folder / each, "wb") for each in (name, *_beside(name))]
+        self._outs = [open_file(folder / each, "wb") for each in (name, *_companion_files(name))]
 
     def add(self, record: Record) -> Mapping[str, str]:
         assert isinstance(record.image, bytes)
         label = int(record["label"]) if self._has_label else 0
         rec, index, listed = self._outs
         try:
-            data = framed(HEADER.pack(0, label, self._count, 0) + record.image)
+            data = frame_record(HEADER.pack(0, label, self._count, 0) + record.image)
         except ValueError as error:
             raise SampleError(record.key, str(error)) from None
         index.write(b"%d\t%d\n" % (self._count, rec.tell()))
@@ -97,6 +98,7 @@ class _RecWriter(ShardWriter):
                 drop(out)
 
 
-def _beside(file: str) -> tuple[str, str]:
+def _companion_files(file: str) -> tuple[str, str]:
+    """Returns the paths of the index and the list of a ``.rec`` file."""
     stem = file.removesuffix(".rec")
     return f"{stem}.idx", f"{stem}.lst"

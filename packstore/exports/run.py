@@ -1,4 +1,4 @@
-"""``export``: writes a store in a foreign format, and publishes it when complete."""
+"""``export``: writes a store in a foreign format and publishes the result once it is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress, pro
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.plan import ExportOptions, ExportPlan, check_space, plan_export, value_columns
-from packstore.exports.recoding import image_of
+from packstore.exports.recoding import image_from_rest
 from packstore.exports.staging import ExportStaging, Part, was_published
 from packstore.exports.to_url import local_destination
 from packstore.stores.base import disk_bytes
@@ -31,22 +31,22 @@ from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.stores.records import ProvenRecords
 
 _CHUNK_BYTES, _CHUNK_RECORDS = 64 << 20, 2000
-"""How much is done again at most after an interruption, where each record is a file of its own."""
+"""Size of a shard if each record is a file of its own: a resumed run repeats at most so much."""
 _REPORT_EVERY = 64
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExportReport:
-    """What an export made.
+    """Report of a finished export.
 
     Attributes:
-        destination: Where it lies.
-        kind: Its kind.
-        manifest: Of the records that were written; with ``encode`` other than the store's.
-        shards: Number of shards; 0 where each record is a file of its own, or all are in one file.
-        losses: What others than packstore do not get from it, a line each.
-        disk_bytes: Bytes that it takes on disk.
-        seconds: How long it took.
+        destination: The new folder or file, or its URL.
+        kind: The kind of export.
+        manifest: Manifest of the written records; with ``encode`` it differs from the store's.
+        shards: Number of shards; 0 if each record is a file of its own, or all are in one file.
+        losses: A line for each thing that readers other than packstore do not get.
+        disk_bytes: Size on disk.
+        seconds: Duration of this run.
         resumed: Records that an interrupted run had written already.
     """
 
@@ -80,36 +80,36 @@ def export(
     workers: int | None = None,
     progress: bool | ProgressCallback = False,
 ) -> ExportReport:
-    """Writes a store in a format of others. Importing the export gives the same dataset, with the same digest.
+    """Writes a store in another program's format. Importing the export gives the same dataset, with the same digest.
 
-    What the format cannot hold is kept in ``packstore.json``, and per record in ``packstore.rows.jsonl``; other readers
-    pass these over. Each record is proven by its checksums when it is read. The export appears under its name only when
-    it is complete; a run that was killed is gone on with, shard by shard.
+    Data that the format cannot hold go into ``packstore.json``, and per record into ``packstore.rows.jsonl``; other
+    readers ignore both files. Each record is verified by its checksums when it is read. The export appears under its
+    name only when it is complete; the next run resumes a killed one after its last complete shard.
 
     Args:
-        store: The store, or its URL. It stays as it is.
-        destination: A new folder or file; its suffix chooses the kind (``.zip``). At a URL it is made in a temporary
-            directory first, and uploaded then.
-        to: The kind instead of going by the suffix, such as ``webdataset``.
-        encode: Make image files of a store's pixels: ``png`` without loss, or ``jpeg``; of a store of files, new ones.
-            None refuses where a format cannot hold the images as they are.
-        quality: Of ``encode="jpeg"``, 1 … 100; None for 90.
-        shard_size: About how many bytes of images a shard has, as a number or as text (``500MB``); None for the kind's
-            usual size.
-        bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``: what the format cannot hold is lost then, and
-            nothing tells that the export is packstore's, so ``overwrite`` does not replace it.
+        store: The store, or its URL. It is not changed.
+        destination: A new folder or file; its suffix chooses the kind (``.zip``). An export to a URL is written to a
+            temporary directory first, then uploaded.
+        to: The kind, such as ``webdataset``; None goes by the suffix.
+        encode: Re-encode images as files: ``png`` keeps every pixel, ``jpeg`` does not. None writes images unchanged,
+            and raises :class:`UsageError` if the format cannot hold them.
+        quality: JPEG quality of ``encode="jpeg"``, 1 … 100; None for 90.
+        shard_size: Bytes of images after which a shard ends, as a number or as text (``500MB``); None for the kind's
+            default.
+        bare: Leave out ``packstore.json`` and ``packstore.rows.jsonl``. Data that the format cannot hold are then
+            lost, and ``overwrite`` cannot replace the export, since nothing marks it as packstore's.
         overwrite: Replace an existing export.
-        restart: Do not go on from an interrupted run.
+        restart: Delete an interrupted run instead of resuming it.
         workers: Threads for ``encode``; None for one a core.
         progress: True for a bar, in a terminal or a notebook; or a function that is called now and then.
 
     Returns:
-        What was done, and what other readers do not get.
+        A report with the losses for other readers.
 
     Raises:
-        UsageError: An unknown kind, or images that the format cannot hold unless they are encoded.
+        UsageError: The kind is unknown, or the format cannot hold the images unless ``encode`` is given.
         StoreError: The store does not open; :class:`CorruptRecordError` for a damaged record.
-        DestinationError: The destination may not be written or has too little space.
+        DestinationError: The destination cannot be written or has too little space.
     """
     options = ExportOptions(
         to=to,
@@ -135,7 +135,7 @@ def export(
 def run_export(
     plan: ExportPlan, progress: ProgressCallback = no_progress, started: float | None = None
 ) -> ExportReport:
-    """Runs a plan of :func:`plan_export`; see :func:`export`."""
+    """Writes and publishes the export of a plan; resumes an interrupted run. See :func:`export`."""
     started = time.monotonic() if started is None else started
     if was_published(plan.destination, plan.identity):
         WorkDirectory(plan.destination).remove()
@@ -148,14 +148,14 @@ def run_export(
         overwrite=plan.options.overwrite,
         restart=plan.options.restart,
     )
-    made = plan.new_export(staging.path)
+    output = plan.new_export(staging.path)
     try:
         with writing(plan.destination):
-            done = staging.parts(made)
+            done = staging.find_complete_parts(output)
             resumed = sum(part.records for part in done)
             if done and plan.kind.one_file:
-                made.go_on(done[-1].size)
-            made.export_manifest = ExportManifest(
+                output.resume(done[-1].size)
+            output.export_manifest = ExportManifest(
                 kind=plan.kind.name,
                 source=plan.kind.source,
                 manifest=plan.manifest,
@@ -163,37 +163,37 @@ def run_export(
                 image=plan.recoding.form,
                 rows=plan.has_lines,
             )
-            parts = _Run(plan, made, staging, done, progress).write()
+            parts = _ShardLoop(plan, output, staging, done, progress).write()
             manifest = plan.manifest
             if plan.recoding.new:
                 manifest = replace(manifest, records_digest=joined_records_digest((p.digest, p.records) for p in parts))
             shards = tuple(Shard(p.file, p.split, p.records) for p in parts if p.file is not None)
-            export_manifest = replace(made.export_manifest, manifest=manifest, shards=shards)
+            export_manifest = replace(output.export_manifest, manifest=manifest, shards=shards)
             lines = staging.join_lines(len(parts)) if plan.has_lines else None
             if lines is not None and not plan.kind.one_file:
                 lines = lines.rename(staging.path / ROWS_FILE)
-            made.finish(export_manifest, lines)
+            output.finish(export_manifest, lines)
             if plan.options.bare and lines is not None:
                 lines.unlink()
         staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
     except BaseException as error:
-        made.abort()
-        if staging.leave(made):
+        output.abort()
+        if staging.keep_complete(output):
             error.add_note(
-                f"what is exported so far is kept in {printable(str(staging.work.path))}: the same command goes on "
-                "from there, and packstore clean removes it"
+                f"complete shards are kept in {printable(str(staging.work.path))}: run the same command again to "
+                "resume, or packstore clean to remove them"
             )
         raise
     return _report(plan, manifest, len(export_manifest.shards), started, resumed)
 
 
-class _Run:
-    """Writes all shards that are not done yet."""
+class _ShardLoop:
+    """Writes the shards that an interrupted run has not completed."""
 
     def __init__(
         self,
         plan: ExportPlan,
-        made: Export,
+        output: Export,
         staging: ExportStaging,
         done: list[Part],
         progress: ProgressCallback,
@@ -205,19 +205,19 @@ class _Run:
         self._records = ProvenRecords(plan.reader)
         self._columns = {column.name: column for column in plan.manifest.columns}
         self._not_held = [name for name in value_columns(plan.manifest) if name not in plan.held]
-        self._export = made
+        self._export = output
         self._bytes = 0
 
     def write(self) -> list[Part]:
-        """All shards, with those that were done before."""
+        """Writes the remaining shards. Returns all shards, with those of an interrupted run."""
         manifest = self._plan.manifest
         first = sum(part.records for part in self._parts)
         self._progress(Progress("export", first, manifest.records, 0))
-        with contextlib.closing(self._read(first)) as records:
-            for split, stop in _ranges(manifest, self._plan.kind.one_file):
+        with contextlib.closing(self._read_records(first)) as records:
+            for split, stop in _split_ends(manifest, self._plan.kind.one_file):
                 while first < stop:
                     part = self._write_shard(records, split, stop - first)
-                    self._staging.done(len(self._parts), part)
+                    self._staging.mark_complete(len(self._parts), part)
                     self._parts.append(part)
                     first += part.records
         return self._parts
@@ -232,12 +232,12 @@ class _Run:
         nbytes = count = 0
         shard = self._export.begin(sum(part.split == split for part in self._parts), split)
         try:
-            with self._staging.lines(number).open("wb") as lines:
+            with self._staging.lines_path(number).open("wb") as lines:
                 for record in records:
                     facts = shard.add(record)
                     if self._plan.has_lines:
                         key = {} if self._plan.kind.keeps_keys else {"key": record.key}
-                        lines.write(row_line(self._in_line(record), record.at_rest, **key, **facts))
+                        lines.write(row_line(self._line_columns(record), record.at_rest, **key, **facts))
                     if isinstance(record.image, bytes) and self._plan.recoding.new:
                         checksums.append(image_checksum(record.image))
                         rows.append(row_checksum(self._plan.manifest.columns, record.at_rest))
@@ -259,12 +259,12 @@ class _Run:
             file=shard.file,
             size=0 if file is None else (self._staging.path / file).stat().st_size,
             digest=records_digest(np.array(checksums, np.uint64), np.array(rows, np.uint64)),
-            lines=self._staging.lines(number).stat().st_size,
+            lines=self._staging.lines_path(number).stat().st_size,
         )
 
-    def _in_line(self, record: Record) -> list[Column]:
-        """The columns whose values go into the line of a record."""
-        columns = (self._columns[name] for name in (*self._not_held, *record.kept))
+    def _line_columns(self, record: Record) -> list[Column]:
+        """Returns the columns whose values go into the line of a record."""
+        columns = (self._columns[name] for name in (*self._not_held, *record.inexact))
         return [each for column in columns for each in (column, *column.companions)]
 
     def _report(self, record: Record, nbytes: int) -> None:
@@ -272,23 +272,23 @@ class _Run:
         if record.number % _REPORT_EVERY == 0 or record.number + 1 == records:
             self._progress(Progress("export", record.number + 1, records, self._bytes + nbytes))
 
-    def _read(self, first: int) -> Generator[Record]:
-        """The records from ``first`` on, as they are to be written."""
+    def _read_records(self, first: int) -> Generator[Record]:
+        """Yields the records from number ``first`` on, re-encoded if the plan says so."""
         splits = self._plan.manifest.splits or ()
         names = (split.name for split in splits for _ in range(len(split)))
         numbers = range(self._plan.manifest.records)
         wanted = ((number, next(names, "")) for number in numbers)
         wanted = (pair for pair in wanted if pair[0] >= first)
         if self._plan.recoding.recode is None:
-            yield from (self._record(*pair) for pair in wanted)
+            yield from (self._read_record(*pair) for pair in wanted)
             return
         workers = self._plan.options.workers or default_workers()
-        yield from ordered_map(lambda pair: self._record(*pair), wanted, workers)
+        yield from ordered_map(lambda pair: self._read_record(*pair), wanted, workers)
 
-    def _record(self, number: int, split: str) -> Record:
+    def _read_record(self, number: int, split: str) -> Record:
         row = self._records.row(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
-        image: Any = image_of(self._plan.reader.manifest, self._records.image(number), row.get("shape"))
+        image: Any = image_from_rest(self._plan.reader.manifest, self._records.image(number), row.get("shape"))
         recode = self._plan.recoding.recode
         if recode is not None:
             try:
@@ -298,8 +298,8 @@ class _Run:
         return Record(number, key, split, image, row, self._columns)
 
 
-def _ranges(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
-    """The splits, each with the number of the record after its last; all as one for an export of one file."""
+def _split_ends(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
+    """Returns each split's name and end; for an export of one file, a single nameless split."""
     if one_file or not manifest.splits:
         return [("", manifest.records)]
     return [(split.name, split.stop) for split in manifest.splits]

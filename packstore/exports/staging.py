@@ -1,4 +1,4 @@
-"""Where an export is written, what is known of its finished shards, and its move to the destination."""
+"""Work directory of an export: staged files, receipts of complete shards, and the move to the destination."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _MAX_PART = 1 << 20
 
 
 class Part(NamedTuple):
-    """A finished shard.
+    """Receipt of a complete shard.
 
     Attributes:
-        split: Its split.
-        records: How many it holds.
-        file: Its path in the export; None where each record is a file of its own.
-        size: Bytes of that file; of an export of one file, up to here.
-        digest: Digest of the records as they were written, see :func:`packstore.core.checksums.records_digest`.
-        lines: Bytes of their lines.
+        split: Name of its split.
+        records: Number of its records.
+        file: Its path in the export; None if each record is a file of its own.
+        size: Bytes of that file; for an export of one file, its size at the end of the shard.
+        digest: Digest of the written records, see :func:`packstore.core.checksums.records_digest`.
+        lines: Bytes of the records' lines.
     """
 
     split: str
@@ -52,30 +52,31 @@ class Part(NamedTuple):
 
 
 class ExportStaging(Staging):
-    """The place of an export that is being written; goes on in the directory of an equal run that was interrupted.
+    """Work directory of an export; reuses the directory of an interrupted run with the same identity.
 
-    ``run-00001/`` holds ``store``, the export; ``export``, which export that is; and in ``parts/`` a file for each
-    finished shard, with its lines beside it.
+    ``run-00001/`` holds ``store``, the staged export; ``export``, its identity; and in ``parts/`` the receipt and the
+    record lines of each complete shard.
     """
 
     def __init__(self, destination: Path, kind: type[Export], identity: str, *, overwrite: bool, restart: bool) -> None:
-        """Raises :class:`DestinationError` where the destination may not be written."""
+        """Finds or creates the run's directory and removes other runs. Raises :class:`DestinationError` if the
+        destination cannot be written."""
         self._identity, self._restart, self._one_file = identity, restart, kind.one_file
-        super().__init__(destination, overwrite=overwrite, owned=owned_files)
+        super().__init__(destination, overwrite=overwrite, owned=find_owned_files)
         with writing(destination):
             (self.run / PARTS).mkdir(exist_ok=True)
 
     def choose_run(self) -> Path:
-        """That of an equal run, else a new one; all others are removed."""
+        """Returns the directory of an interrupted run with the same identity, else a new one. Removes all others."""
         found: Path | None = None
         for run in self.work.runs():
-            # Else it was published: what lies there then is the export that it has replaced.
-            if found is None and not self._restart and _told(run) == _as_told(self._identity, run / STORE):
+            # An inode of another file means that the run was published, and this is the export that it has replaced.
+            if found is None and not self._restart and _read_run_label(run) == _run_label(self._identity, run / STORE):
                 found = run
                 continue
-            other = not (_told(run) or "").startswith(f"{self._identity} ")
+            other = not (_read_run_label(run) or "").startswith(f"{self._identity} ")
             if other and not self._restart and any((run / PARTS).glob("*.json")):
-                _log.warning("starting afresh: an interrupted run had other options, or exported another store")
+                _log.warning("starting again: the interrupted run had other options or exported another store")
             remove_run(run)
         if found is None:
             found = self.work.new_run()
@@ -83,46 +84,49 @@ class ExportStaging(Staging):
                 (found / STORE).touch()
             else:
                 (found / STORE).mkdir()
-            (found / EXPORT).write_text(_as_told(self._identity, found / STORE), "ascii")
+            (found / EXPORT).write_text(_run_label(self._identity, found / STORE), "ascii")
         return found
 
-    def parts(self, export: Export) -> list[Part]:
-        """The shards of ``export`` that are done, in order: as many as are there with all that belongs to them."""
+    def find_complete_parts(self, export: Export) -> list[Part]:
+        """Returns the receipts of complete shards in order, up to the first that is missing or damaged.
+
+        Calls :meth:`Export.undo_finish`, which may rename shards."""
         export.undo_finish()
         done: list[Part] = []
         while (part := self._read_part(len(done))) is not None:
             done.append(part)
         return done
 
-    def leave(self, export: Export) -> bool:
-        """After an error: keeps the shards that are done, so that another run can go on from there. Removes everything
-        where there are none. Returns whether it was kept."""
-        if self._published or not self.parts(export):
+    def keep_complete(self, export: Export) -> bool:
+        """Keeps complete shards after an error, so that another run can resume; removes the run if there are none.
+
+        Returns whether anything was kept."""
+        if self._published or not self.find_complete_parts(export):
             self.discard()
             return False
         self.keep()
         return True
 
-    def lines(self, number: int) -> Path:
-        """Where the lines of a shard are."""
+    def lines_path(self, number: int) -> Path:
+        """Path of the file with the lines of a shard."""
         return self.run / PARTS / f"{number:06}.rows"
 
-    def done(self, number: int, part: Part) -> None:
-        """Notes that a shard is complete and durable."""
+    def mark_complete(self, number: int, part: Part) -> None:
+        """Writes the receipt of a shard that is complete and durable."""
         path = self.run / PARTS / f"{number:06}.json"
         new = path.with_suffix(".new")
         new.write_text(canonical(part._asdict()), "ascii")
-        for file in (new, self.lines(number)):
+        for file in (new, self.lines_path(number)):
             sync_file(file)
         new.rename(path)
         sync_directory(path.parent)
 
     def join_lines(self, count: int) -> Path:
-        """The lines of all shards in one file. Those of each stay until the export is published."""
+        """Copies the lines of all shards into one file and returns its path. The lines of each shard stay."""
         whole = self.run / PARTS / ROWS_FILE
         with whole.open("wb") as out:
             for number in range(count):
-                with self.lines(number).open("rb") as lines:
+                with self.lines_path(number).open("rb") as lines:
                     shutil.copyfileobj(lines, out)
         return whole
 
@@ -131,38 +135,38 @@ class ExportStaging(Staging):
             part = Part(**json.loads((self.run / PARTS / f"{number:06}.json").read_text("ascii")))
             size = (self.path / (part.file or "")).stat().st_size
             whole = size >= part.size if self._one_file else part.file is None or size == part.size
-            return part if whole and self.lines(number).stat().st_size == part.lines else None
+            return part if whole and self.lines_path(number).stat().st_size == part.lines else None
         except (OSError, ValueError, TypeError):
             return None
 
 
 def was_published(destination: Path, identity: str) -> bool:
-    """Whether an equal run was killed after it had published its export, and is to be ended."""
+    """Whether a run with the same identity was killed after publishing, so that only its work directory is left."""
     work = work_path(destination)
     if not work.is_dir() or not os.path.lexists(destination):
         return False
-    return any(_told(run) == _as_told(identity, destination) for run in runs_of(work))
+    return any(_read_run_label(run) == _run_label(identity, destination) for run in runs_of(work))
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
-    """Raises :class:`DestinationError` where an export may not be written."""
+    """Raises :class:`DestinationError` if no export can be written to ``destination``."""
     shown = printable(str(destination))
     if not destination.absolute().parent.is_dir():
         parent = printable(str(destination.absolute().parent))
-        raise DestinationError(f"{shown}: the directory {parent} does not exist; make it first")
+        raise DestinationError(f"{shown}: the directory {parent} does not exist; create it first")
     if not os.path.lexists(destination):
         return
-    owned_files(destination)
+    find_owned_files(destination)
     if not overwrite:
-        raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
+        raise DestinationError(f"{shown} exists already; choose another name, or --overwrite to replace it")
 
 
-def owned_files(path: Path) -> list[Path]:
-    """All files of the export at ``path``, once it is certain that nothing else lies there.
+def find_owned_files(path: Path) -> list[Path]:
+    """Lists all files of the export at ``path``, after making sure that nothing else lies there.
 
     Raises:
-        NotAStoreError: It is not an export of packstore.
-        DestinationError: Its folder holds something that is not the export's.
+        NotAStoreError: ``path`` is not an export of packstore.
+        DestinationError: The folder also holds a file that is not the export's.
     """
     shown = printable(str(path))
     try:
@@ -178,23 +182,23 @@ def owned_files(path: Path) -> list[Path]:
             f"{shown} exists and is not an export of packstore, which never replaces anything else; remove it yourself "
             "or choose another name"
         )
-    return [path] if not path.is_dir() else _files_of(path, export_manifest, shown)
+    return [path] if not path.is_dir() else _list_files(path, export_manifest, shown)
 
 
 def _read_from_file(path: Path) -> ExportManifest | None:
-    """The export manifest of an export of one file, of whatever kind."""
+    """Reads the export manifest of an export of one file of any kind; None if it is no export."""
     kinds: list[type[Export]] = [kind for kind in EXPORTS.values() if kind.one_file]
     return next(
         (export_manifest for kind in kinds if (export_manifest := kind.read_export_manifest(path)) is not None), None
     )
 
 
-def _files_of(path: Path, export_manifest: ExportManifest, shown: str) -> list[Path]:
-    """The files of an export in a folder. Raises :class:`DestinationError` for any other."""
+def _list_files(path: Path, export_manifest: ExportManifest, shown: str) -> list[Path]:
+    """Lists the files of an export in a folder. Raises :class:`DestinationError` if there are others."""
     own = {MANIFEST_FILE, *export_manifest.files, *(shard.file for shard in export_manifest.shards)}
     if export_manifest.rows:
         own.add(ROWS_FILE)
-    files = set(map(os.fsencode, own)) | _named_in_lines(path, export_manifest)
+    files = set(map(os.fsencode, own)) | _files_in_lines(path, export_manifest)
     found: list[Path] = []
     root = os.fsencode(path)
     for folder, _, names in os.walk(root):
@@ -210,7 +214,8 @@ def _files_of(path: Path, export_manifest: ExportManifest, shown: str) -> list[P
     return found
 
 
-def _named_in_lines(path: Path, export_manifest: ExportManifest) -> set[bytes]:
+def _files_in_lines(path: Path, export_manifest: ExportManifest) -> set[bytes]:
+    """Returns the paths of files that the record lines name; empty if they cannot be read."""
     if not export_manifest.rows or export_manifest.shards:
         return set()
     try:
@@ -222,14 +227,14 @@ def _named_in_lines(path: Path, export_manifest: ExportManifest) -> set[bytes]:
         return set()
 
 
-def _as_told(identity: str, path: Path) -> str:
-    """What the directory of a run says of the export at ``path``: which it is, and its inode, which tells it from one
-    that it replaces."""
+def _run_label(identity: str, path: Path) -> str:
+    """Label of a run: the export's identity, and its inode, which tells it from an export that it replaces."""
     inode = device_and_inode(path)[1] if os.path.lexists(path) else None
     return f"{identity} {inode}"
 
 
-def _told(run: Path) -> str | None:
+def _read_run_label(run: Path) -> str | None:
+    """Reads the label of a run; None if it cannot be read."""
     try:
         with (run / EXPORT).open("rb") as file:
             return file.read(_MAX_PART).decode("ascii")

@@ -1,4 +1,4 @@
-"""Exports at a URL: made in a temporary directory, then uploaded, ``packstore.json`` last."""
+"""Exports to a URL: written to a temporary directory, then uploaded, ``packstore.json`` last."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from packstore.core.urls import UrlPath
 from packstore.objects import ConflictError, ObjectStore, open_objects
 
 Publish = Callable[[ProgressCallback], None]
-"""Puts an export where it is to be, once it is whole."""
+"""Uploads a complete export; does nothing for a local destination."""
 
 
 @contextmanager
 def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[Path, Publish]]:
-    """Gives the path to export to, which is ``destination`` itself unless that is a URL, and what publishes it.
+    """Yields a local path to export to (for a URL a temporary one), and the function that publishes the result.
 
-    Until :data:`Publish` has ended, readers at the URL find no ``packstore.json``; if it fails, what it has created is
-    deleted. Raises :class:`DestinationError` if the URL is taken, read only, or holds what is no export."""
+    Publishing with ``overwrite`` deletes the old export first. Readers at the URL find no ``packstore.json`` until
+    publishing has ended; if it fails, it deletes the objects that it has created. Raises :class:`DestinationError` if
+    the URL is taken, is read only, or holds other objects than an export."""
     if not isinstance(destination, UrlPath):
         yield destination, lambda _: None
         return
@@ -36,7 +37,9 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
     if (MANIFEST_FILE in folder or taken) and not overwrite:
         raise DestinationError(f"{shown} exists already; choose another URL, or --overwrite to replace it")
     if folder and MANIFEST_FILE not in folder:
-        raise DestinationError(f"{shown} holds {len(folder):,} objects that are no export of packstore; choose another")
+        raise DestinationError(
+            f"{shown} holds {len(folder):,} objects that are not an export of packstore; choose another URL"
+        )
     with tempfile.TemporaryDirectory(prefix="packstore-") as temporary:
         path = Path(temporary, destination.name)
 
@@ -51,8 +54,8 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
 
 
 def _upload(objects: ObjectStore, files: dict[str, Path], old: set[str], progress: ProgressCallback) -> None:
-    """Creates the objects, that which says that all are there as the last, in place of ``old`` ones."""
-    objects.delete(sorted(old, key=lambda name: name != MANIFEST_FILE))  # first what says that they are an export
+    """Deletes ``old`` objects and uploads ``files``, ``packstore.json`` last. Deletes what it uploaded if it fails."""
+    objects.delete(sorted(old, key=lambda name: name != MANIFEST_FILE))  # its manifest first: then it is no export
     created: list[str] = []
     done_bytes = 0
     try:
@@ -63,7 +66,7 @@ def _upload(objects: ObjectStore, files: dict[str, Path], old: set[str], progres
             progress(Progress("upload", number + 1, len(files), done_bytes))
     except ConflictError as error:
         objects.delete(created)
-        raise DestinationError(f"{objects.url} is written to by somebody else: {error}") from None
+        raise DestinationError(f"somebody else writes to {objects.url} now: {error}") from None
     except BaseException:
         objects.delete(created)
         raise

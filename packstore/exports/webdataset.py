@@ -1,8 +1,8 @@
-"""WebDataset: tar shards in which the files of a sample have one name and lie one after the other.
+"""WebDataset: tar shards in which the files of a sample share a stem and follow each other.
 
-The image is ``.jpg``, ``.png`` … by its content, an array ``.npy``. The column ``label`` is ``.cls``, ``text`` is
-``.txt``, ``json`` is ``.json``; any other is named before its extension: ``.mask.png``, ``.caption.txt``. A missing
-value has no file.
+The image has the extension ``.jpg``, ``.png`` … by its content; an array has ``.npy``. The column ``label`` has
+``.cls``, ``text`` has ``.txt``, ``json`` has ``.json``; other columns put their name before the extension:
+``.mask.png``, ``.caption.txt``. A missing value has no file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from xxhash import xxh3_128_hexdigest
 from packstore.core.column import Column
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
-from packstore.exports.base import Export, Record, ShardWriter, extension_of
-from packstore.exports.names import are_lines, safe_name, shortened
+from packstore.exports.base import Export, Record, ShardWriter, image_extension
+from packstore.exports.names import can_be_lines, safe_name, shorten
 
 CLASSES = "classnames.txt"
 _LONGEST = 1000
 _USUAL = {"label": "cls", "text": "txt", "json": "json"}
-"""Columns of these names and types have an extension of their own."""
+"""Extensions of columns with these names and matching types; other columns have ``name.extension``."""
 
 
 class WebDatasetExport(Export):
@@ -36,13 +36,13 @@ class WebDatasetExport(Export):
     help = "tar shards of WebDataset"
     suffixes = (".wds",)
     source = "webdataset"
-    holds: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
+    image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
 
     def held(self) -> Sequence[str]:
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        lost = ["whole keys: a key ends at the first dot, so dots in them are written as %2E"]
+        lost = ["dots in keys: a key ends at the first dot, so they are written as %2E"]
         if any(column.classes is not None for column in self.columns) and not self._lists_classes:
             lost.append("names of classes: labels are numbers")
         image = self.manifest.image
@@ -54,10 +54,10 @@ class WebDatasetExport(Export):
 
     def overhead(self) -> int:
         sizes = [column.size_of(self.manifest.records) // max(1, self.manifest.records) for column in self.columns]
-        return 512 + self.filling(512) + sum(512 - (-(size + 64) // 512) * 512 - size for size in sizes)
+        return 512 + self.block_padding(512) + sum(512 - (-(size + 64) // 512) * 512 - size for size in sizes)
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        name = f"{shortened(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
+        name = f"{shorten(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
         return _TarWriter(self.path, name, self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
@@ -69,9 +69,9 @@ class WebDatasetExport(Export):
 
     @property
     def _lists_classes(self) -> bool:
-        """Whether names of classes can be lines of a file."""
+        """Whether there are class names, and each can be a line of a file."""
         classes = self.manifest.classes
-        return classes is not None and are_lines(classes)
+        return classes is not None and can_be_lines(classes)
 
 
 class _TarWriter(ShardWriter):
@@ -88,11 +88,11 @@ class _TarWriter(ShardWriter):
     def add(self, record: Record) -> Mapping[str, str]:
         name = self._name(record)
         image = record.image
-        self._write(f"{name}.{record.extension}", _npy(image) if isinstance(image, np.ndarray) else image)
+        self._write(f"{name}.{record.extension}", _npy_bytes(image) if isinstance(image, np.ndarray) else image)
         for column in self._columns:
             value = record[column.name] if column.type != "json" else bytes(record.at_rest[column.name])
-            if value is not None and record.present(column.name):
-                extension, data = _file_of(column, value)
+            if value is not None and record.has_value(column.name):
+                extension, data = _value_file(column, value)
                 self._write(f"{name}.{extension}", data)
         return {}
 
@@ -112,14 +112,14 @@ class _TarWriter(ShardWriter):
         self._tar.members.clear()  # type: ignore[attr-defined] # it would keep them all
 
     def _name(self, record: Record) -> str:
-        """Of the files of a record, without extension: its key's path, in which the file's name has no dot."""
+        """Returns a unique path without extension for the files of a record: its key, without dots in the file name."""
         *folders, base = record.key.split("/")
         stem, dot, suffix = base.rpartition(".")
         if not dot or suffix.lower() not in (record.extension, "jpeg"):
             stem = base
-        base = shortened(safe_name(stem).replace(".", "%2E"))
+        base = shorten(safe_name(stem).replace(".", "%2E"))
         if base.startswith("_"):
-            base = f"%5F{base[1:]}"  # readers take names with two of them for their own
+            base = f"%5F{base[1:]}"  # readers reserve names that begin with __
         name = "/".join([*(safe_name(folder) for folder in folders), base])
         if len(name.encode()) > _LONGEST:
             name = xxh3_128_hexdigest(record.key.encode("utf-8", "surrogateescape"))
@@ -131,8 +131,8 @@ class _TarWriter(ShardWriter):
         return unique
 
 
-def _file_of(column: Column, value: Any) -> tuple[str, bytes]:
-    """Extension and content of the file with a value."""
+def _value_file(column: Column, value: Any) -> tuple[str, bytes]:
+    """Returns extension and content of the file for a value."""
     if column.type == "label":
         return _extension(column, "cls"), str(value).encode("ascii")
     if column.type == "text":
@@ -140,15 +140,15 @@ def _file_of(column: Column, value: Any) -> tuple[str, bytes]:
     if column.type == "json":
         return _extension(column, "json"), value
     if isinstance(value, bytes):
-        return _extension(column, "bin" if column.type == "bytes" else extension_of(value)), value
-    return _extension(column, "npy"), _npy(value)
+        return _extension(column, "bin" if column.type == "bytes" else image_extension(value)), value
+    return _extension(column, "npy"), _npy_bytes(value)
 
 
 def _extension(column: Column, extension: str) -> str:
     return extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"
 
 
-def _npy(array: Any) -> bytes:
+def _npy_bytes(array: Any) -> bytes:
     out = io.BytesIO()
     np.save(out, np.asarray(array), allow_pickle=False)
     return out.getvalue()

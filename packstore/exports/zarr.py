@@ -1,8 +1,8 @@
-"""Zarr 2, which every Zarr library reads: a group for each split with an array ``images``, and one for each column that
-has one shape.
+"""Zarr 2, which every Zarr library reads: a group for each split, with an array ``images`` and an array for each column
+of one shape.
 
-Arrays are those of :mod:`packstore.exports.arrays`; files, and pixels of different sizes, are values of variable length
-(``vlen-bytes``).
+Arrays have the names of :mod:`packstore.exports.arrays`. Image files, and pixels of different sizes, are
+variable-length values (``vlen-bytes``).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, Shard
 from packstore.core.files import sync_file_system
-from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, class_names
+from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, storable_class_names
 from packstore.exports.base import Record, ShardWriter
-from packstore.exports.names import safe_name, shortened
+from packstore.exports.names import safe_name, shorten
 
 _CHUNK_BYTES = 4 << 20
 _CONFIG = {"write_empty_chunks": True}
-"""A chunk that is missing was lost."""
+"""Write every chunk, so that a missing chunk means a loss."""
 _UNFINISHED = ".partial"
-"""What the library calls a file until it is whole."""
+"""Suffix of the library's incomplete files."""
 _FILES_A_CHUNK, _VALUES_A_CHUNK = 32, 1 << 16
 
 
 class ZarrExport(ArraysExport):
-    """A Zarr group. Shards are runs of rows of its arrays, after which an interrupted run goes on."""
+    """A Zarr group. A shard is a range of rows of its arrays, after which an interrupted run can resume."""
 
     name = "zarr"
     help = "Zarr arrays"
@@ -43,22 +43,22 @@ class ZarrExport(ArraysExport):
     def begin(self, number: int, split: str) -> ShardWriter:
         records = next((len(s) for s in self.manifest.splits if s.name == split), self.manifest.records)
         start = next((s.start for s in self.manifest.splits if s.name == split), 0)
-        return _ZarrWriter(self, self.path / _group(split), records, start)
+        return _ZarrWriter(self, self.path / _group_name(split), records, start)
 
     def sync(self, shard: ShardWriter) -> None:
         sync_file_system(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        root = _zarr().open_group(str(self.path), mode="a", zarr_format=2)
-        if (names := class_names(self.manifest)) is not None:
+        root = _import_zarr().open_group(str(self.path), mode="a", zarr_format=2)
+        if (names := storable_class_names(self.manifest)) is not None:
             classes = np.array(names)
             root.create_array(CLASSES, shape=classes.shape, dtype=str, overwrite=True)[:] = classes
         for split in self.manifest.splits:
-            root.require_group(_group(split.name))
+            root.require_group(_group_name(split.name))
         splits = [(s.name, len(s)) for s in self.manifest.splits] or [("", self.manifest.records)]
-        shards = tuple(Shard(_group(name) or IMAGES, name, count) for name, count in splits)
+        shards = tuple(Shard(_group_name(name) or IMAGES, name, count) for name, count in splits)
         files = {path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file()}
-        left = {name for name in files if name.endswith(_UNFINISHED)}  # by a run that was killed
+        left = {name for name in files if name.endswith(_UNFINISHED)}  # leftovers of a killed run
         for name in left:
             (self.path / name).unlink()
         return super().finish(
@@ -66,9 +66,9 @@ class ZarrExport(ArraysExport):
             lines,
         )
 
-    def array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
-        """An array, made anew unless an interrupted run has made it."""
-        zarr = _zarr()
+    def open_array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
+        """Opens an array of an interrupted run, or creates it. ``dtype`` None: variable-length bytes."""
+        zarr = _import_zarr()
         if (folder / name / ".zarray").is_file():
             return zarr.open_array(str(folder / name), mode="r+", config=_CONFIG)
         options: dict[str, Any] = {"compressors": None} if dtype is None else {}
@@ -77,7 +77,7 @@ class ZarrExport(ArraysExport):
 
             dtype = VariableLengthBytes()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is not yet in version 3 is written as version 2
+            warnings.simplefilter("ignore")  # about types that version 3 does not have; this is version 2
             return zarr.create_array(
                 str(folder / name),
                 shape=shape,
@@ -121,18 +121,18 @@ class _ZarrWriter(ShardWriter):
         stop = self._written
         for column in self._export.arrays:
             dtype = NUMPY_DTYPE[column.dtype]
-            self._put(array_name(column.name), np.array(self._values[column.name], dtype), dtype, stop)
+            self._write_values(array_name(column.name), np.array(self._values[column.name], dtype), dtype, stop)
         if self._shapes:
-            self._put(SHAPES, np.array(self._shapes, np.int32), np.int32, stop)
+            self._write_values(SHAPES, np.array(self._shapes, np.int32), np.int32, stop)
 
-    def _put(self, name: str, values: NDArray[Any], dtype: Any, stop: int) -> None:
+    def _write_values(self, name: str, values: NDArray[Any], dtype: Any, stop: int) -> None:
         rows = max(1, _VALUES_A_CHUNK * 8 // max(8, values[:1].nbytes))
-        array = self._export.array(self._folder, name, (self._records, *values.shape[1:]), np.dtype(dtype), rows)
+        array = self._export.open_array(self._folder, name, (self._records, *values.shape[1:]), np.dtype(dtype), rows)
         array[stop - len(values) : stop] = values
 
     @property
     def _rows(self) -> int:
-        """Images in a chunk."""
+        """Number of images in a chunk."""
         first = self._images[0]
         return _FILES_A_CHUNK if isinstance(first, bytes) else max(1, _CHUNK_BYTES // max(1, first.nbytes))
 
@@ -144,22 +144,24 @@ class _ZarrWriter(ShardWriter):
         if isinstance(first, bytes):
             block = np.empty(len(self._images), object)
             block[:] = self._images
-            array = self._export.array(self._folder, IMAGES, (self._records,), None, self._rows)
+            array = self._export.open_array(self._folder, IMAGES, (self._records,), None, self._rows)
         else:
             block = np.stack(self._images)
-            array = self._export.array(self._folder, IMAGES, (self._records, *first.shape), first.dtype, self._rows)
+            array = self._export.open_array(
+                self._folder, IMAGES, (self._records, *first.shape), first.dtype, self._rows
+            )
         array[self._written : stop] = block
         self._written = stop
         self._images.clear()
 
 
-def _group(split: str) -> str:
-    return shortened(safe_name(split)) if split else ""
+def _group_name(split: str) -> str:
+    return shorten(safe_name(split)) if split else ""
 
 
-def _zarr() -> Any:
+def _import_zarr() -> Any:
     try:
         import zarr
     except ImportError:
-        raise UsageError("exports to Zarr need its library: pip install 'packstore[zarr]'") from None
+        raise UsageError("writing Zarr needs its library: pip install 'packstore[zarr]'") from None
     return zarr

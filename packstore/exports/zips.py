@@ -1,7 +1,7 @@
-"""Writes a zip of stored files in bounded memory (APPNOTE.TXT of PKWARE, 4.3.6 to 4.3.16).
+"""Writes a zip of uncompressed files in bounded memory (APPNOTE.TXT of PKWARE, 4.3.6 to 4.3.16).
 
-:mod:`zipfile` keeps some 600 bytes for each file until the end, which is a gigabyte for ImageNet's; this keeps the
-directory on disk. Files have no date and no rights but those to read, so that the same files give the same zip.
+:mod:`zipfile` keeps some 600 bytes of memory for each file until the end, a gigabyte for ImageNet; this module keeps
+the central directory in a temporary file. All files have the same date and mode, so the same files give the same zip.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _LOCAL, _CENTRAL = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
 _END64, _LOCATOR, _END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
 _SIZES = struct.Struct("<2H2Q")
 _UTF8, _MADE_BY_UNIX, _VERSION, _VERSION64 = 1 << 11, 3 << 8, 20, 45
-_FIRST_DAY = 1 << 5 | 1  # 1980-01-01, the first that a zip can say
+_FIRST_DAY = 1 << 5 | 1  # 1980-01-01, the earliest date of a zip
 _MODE = 0o100644 << 16
-_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF  # say that the number is in the fields of zip64
+_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF  # mean that the number is in the fields of zip64
 _LARGE, _MANY = _MAX32, _MAX16
 _STEP = 1 << 20
 
 
 class ZipWriter:
-    """Writes to an open file, from its beginning or after files that it has written to it before."""
+    """Writes a zip to an open file, from its beginning or after files of an interrupted writer."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -41,12 +41,12 @@ class ZipWriter:
             out.seek(end)
 
     def add(self, name: str, data: bytes) -> None:
-        """Adds a file."""
+        """Adds a file with the content ``data``."""
         self._begin(name, zlib.crc32(data), len(data))
         self._write(data)
 
     def add_file(self, name: str, file: IO[bytes], size: int) -> None:
-        """Adds a file of ``size`` bytes, gone over twice."""
+        """Adds a file with the rest of ``file``, which has ``size`` bytes; reads it twice."""
         start, check = file.tell(), 0
         while piece := file.read(_STEP):
             check = zlib.crc32(piece, check)
@@ -56,7 +56,7 @@ class ZipWriter:
             self._write(piece)
 
     def close(self) -> None:
-        """Writes the directory."""
+        """Writes the central directory. Leaves the output file open."""
         start = self._at
         size = self._directory.tell()
         self._directory.seek(0)
@@ -72,11 +72,11 @@ class ZipWriter:
         self._out.write(_END.pack(b"PK\5\6", 0, 0, *end, 0))
 
     def abort(self) -> None:
-        """Closes what it has opened itself."""
+        """Closes its temporary file. Leaves the output file open."""
         self._directory.close()
 
     def _begin(self, name: str, check: int, size: int) -> None:
-        """Writes both headers of a file."""
+        """Writes the local header of a file and adds its entry to the directory."""
         raw, place = name.encode("utf-8"), self._at
         large = size >= _LARGE
         local = _SIZES.pack(1, 16, size, size) if large else b""
@@ -86,7 +86,7 @@ class ZipWriter:
         self._list(raw, place, size, head)
 
     def _find_written(self, end: int) -> None:
-        """Lists the files that are there, which end at ``end``."""
+        """Adds directory entries for the files that lie in the output up to ``end``."""
         self._out.seek(0)
         while self._at < end:
             _, *head, extra = _LOCAL.unpack(self._out.read(_LOCAL.size))
@@ -96,7 +96,7 @@ class ZipWriter:
             self._at = self._out.seek(size, os.SEEK_CUR)
 
     def _list(self, raw: bytes, place: int, size: int, head: Sequence[int]) -> None:
-        """Writes the entry of a file in the directory."""
+        """Adds the entry of a file to the directory."""
         large = size >= _LARGE
         values = [size, size] if large else []
         values += [place] if place >= _LARGE else []
@@ -117,11 +117,11 @@ class ZipWriter:
 _MAX_MANIFEST_BYTES = 256 << 20
 
 
-def read_of_zip(path: Path, name: str) -> bytes | None:
+def read_zip_file(path: Path, name: str) -> bytes | None:
     """Reads a file of a zip; None if there is no such file, or it is larger than any export manifest."""
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
             data = file.read(_MAX_MANIFEST_BYTES + 1)
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError):
-        return None  # damaged, encrypted, or compressed in a way that we do not write: none of ours
+        return None  # damaged, encrypted, or compressed in a way that packstore does not write
     return data if len(data) <= _MAX_MANIFEST_BYTES else None

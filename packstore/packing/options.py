@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from packstore.core.arguments import text_or_none, true_or_false, whole
+from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
@@ -70,7 +70,7 @@ class ConvertOptions:
             object.__setattr__(self, "shard_size", parse_bytes(self.shard_size))
         for name in ("workers", "shard_size", "max_pixels"):
             if name == "max_pixels" or getattr(self, name) is not None:
-                whole(name, getattr(self, name))
+                whole_number(name, getattr(self, name))
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
         object.__setattr__(self, "columns", check_given(self.columns))
         object.__setattr__(self, "accept_loss", check_losses(self.accept_loss))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.arguments import text_or_none, true_or_false, whole
+from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.findings import DROPPED, records_to_drop
@@ -66,8 +66,8 @@ class SelectOptions:
         true_or_false(stratify=self.stratify, whole_shards=self.whole_shards, overwrite=self.overwrite)
         for name in ("sample", "per_class"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name))
-        if not 0 <= whole("seed", self.seed, 0) < _MAX_SEED:
+                whole_number(name, getattr(self, name))
+        if not 0 <= whole_number("seed", self.seed, 0) < _MAX_SEED:
             raise UsageError(f"seed should be less than 2 ** 64, got {self.seed}")
         for name in ("drop_columns", "drop_kinds"):
             if isinstance(getattr(self, name), str):

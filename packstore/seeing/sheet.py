@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from packstore.core.arguments import whole
+from packstore.core.arguments import whole_number
 from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Split
 from packstore.seeing.drawing import draw_record, drawn_columns, fit_text, overlay, pictures_of, thumbnail
@@ -59,7 +59,7 @@ class SheetOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("per_class", 1), ("side", 8), ("seed", 0), ("epoch", 0)):
-            whole(name, getattr(self, name), least)
+            whole_number(name, getattr(self, name), least)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -95,7 +95,7 @@ class ExportSuite:
     @pytest.fixture
     def store(self, folder: Path, tmp_path: Path) -> Path:
         """A store of it that this kind holds as it is."""
-        encoding = "original" if "files" in self.registered.holds else "uint8"
+        encoding = "original" if "files" in self.registered.image_forms else "uint8"
         convert(folder, tmp_path / "in.lmdb", encoding=encoding)
         return tmp_path / "in.lmdb"
 
@@ -111,7 +111,7 @@ class ExportSuite:
         held = {"files": manifest.holds_files, "floats": manifest.holds_floats}
         form = next((name for name, its in held.items() if its), "uint8")
         options: dict[str, Any] = {}
-        if form not in self.registered.holds:
+        if form not in self.registered.image_forms:
             with pytest.raises(UsageError, match=r"export to|--encode png"):
                 self.export(store, out)
             assert not out.exists()
@@ -140,7 +140,7 @@ class ExportSuite:
                 self.export(tmp_path / "in.lmdb", out)
             return
         form = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
-        if form not in self.registered.holds:
+        if form not in self.registered.image_forms:
             if form == "floats":
                 return
             self.export(tmp_path / "in.lmdb", out, encode="png")
@@ -153,7 +153,7 @@ class ExportSuite:
     @pytest.mark.slow
     @pytest.mark.parametrize("options", [{"shard_size": 3000}, {"split": "val"}], ids=["shards", "one split"])
     def test_other_stores_come_back(self, folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-        encoding = "original" if "files" in self.registered.holds else "uint8"
+        encoding = "original" if "files" in self.registered.image_forms else "uint8"
         manifest = convert(folder, tmp_path / "in.lmdb", encoding=encoding, **options).manifest
         out = self.destination(tmp_path)
         self.export(tmp_path / "in.lmdb", out)
@@ -163,7 +163,7 @@ class ExportSuite:
         (tmp_path / "flat").mkdir()
         for number in range(5):
             (tmp_path / "flat" / f"{number}.jpg").write_bytes(picture(number))
-        encoding = "original" if "files" in self.registered.holds else "uint8"
+        encoding = "original" if "files" in self.registered.image_forms else "uint8"
         manifest = convert(tmp_path / "flat", tmp_path / "in.lmdb", encoding=encoding).manifest
         out = self.destination(tmp_path)
         self.export(tmp_path / "in.lmdb", out)
@@ -174,7 +174,7 @@ class ExportSuite:
         from packstore import Label, Writer
 
         fields: dict[str, Any] = {"image": "image", "label": Label(NAMES), "number": Label()}
-        form = None if "files" in self.registered.holds else "uint8"
+        form = None if "files" in self.registered.image_forms else "uint8"
         with Writer(tmp_path / "in.lmdb", fields=fields, encoding=form) as writer:
             for i in range(len(NAMES)):
                 number = (-1, 0, 2**53 + 1, -(2**63), 2**63 - 1)[i % 5]
@@ -201,7 +201,7 @@ class ExportSuite:
         store = tmp_path / "in.lmdb"
         digest = convert(folder, store, encoding="uint8").manifest.dataset_digest
         for number, (encode, form) in enumerate({"png": "uint8", "jpeg": "jpeg"}.items()):
-            if "files" not in self.registered.holds:
+            if "files" not in self.registered.image_forms:
                 with pytest.raises(UsageError):
                     self.export(store, self.destination(tmp_path, encode), encode=encode)
                 continue
@@ -293,7 +293,7 @@ class ExportSuite:
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt) as caught:
                 self.export(store, out)
-            assert "the same command goes on" in "".join(caught.value.__notes__)
+            assert "run the same command again" in "".join(caught.value.__notes__)
         monkeypatch.undo()
         assert self.export(store, out).resumed > 0
         assert contents(out) == contents(whole)
@@ -321,7 +321,7 @@ class ExportSuite:
         self.export(store, whole)
         for number, path in enumerate(sorted(file for file in folder.rglob("*") if file.is_file())):
             path.write_bytes(picture(50 + number, 20, 30, "PNG" if path.suffix == ".png" else "JPEG"))
-        encoding = "original" if "files" in self.registered.holds else "uint8"
+        encoding = "original" if "files" in self.registered.image_forms else "uint8"
         convert(folder, tmp_path / "old.lmdb", encoding=encoding)
         self.export(tmp_path / "old.lmdb", out)
         monkeypatch.setattr(WorkDirectory, "remove", killed)

@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from packstore.core.arguments import whole
+from packstore.core.arguments import whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.urls import location
@@ -116,7 +116,7 @@ class Mix(ConcatDataset):
         shares: list[Any] = [*sizes] if given is None else [Fraction(weight) for weight in given.values()]
         if temperature != 1:
             shares = [float(share) ** (1 / temperature) for share in shares]
-        count = sum(sizes) if epoch is None else whole("epoch", epoch)
+        count = sum(sizes) if epoch is None else whole_number("epoch", epoch)
         self.mixture = Mixture(tuple(sizes), shared_out(shares, count))
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import function_or_none, whole
+from packstore.core.arguments import function_or_none, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Column, Manifest
@@ -166,7 +166,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.transforms = transforms
         self.dtype = dtype
         self.decoder_name = decoder
-        self.max_pixels = whole("max_pixels", max_pixels)
+        self.max_pixels = whole_number("max_pixels", max_pixels)
         self.decoder = get_decoder(decoder, max_pixels=self.max_pixels)
         self.checksums: Checksums = checksums
         self._reader: Reader | None = self._open()

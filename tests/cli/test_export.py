@@ -44,12 +44,12 @@ def test_there_and_back(store: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("out",), "its name says no kind of export; choose one with --to: imagefolder, tar"),
+        (("out",), "the name has no suffix of an export; choose the kind with --to: imagefolder, tar"),
         (("out", "--to", "betamax"), "unknown kind of export 'betamax'"),
         (("out.zip", "--shard-size", "1MB"), "shard_size is for exports of several shards, and zip is one file"),
         (("out", "--to", "webdataset", "--shard-size", "5"), "has no unit"),
         (("out.zip", "--quality", "80"), "for encode='jpeg'"),
-        (("in.lmdb/out.zip",), "lie in each other"),
+        (("in.lmdb/out.zip",), "one lies in the other"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_2(store: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -79,7 +79,7 @@ def test_a_run_that_is_stopped_is_gone_on_with(
     done = run(*command, stop=(number, "export", rng.randrange(4, 25)))
     assert done.returncode == (-number if number == signal.SIGKILL else 128 + number), done.stderr
     assert not out.exists()
-    assert number == signal.SIGKILL or "the same command goes on from there" in done.stderr
+    assert number == signal.SIGKILL or "run the same command again" in done.stderr
     assert ".out.packstore: " in run("clean", tmp_path, "--dry-run").stdout
     done = run(*command)
     assert done.returncode == 0, done.stderr

@@ -195,7 +195,7 @@ def test_what_torchvision_would_number_otherwise_is_said(tmp_path: Path) -> None
     }
     assert "readers number folders in the order of their names" in said["order"]
     assert "classes without images (1 in a split)" in said["empty"]
-    assert "names of 1 classes: their folders are called otherwise" in said["missing"]
+    assert "names of 1 classes: they cannot be names of folders" in said["missing"]
     assert "such images are in a folder 'unlabelled'" in said["missing"]
     for said_of in (said["order"], said["empty"]):
         assert "unlabelled" not in said_of

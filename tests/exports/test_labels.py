@@ -227,7 +227,7 @@ def test_names_of_kitti_stay_different(tmp_path: Path) -> None:
     report = export(tmp_path / "in.lmdb", tmp_path / "out", to="kitti")
     words = [line.split()[0] for line in (tmp_path / "out/label_2/a.txt").read_text().splitlines()]
     assert words == ["a_b", "a_b~2", "A_b~3", "_1"]
-    assert report.losses[0] == "names of 4 classes: in KITTI they are one word"
+    assert report.losses[0] == "4 class names: KITTI's are one word, so they are changed"
 
 
 def test_records_without_boxes(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class TestMds(ExportSuite):
                 assert bytes(other.read(i)) == bytes(reader.read(i))
 
     def test_a_shard_that_is_too_large(self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mds, "_LARGEST", 1000)
+        monkeypatch.setattr(mds, "_MAX_SHARD_BYTES", 1000)
         with pytest.raises(UsageError, match="give a smaller --shard-size"):
             self.export(store, self.destination(tmp_path))
 

@@ -85,7 +85,7 @@ def test_names_of_splits_that_others_do_not_take(tmp_path: Path) -> None:
     report = export(tmp_path / "in.lmdb", tmp_path / "out.parquet")
     names = sorted(file.name for file in (tmp_path / "out.parquet" / "data").iterdir())
     assert names == [f"{name}-00000-of-00001.parquet" for name in ("drei__", "one_two", "one_two_")]
-    assert "the name of the split 'one two': it is 'one_two'" in "\n".join(report.losses)
+    assert "the split name 'one two': it becomes 'one_two'" in "\n".join(report.losses)
     assert convert(tmp_path / "out.parquet", tmp_path / "b.lmdb").manifest.dataset_digest == manifest.dataset_digest
 
 

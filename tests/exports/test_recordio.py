@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.recordio import LONGEST, MAGIC, framed
+from packstore.core.recordio import LONGEST, MAGIC, frame_record
 from packstore.packing.conversion import convert
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
@@ -69,7 +69,7 @@ def test_a_record_too_long() -> None:
             return LONGEST + 1
 
     with pytest.raises(ValueError, match="longer than"):
-        framed(Long())
+        frame_record(Long())
 
 
 def test_images_that_hold_the_magic_number(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def chain(folder: Path, work: Path) -> list[str]:
     digest = convert(folder, store).manifest.dataset_digest
     kinds = []
     for number, kind in enumerate(EXPORTS.values(), 1):
-        if "files" not in kind.holds:
+        if "files" not in kind.image_forms:
             continue
         out = work / f"out-{number}{kind.suffixes[0] if kind.suffixes else ''}"
         try:
@@ -106,7 +106,7 @@ def test_a_run_with_other_options_starts_afresh_and_says_so(
         caplog.clear()
         with suppress(KeyboardInterrupt):
             export(tmp_path / "in.lmdb", tmp_path / "out", to="webdataset", shard_size=size, progress=Stop(stop))
-        said.append("starting afresh" in caplog.text)
+        said.append("starting again" in caplog.text)
     assert said == [False, False, True, False]
     assert (tmp_path / "out").is_dir()
 
@@ -142,7 +142,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     monkeypatch.setattr(webdataset, "drop", lambda file: file.close())
     with pytest.raises(DestinationError, match="No space left on device") as caught:
         export(tmp_path / "in.lmdb", out, to="webdataset", shard_size=1000)
-    assert "the same command goes on from there" in "".join(caught.value.__notes__)
+    assert "run the same command again" in "".join(caught.value.__notes__)
     assert not out.exists()
     monkeypatch.undo()
     assert export(tmp_path / "in.lmdb", out, to="webdataset", shard_size=1000).resumed > 0

@@ -9,7 +9,7 @@ import pytest
 
 from packstore.core.registry import EXPORTS
 from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.folder import file_of
+from packstore.exports.folder import image_file
 from packstore.testing import ExportSuite
 
 
@@ -36,7 +36,7 @@ class _Files(ShardWriter):
 
     def add(self, record: Record) -> Mapping[str, str]:
         file = self._folder / f"{record.number:06}.{record.extension}"
-        file.write_bytes(file_of(record))
+        file.write_bytes(image_file(record))
         return {"file": f"{self._folder.name}/{file.name}"}
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from packstore.core.errors import PackstoreError, SampleError
 from packstore.core.manifest import Manifest
 from packstore.core.pickle_machine import PickleError
 from packstore.core.shards import TABLE_ROW, ShardTable
-from packstore.core.tfrecord import framed
+from packstore.core.tfrecord import frame_record
 from packstore.images.decoders import pillow
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.engine import Requests, get_engine
@@ -369,7 +369,7 @@ def _repair_tfrecord(data: bytes, rng: random.Random) -> bytes:
         length = int.from_bytes(out[at : at + 8], "little")
         if length > len(out) - at - 16:
             length = rng.randrange(len(out) - at - 15)
-        out[at : at + 16 + length] = framed(bytes(out[at + 12 : at + 12 + length]))
+        out[at : at + 16 + length] = frame_record(bytes(out[at + 12 : at + 12 + length]))
         at += 16 + length
     return bytes(out)
 

@@ -19,7 +19,7 @@ import pytest
 
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
-from packstore.core.tfrecord import framed, write_example
+from packstore.core.tfrecord import frame_record, write_example
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.makers.images import encode, picture, tiny
@@ -42,7 +42,7 @@ def dataset(
     for split, its in shards.items():
         listed.append({"name": split, "shardLengths": [str(len(shard)) for shard in its]})
         for i, shard in enumerate(its):
-            data = b"".join(framed(write_example(example)) for example in shard)
+            data = b"".join(frame_record(write_example(example)) for example in shard)
             (folder / f"d-{split}.tfrecord-{i:05}-of-{len(its):05}").write_bytes(data)
     described = {"name": "d", "version": "1.0.0", "fileFormat": "tfrecord", "splits": listed, **info}
     (folder / "dataset_info.json").write_text(json.dumps(described))

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from packstore import PackedDataset, convert, verify
 from packstore.core import crc32c
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
-from packstore.core.tfrecord import framed, write_example
+from packstore.core.tfrecord import frame_record, write_example
 from packstore.sources import Entry, open_source
 from packstore.sources.records.protobuf import Message, read_example
 from packstore.testing import SourceSuite
@@ -42,7 +42,7 @@ def floats(*values: float) -> Any:
 
 
 def records(*examples: dict[str, Any]) -> bytes:
-    return b"".join(framed(write_example(example)) for example in examples)
+    return b"".join(frame_record(write_example(example)) for example in examples)
 
 
 def plain(n: int, **more: Any) -> dict[str, Any]:
@@ -262,11 +262,14 @@ def _file(folder: Path, data: bytes) -> Path:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (framed(b"\x0a\xff\xff\xff\xff\x0f"), "longer than itself|none of its records"),
-        (framed(b"\x12\x02\x0a\x00"), "none of its records is an example"),
-        (framed(b"\x0a" + b"\xff" * 11), "none of its records is an example"),
-        (framed(write_example({"label": ints(0)})), "hold no image files: label"),
-        (framed(write_example({"image": [b"\0" * 300], "label": ints(0)})), r"image is no image file \(raw pixels\?\)"),
+        (frame_record(b"\x0a\xff\xff\xff\xff\x0f"), "longer than itself|none of its records"),
+        (frame_record(b"\x12\x02\x0a\x00"), "none of its records is an example"),
+        (frame_record(b"\x0a" + b"\xff" * 11), "none of its records is an example"),
+        (frame_record(write_example({"label": ints(0)})), "hold no image files: label"),
+        (
+            frame_record(write_example({"image": [b"\0" * 300], "label": ints(0)})),
+            r"image is no image file \(raw pixels\?\)",
+        ),
         (records(plain(0, x=ints(1)), plain(1, x=floats(1.0))), "x holds floats and ints in different records"),
     ],
 )

@@ -16,7 +16,7 @@ from packstore.checking.audit.images import Inspection, Limits, Looked, batches
 from packstore.checking.audit.report import AuditReport, Collector, Finding
 from packstore.checking.audit.same import Hashes, nearest_before, report_groups, report_near
 from packstore.checking.audit.tables import Columns, report_boxes, report_classes
-from packstore.core.arguments import true_or_false, whole
+from packstore.core.arguments import true_or_false, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.findings import KINDS
@@ -47,11 +47,11 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         true_or_false(pixels=self.pixels, near=self.near, mirrored=self.mirrored)
-        whole("min_side", self.min_side)
-        whole("max_pixels", self.max_pixels)
+        whole_number("min_side", self.min_side)
+        whole_number("max_pixels", self.max_pixels)
         for name in ("mask_classes", "workers"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name))
+                whole_number(name, getattr(self, name))
         for name in ("max_aspect", "imbalance"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value >= 1:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from packstore.core.arguments import whole
+from packstore.core.arguments import whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
@@ -81,7 +81,7 @@ class BenchOptions:
     def __post_init__(self) -> None:
         for name in ("batch_size", "size", "workers"):
             if getattr(self, name) is not None or name == "batch_size":
-                whole(name, getattr(self, name))
+                whole_number(name, getattr(self, name))
         for name in ("seconds", "target"):
             value = getattr(self, name)
             if value is not None and not (0 < value < float("inf")):

@@ -1,6 +1,6 @@
-"""What exports of labels share: an image with all that is said of it, files beside images, and documents of many.
+"""Shared parts of label exports: an image with its labels, a file per image, and documents of many images.
 
-A format is a class that turns a :class:`Labelled` into text.
+A format is a class that turns a :class:`LabelledImage` into text.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from packstore.core.export_manifest import ExportManifest, RecordLines
 from packstore.core.files import open_file
 from packstore.exports.base import BLOCK_BYTES, Record
 from packstore.exports.names import safe_name
-from packstore.exports.objects import ObjectsExport, Thing
-from packstore.exports.paths import distinct
+from packstore.exports.objects import LabelledObject, ObjectsExport
+from packstore.exports.paths import make_distinct
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot hold."""
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
-    """An image and what is said of it.
+class LabelledImage:
+    """An image and its labels.
 
     Attributes:
-        number: Of its record.
-        file: The path of its file in the export.
-        width: Of the upright image, in pixels; 0 if it is no image.
-        height: Likewise.
+        number: Number of its record.
+        file: Path of its file in the export.
+        width: Width of the upright image in pixels; 0 if it cannot be read.
+        height: Height, likewise.
         split: Name of its split; ``""`` for none.
-        things: Its objects; None if it has no value of boxes.
-        tag: The class of the whole image; None for none.
+        objects: Its objects; None if it has no value of boxes.
+        tag: Class of the whole image; None for none.
     """
 
     number: int
@@ -46,123 +46,127 @@ class Labelled:
     width: int
     height: int
     split: str
-    things: Sequence[Thing] | None
+    objects: Sequence[LabelledObject] | None
     tag: str | None
 
 
 class LabelsExport(ObjectsExport):
-    """Images as files, and their boxes, classes and polygons in a format of others.
+    """Base of exports with images as files, and boxes, classes and polygons in another tool's format.
 
     Attributes:
         tags: The format has classes of whole images.
-        polygons: It has polygons.
+        polygons: The format has polygons.
     """
 
-    further = "segmentations"
+    extra = "segmentations"
     tags: ClassVar[bool] = True
     polygons: ClassVar[bool] = True
 
-    def shown(self) -> Sequence[str]:
-        things = self.things
-        further = things.further if self.polygons else None
-        return [name for name in (things.boxes, things.labels, further, self._tag) if name is not None]
+    def visible_columns(self) -> Sequence[str]:
+        objects = self.objects
+        extra = objects.extra if self.polygons else None
+        return [name for name in (objects.boxes, objects.labels, extra, self._tag) if name is not None]
 
     def losses(self) -> Sequence[str]:
         lost = [each for each in super().losses() if not (self._tag and each.startswith("objects:"))]
-        if self.things.further and self.polygons:
-            lost.insert(0, "objects of several polygons, and run lengths: their boxes are there")
+        if self.objects.extra and self.polygons:
+            lost.insert(0, "shapes of objects with several polygons or run lengths: they become boxes")
         return lost
 
     @property
     def _tag(self) -> str | None:
+        """Name of the column with the class of the whole image, if the format has such classes."""
         columns = self.columns if self.tags else ()
         return next((each.name for each in columns if (each.name, each.type) == ("label", "label")), None)
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the classes of objects, by number."""
-        return self.things.names(self.most_label)
+        """Class names of objects, by number."""
+        return self.objects.class_names(self.largest_label)
 
     @cached_property
     def tag_names(self) -> list[str]:
-        """Names of the classes of whole images; empty without names."""
+        """Class names of whole images, by number; empty if there are none."""
         return list(self.manifest.classes or ()) if self._tag else []
 
-    def labelled(self, number: int, file: str, size: tuple[int, int], split: str, item: Any) -> Labelled:
-        """The image of a record, whose values ``item`` gives by name of the column."""
+    def read_labels(self, number: int, file: str, size: tuple[int, int], split: str, item: Any) -> LabelledImage:
+        """Builds the :class:`LabelledImage` of a record. ``item`` returns a value by column name."""
         label = None if self._tag is None else item(self._tag)
         tag = None if label is None else self.tag_names[label] if self.tag_names else str(label)
-        return Labelled(number, file, *size, split, self.things.of(item), tag)
+        return LabelledImage(number, file, *size, split, self.objects.read_objects(item), tag)
 
-    def name_of(self, thing: Thing) -> str:
-        """The class of an object."""
-        return self.names[thing.label] if 0 <= thing.label < len(self.names) else str(thing.label)
+    def class_of(self, obj: LabelledObject) -> str:
+        """Returns the class name of an object."""
+        return self.names[obj.label] if 0 <= obj.label < len(self.names) else str(obj.label)
 
     @property
     def splits(self) -> list[tuple[str, str, int, int]]:
-        """Of each split its name, its folder, its first record, and the one behind its last; of none one without a
-        name."""
+        """Name, folder, first record and end of each split; a store without splits has one, with empty names."""
         if not self.manifest.splits:
             return [("", "", 0, self.manifest.records)]
-        folders = distinct([safe_name(split.name) for split in self.manifest.splits])
+        folders = make_distinct([safe_name(split.name) for split in self.manifest.splits])
         pairs = zip(self.manifest.splits, folders, strict=True)
         return [(each.name, folder, each.start, each.stop) for each, folder in pairs]
 
 
 class SidecarExport(LabelsExport):
-    """A file beside each image that has labels."""
+    """Base of formats with a label file for each image that has labels."""
 
     @property
     def label_bytes(self) -> int:
-        return BLOCK_BYTES if self.shown() else 0
+        return BLOCK_BYTES if self.visible_columns() else 0
 
     @abstractmethod
-    def sidecar(self, image: Labelled) -> tuple[str, str]:
-        """The path of the file that goes with an image, and its text."""
+    def sidecar(self, image: LabelledImage) -> tuple[str, str]:
+        """Returns path and text of an image's label file."""
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        found = self.labelled(record.number, image, size, record.split, record.__getitem__)
-        if found.things is None and found.tag is None:
+        found = self.read_labels(record.number, image, size, record.split, record.__getitem__)
+        if found.objects is None and found.tag is None:
             return {}
         path, text = self.sidecar(found)
         (self.path / path).parent.mkdir(parents=True, exist_ok=True)
-        self.write(path, text.encode("utf-8", "replace"))
+        self.write_file(path, text.encode("utf-8", "replace"))
         return {"beside": path}
 
 
 class DocumentExport(LabelsExport):
-    """A document of all images, or of those of each split.
+    """Base of formats with one document of all images, or one for each split.
 
     Attributes:
-        document: The path of the document, with ``{split}`` for one of each split.
-        whole: What stands for the split of a store without splits.
-        between: What separates images.
+        document: Path of the document; with ``{split}`` there is one for each split.
+        no_split: Replaces ``{split}`` in a store without splits.
+        separator: Separator between entries.
     """
 
     document: ClassVar[str]
-    whole: ClassVar[str] = "all"
-    between: ClassVar[str] = ",\n"
+    no_split: ClassVar[str] = "all"
+    separator: ClassVar[str] = ",\n"
 
     @property
     def label_bytes(self) -> int:
         sizes = {column.name: column.size_of(self.manifest.records) for column in self.columns}
         # A box of 16 bytes is some 160 in JSON or XML.
-        return 150 + self.key_bytes + 10 * sum(sizes[name] for name in self.shown()) // max(1, self.manifest.records)
+        return (
+            150
+            + self.key_bytes
+            + 10 * sum(sizes[name] for name in self.visible_columns()) // max(1, self.manifest.records)
+        )
 
     @abstractmethod
     def head(self) -> str:
-        """What comes before all images."""
+        """Returns the text before all entries."""
 
     @abstractmethod
-    def entry(self, image: Labelled) -> str:
-        """An image."""
+    def entry(self, image: LabelledImage) -> str:
+        """Returns the text of an image; ``""`` leaves it out."""
 
     @abstractmethod
     def tail(self) -> str:
-        """What comes after all images."""
+        """Returns the text after all entries."""
 
-    def further_files(self) -> Mapping[str, str]:
-        """Texts of further files, by path."""
+    def extra_files(self) -> Mapping[str, str]:
+        """Returns the texts of further files, by path."""
         return {}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
@@ -170,17 +174,17 @@ class DocumentExport(LabelsExport):
         rows = RecordLines.of_file(lines)
         files: dict[str, list[tuple[str, int, int]]] = {}
         for name, folder, start, stop in self.splits:
-            files.setdefault(self.document.format(split=folder or self.whole), []).append((name, start, stop))
+            files.setdefault(self.document.format(split=folder or self.no_split), []).append((name, start, stop))
         for path, parts in files.items():
             (self.path / path).parent.mkdir(parents=True, exist_ok=True)
             with open_file(self.path / path, "wb") as out:
                 for n, text in enumerate(self._texts(rows, parts)):
                     out.write(text.encode("utf-8", "replace") if n else self.head().encode("utf-8", "replace"))
                 out.write(self.tail().encode("utf-8", "replace"))
-        further = self.further_files()
-        for path, text in further.items():
-            self.write(path, text.encode("utf-8", "replace"))
-        return super().finish(replace(export_manifest, files=(*files, *further)), lines)
+        extra = self.extra_files()
+        for path, text in extra.items():
+            self.write_file(path, text.encode("utf-8", "replace"))
+        return super().finish(replace(export_manifest, files=(*files, *extra)), lines)
 
     def _texts(self, rows: RecordLines, parts: Sequence[tuple[str, int, int]]) -> Iterator[str]:
         yield ""
@@ -190,18 +194,18 @@ class DocumentExport(LabelsExport):
                 line = rows[number]
                 size = int(line["width"]), int(line["height"])
                 item = partial(self._item, number)
-                text = self.entry(self.labelled(number, line["file"], size, split, item))
+                text = self.entry(self.read_labels(number, line["file"], size, split, item))
                 if text:
-                    yield text if first else self.between + text
+                    yield text if first else self.separator + text
                     first = False
 
     def _item(self, number: int, name: str) -> Any:
         return self.reader.item(name, number)
 
 
-def polygon_of(thing: Thing) -> list[float] | None:
-    """The polygon of an object, ``x, y, x, y, …`` in pixels; None if it has none, or several."""
-    shapes = thing.further
+def single_polygon(obj: LabelledObject) -> list[float] | None:
+    """Returns the polygon of an object, ``x, y, x, y, …`` in pixels; None if it has none or several."""
+    shapes = obj.extra
     if not (isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list)):
         return None
     flat = shapes[0]
@@ -209,21 +213,21 @@ def polygon_of(thing: Thing) -> list[float] | None:
     return [float(n) for n in flat] if real and len(flat) >= 6 and len(flat) % 2 == 0 else None
 
 
-def pairs_of(flat: Sequence[float]) -> list[tuple[float, float]]:
-    """Points of ``x, y, x, y, …``."""
+def point_pairs(flat: Sequence[float]) -> list[tuple[float, float]]:
+    """Converts ``x, y, x, y, …`` to points."""
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def number_text(value: float) -> str:
-    """A number as short as it can be written exactly: ``3``, ``2.5``."""
+def format_number(value: float) -> str:
+    """Formats a number in its shortest exact form: ``3``, ``2.5``."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def xml_text(text: str) -> str:
-    """``text`` between tags or quotation marks; what XML cannot hold becomes U+FFFD."""
+def escape_xml(text: str) -> str:
+    """Escapes ``text`` for XML content and attributes; characters that XML cannot hold become U+FFFD."""
     return escape(_NO_XML.sub("\ufffd", text), {'"': "&quot;", "\n": "&#10;", "\r": "&#13;", "\t": "&#9;"})
 
 
-def json_text(value: Any) -> str:
-    """``value`` as JSON on one line, in ASCII."""
+def format_json(value: Any) -> str:
+    """Formats ``value`` as JSON on one line, in ASCII."""
     return json.dumps(value, separators=(",", ":"))

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from packstore.exports.labels.base import DocumentExport, Labelled, number_text, pairs_of, polygon_of, xml_text
-from packstore.exports.objects import Thing
+from packstore.exports.labels.base import (
+    DocumentExport,
+    LabelledImage,
+    escape_xml,
+    format_number,
+    point_pairs,
+    single_polygon,
+)
+from packstore.exports.objects import LabelledObject
 
 
 class CvatExport(DocumentExport):
@@ -12,33 +19,33 @@ class CvatExport(DocumentExport):
     name = "cvat"
     help = "CVAT for images: images and annotations.xml"
     document = "annotations.xml"
-    between = "\n"
+    separator = "\n"
 
     def head(self) -> str:
-        classes = dict.fromkeys([*(self.names if self.things.boxes else ()), *self.tag_names])
-        labels = "".join(f"<label><name>{xml_text(name)}</name><attributes></attributes></label>" for name in classes)
+        classes = dict.fromkeys([*(self.names if self.objects.boxes else ()), *self.tag_names])
+        labels = "".join(f"<label><name>{escape_xml(name)}</name><attributes></attributes></label>" for name in classes)
         return (
             '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n'
             f"<meta><task><name>packstore</name><size>{self.manifest.records}</size><labels>{labels}</labels></task>"
             "</meta>\n"
         )
 
-    def entry(self, image: Labelled) -> str:
-        name = xml_text(image.file.removeprefix("images/"))
-        subset = f' subset="{xml_text(image.split)}"' if image.split else ""
+    def entry(self, image: LabelledImage) -> str:
+        name = escape_xml(image.file.removeprefix("images/"))
+        subset = f' subset="{escape_xml(image.split)}"' if image.split else ""
         lines = [f'<image id="{image.number}" name="{name}"{subset} width="{image.width}" height="{image.height}">']
         if image.tag is not None:
-            lines.append(f'<tag label="{xml_text(image.tag)}" source="manual"></tag>')
-        lines += map(self._shape, image.things or ())
+            lines.append(f'<tag label="{escape_xml(image.tag)}" source="manual"></tag>')
+        lines += map(self._shape, image.objects or ())
         return "\n".join([*lines, "</image>"])
 
-    def _shape(self, thing: Thing) -> str:
-        known = f'label="{xml_text(self.name_of(thing))}" source="manual" occluded="0"'
-        polygon = polygon_of(thing)
+    def _shape(self, obj: LabelledObject) -> str:
+        known = f'label="{escape_xml(self.class_of(obj))}" source="manual" occluded="0"'
+        polygon = single_polygon(obj)
         if polygon is not None:
-            points = ";".join(f"{number_text(x)},{number_text(y)}" for x, y in pairs_of(polygon))
+            points = ";".join(f"{format_number(x)},{format_number(y)}" for x, y in point_pairs(polygon))
             return f'<polygon {known} points="{points}" z_order="0"></polygon>'
-        corners = zip(("xtl", "ytl", "xbr", "ybr"), map(number_text, thing.box), strict=True)
+        corners = zip(("xtl", "ytl", "xbr", "ybr"), map(format_number, obj.box), strict=True)
         box = " ".join(f'{name}="{value}"' for name, value in corners)
         return f'<box {known} {box} z_order="0"></box>'
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from packstore.exports.labels.base import DocumentExport, Labelled, json_text, polygon_of
-from packstore.exports.objects import Thing
+from packstore.exports.labels.base import DocumentExport, LabelledImage, format_json, single_polygon
+from packstore.exports.objects import LabelledObject
 
 
 class DatumaroExport(DocumentExport):
@@ -15,34 +15,34 @@ class DatumaroExport(DocumentExport):
     name = "datumaro"
     help = "Datumaro: images and annotations/*.json"
     document = "annotations/{split}.json"
-    whole = "default"
+    no_split = "default"
 
     def head(self) -> str:
         labels = [{"name": name, "parent": "", "attributes": []} for name in self._numbers]
         categories = {"label": {"labels": labels, "attributes": []}}
-        head = f'"dm_format_version":"1.0","media_type":2,"info":{{}},"categories":{json_text(categories)}'
+        head = f'"dm_format_version":"1.0","media_type":2,"info":{{}},"categories":{format_json(categories)}'
         return f'{{{head},"items":[\n'
 
-    def entry(self, image: Labelled) -> str:
-        made = [self._annotation(thing, n) for n, thing in enumerate(image.things or ())]
+    def entry(self, image: LabelledImage) -> str:
+        made = [self._annotation(obj, n) for n, obj in enumerate(image.objects or ())]
         if image.tag is not None:
             made.append({"id": 0, "type": "label", "label_id": self._numbers[image.tag]} | _REST)
         path = image.file.removeprefix("images/")
         path = path.partition("/")[2] if image.split else path
         media = {"path": path, "size": [image.height, image.width]}
-        return json_text({"id": path.rpartition(".")[0], "annotations": made, "attr": {}, "image": media})
+        return format_json({"id": path.rpartition(".")[0], "annotations": made, "attr": {}, "image": media})
 
-    def _annotation(self, thing: Thing, number: int) -> dict[str, Any]:
-        polygon, (left, top, right, bottom) = polygon_of(thing), thing.box
+    def _annotation(self, obj: LabelledObject, number: int) -> dict[str, Any]:
+        polygon, (left, top, right, bottom) = single_polygon(obj), obj.box
         shape: dict[str, Any] = {"type": "bbox", "bbox": [left, top, right - left, bottom - top]}
         if polygon is not None:
             shape = {"type": "polygon", "points": polygon}
-        return {"id": number, **shape, "label_id": self._numbers.get(self.name_of(thing)), "z_order": 0} | _REST
+        return {"id": number, **shape, "label_id": self._numbers.get(self.class_of(obj)), "z_order": 0} | _REST
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        """The number of each class."""
-        names = dict.fromkeys([*(self.names if self.things.boxes else ()), *self.tag_names])
+        """Number of each class name; classes of objects and of images share the numbers."""
+        names = dict.fromkeys([*(self.names if self.objects.boxes else ()), *self.tag_names])
         return {name: number for number, name in enumerate(names)}
 
     def tail(self) -> str:

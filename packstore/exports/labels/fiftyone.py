@@ -1,14 +1,14 @@
 """FiftyOne (https://docs.voxel51.com/user_guide/export_datasets.html): ``data``, ``samples.json``, ``metadata.json``.
 
-Without a version in its metadata FiftyOne reads such a folder as a ``FiftyOneDataset`` of any fields.
+The metadata has no version, so FiftyOne reads the folder as a ``FiftyOneDataset``, which can have any fields.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from packstore.exports.labels.base import DocumentExport, Labelled, json_text, pairs_of, polygon_of
-from packstore.exports.objects import Thing
+from packstore.exports.labels.base import DocumentExport, LabelledImage, format_json, point_pairs, single_polygon
+from packstore.exports.objects import LabelledObject
 
 
 class FiftyOneExport(DocumentExport):
@@ -22,32 +22,32 @@ class FiftyOneExport(DocumentExport):
     def head(self) -> str:
         return '{"samples":[\n'
 
-    def entry(self, image: Labelled) -> str:
+    def entry(self, image: LabelledImage) -> str:
         sample: dict[str, Any] = {"filepath": image.file, "tags": [image.split] if image.split else []}
         if image.tag is not None:
             sample["ground_truth_class"] = {"_cls": "Classification", "label": image.tag}
-        if image.things is not None:
-            boxes = [self._detection(image, thing) for thing in image.things if polygon_of(thing) is None]
+        if image.objects is not None:
+            boxes = [self._detection(image, obj) for obj in image.objects if single_polygon(obj) is None]
             sample["ground_truth"] = {"_cls": "Detections", "detections": boxes}
-            shapes = [self._polyline(image, thing) for thing in image.things if polygon_of(thing) is not None]
+            shapes = [self._polyline(image, obj) for obj in image.objects if single_polygon(obj) is not None]
             if shapes:
                 sample["ground_truth_polygons"] = {"_cls": "Polylines", "polylines": shapes}
-        return json_text(sample)
+        return format_json(sample)
 
-    def _detection(self, image: Labelled, thing: Thing) -> dict[str, Any]:
-        left, top, right, bottom = thing.box
+    def _detection(self, image: LabelledImage, obj: LabelledObject) -> dict[str, Any]:
+        left, top, right, bottom = obj.box
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         box = [left * across, top * down, (right - left) * across, (bottom - top) * down]
-        return {"_cls": "Detection", "label": self.name_of(thing), "bounding_box": box}
+        return {"_cls": "Detection", "label": self.class_of(obj), "bounding_box": box}
 
-    def _polyline(self, image: Labelled, thing: Thing) -> dict[str, Any]:
+    def _polyline(self, image: LabelledImage, obj: LabelledObject) -> dict[str, Any]:
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
-        points = [[(x * across, y * down) for x, y in pairs_of(polygon_of(thing) or ())]]
-        return {"_cls": "Polyline", "label": self.name_of(thing), "points": points, "closed": True, "filled": True}
+        points = [[(x * across, y * down) for x, y in point_pairs(single_polygon(obj) or ())]]
+        return {"_cls": "Polyline", "label": self.class_of(obj), "points": points, "closed": True, "filled": True}
 
     def tail(self) -> str:
         return "\n]}\n"
 
-    def further_files(self) -> dict[str, str]:
-        info = {"classes": self.names} if self.things.boxes else {}
-        return {"metadata.json": json_text({"media_type": "image", "info": info}) + "\n"}
+    def extra_files(self) -> dict[str, str]:
+        info = {"classes": self.names} if self.objects.boxes else {}
+        return {"metadata.json": format_json({"media_type": "image", "info": info}) + "\n"}

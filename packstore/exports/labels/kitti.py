@@ -1,6 +1,6 @@
 """KITTI's objects (https://www.cvlibs.net/datasets/kitti/eval_object.php): ``image_2`` and ``label_2``, a line each.
 
-Of a line only class and box are known; all else has the values of KITTI's own objects that are not to be looked at.
+Only class and box of an object are known; other fields have the values of KITTI's own ``DontCare`` objects.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 from functools import cached_property
 
 from packstore.exports.base import Record
-from packstore.exports.labels.base import Labelled, SidecarExport
-from packstore.exports.objects import Thing
-from packstore.exports.paths import distinct
+from packstore.exports.labels.base import LabelledImage, SidecarExport
+from packstore.exports.objects import LabelledObject
+from packstore.exports.paths import make_distinct
 
 
 class KittiExport(SidecarExport):
@@ -24,7 +24,11 @@ class KittiExport(SidecarExport):
 
     def losses(self) -> list[str]:
         odd = [name for name, word in zip(self.names, self._words, strict=True) if word != name]
-        lost = [f"names of {len(odd):,} classes: in KITTI they are one word"] if odd and self.things.boxes else []
+        lost = (
+            [f"{len(odd):,} class names: KITTI's are one word, so they are changed"]
+            if odd and self.objects.boxes
+            else []
+        )
         return [*lost, *super().losses()]
 
     def image_path(self, record: Record) -> str:
@@ -32,23 +36,22 @@ class KittiExport(SidecarExport):
         split, _, rest = path.partition("/") if record.split else ("", "", path)
         return f"{split}/image_2/{rest}" if split else f"image_2/{rest}"
 
-    def sidecar(self, image: Labelled) -> tuple[str, str]:
+    def sidecar(self, image: LabelledImage) -> tuple[str, str]:
         before, _, rest = f"/{image.file}".partition("/image_2/")
         lines = [
-            f"{self._word_of(thing)} -1 -1 -10 {' '.join(map(repr, thing.box))} {_UNKNOWN}\n"
-            for thing in image.things or ()
+            f"{self._word_of(obj)} -1 -1 -10 {' '.join(map(repr, obj.box))} {_UNKNOWN}\n" for obj in image.objects or ()
         ]
         return f"{before}/label_2/{rest.rpartition('.')[0]}.txt"[1:], "".join(lines)
 
-    def _word_of(self, thing: Thing) -> str:
-        return self._words[thing.label] if 0 <= thing.label < len(self._words) else f"_{thing.label}"
+    def _word_of(self, obj: LabelledObject) -> str:
+        return self._words[obj.label] if 0 <= obj.label < len(self._words) else f"_{obj.label}"
 
     @cached_property
     def _words(self) -> list[str]:
-        """Names of the classes as words that begin with a letter, no two the same."""
+        """Class names as unique words that begin with a letter or ``_``."""
         words = (re.sub(r"\s", "_", name) for name in self.names)
-        return distinct([word if re.match("[A-Za-z_]", word) else f"_{word}" for word in words])
+        return make_distinct([word if re.match("[A-Za-z_]", word) else f"_{word}" for word in words])
 
 
 _UNKNOWN = "-1 -1 -1 -1000 -1000 -1000 -10"
-"""Sizes, place and angle in 3D."""
+"""Size, location and rotation in 3D, all unknown."""

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from packstore.exports.labels.base import DocumentExport, Labelled, json_text, pairs_of, polygon_of, xml_text
-from packstore.exports.objects import Thing
+from packstore.exports.labels.base import (
+    DocumentExport,
+    LabelledImage,
+    escape_xml,
+    format_json,
+    point_pairs,
+    single_polygon,
+)
+from packstore.exports.objects import LabelledObject
 
 
 class LabelStudioExport(DocumentExport):
-    """Tasks whose images Label Studio serves from the folder of the export, and a configuration that shows them."""
+    """Tasks whose images Label Studio serves from the export's folder, and a labelling configuration for them."""
 
     name = "label_studio"
     help = "Label Studio: images, tasks and label_config.xml"
@@ -19,28 +26,28 @@ class LabelStudioExport(DocumentExport):
     def head(self) -> str:
         return "["
 
-    def entry(self, image: Labelled) -> str:
-        annotated = image.things is not None or image.tag is not None
-        results = [self._result(image, thing, n) for n, thing in enumerate(image.things or ())]
+    def entry(self, image: LabelledImage) -> str:
+        annotated = image.objects is not None or image.tag is not None
+        results = [self._result(image, obj, n) for n, obj in enumerate(image.objects or ())]
         if image.tag is not None:
             value = {"choices": [image.tag]}
             results.append({"id": "c", "type": "choices", "from_name": "class", "to_name": "image", "value": value})
         number = image.number + 1
         made = [{"id": number, "was_cancelled": False, "ground_truth": False, "result": results}] if annotated else []
         served = f"/data/local-files/?d={quote(image.file, errors='surrogateescape')}"
-        return json_text({"id": number, "annotations": made, "data": {"image": served}})
+        return format_json({"id": number, "annotations": made, "data": {"image": served}})
 
-    def _result(self, image: Labelled, thing: Thing, number: int) -> dict[str, Any]:
+    def _result(self, image: LabelledImage, obj: LabelledObject, number: int) -> dict[str, Any]:
         across, down = 100 / max(1, image.width), 100 / max(1, image.height)
-        polygon, label = polygon_of(thing), [self.name_of(thing)]
+        polygon, label = single_polygon(obj), [self.class_of(obj)]
         if polygon is None:
-            left, top, right, bottom = thing.box
+            left, top, right, bottom = obj.box
             kind = "rectanglelabels"
             value: dict[str, Any] = {"x": left * across, "y": top * down}
             value |= {"width": (right - left) * across, "height": (bottom - top) * down, "rotation": 0}
         else:
             kind = "polygonlabels"
-            value = {"points": [(x * across, y * down) for x, y in pairs_of(polygon)], "closed": True}
+            value = {"points": [(x * across, y * down) for x, y in point_pairs(polygon)], "closed": True}
         return {
             "id": f"r{number}",
             "type": kind,
@@ -55,12 +62,12 @@ class LabelStudioExport(DocumentExport):
     def tail(self) -> str:
         return "]\n"
 
-    def further_files(self) -> dict[str, str]:
-        labels = "".join(f'<Label value="{xml_text(name)}"/>' for name in self.names)
+    def extra_files(self) -> dict[str, str]:
+        labels = "".join(f'<Label value="{escape_xml(name)}"/>' for name in self.names)
         boxes = [f'<{kind}Labels name="{name}" toName="image">{labels}</{kind}Labels>'
                  for kind, name in (("Rectangle", "box"), ("Polygon", "polygon"))]  # fmt: skip
-        choices = "".join(f'<Choice value="{xml_text(name)}"/>' for name in self.tag_names)
-        lines = ["<View>", '<Image name="image" value="$image"/>', *(boxes if self.things.boxes else ())]
+        choices = "".join(f'<Choice value="{escape_xml(name)}"/>' for name in self.tag_names)
+        lines = ["<View>", '<Image name="image" value="$image"/>', *(boxes if self.objects.boxes else ())]
         if choices:
             lines.append(f'<Choices name="class" toName="image">{choices}</Choices>')
         return {"label_config.xml": "\n".join([*lines, "</View>", ""])}

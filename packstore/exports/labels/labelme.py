@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from packstore.exports.labels.base import Labelled, SidecarExport, json_text, pairs_of, polygon_of
-from packstore.exports.objects import Thing
+from packstore.exports.labels.base import LabelledImage, SidecarExport, format_json, point_pairs, single_polygon
+from packstore.exports.objects import LabelledObject
 
 
 class LabelMeExport(SidecarExport):
@@ -14,21 +14,21 @@ class LabelMeExport(SidecarExport):
     name = "labelme"
     help = "LabelMe: a JSON file beside each image"
 
-    def sidecar(self, image: Labelled) -> tuple[str, str]:
+    def sidecar(self, image: LabelledImage) -> tuple[str, str]:
         document = {
             "version": "5.4.1",
             "flags": {} if image.tag is None else {image.tag: True},
-            "shapes": [self._shape(thing) for thing in image.things or ()],
+            "shapes": [self._shape(obj) for obj in image.objects or ()],
             "imagePath": image.file.rpartition("/")[2],
             "imageData": None,
             "imageHeight": image.height,
             "imageWidth": image.width,
         }
-        return f"{image.file.rpartition('.')[0]}.json", json_text(document)
+        return f"{image.file.rpartition('.')[0]}.json", format_json(document)
 
-    def _shape(self, thing: Thing) -> dict[str, Any]:
-        polygon = polygon_of(thing)
-        points = pairs_of(thing.box if polygon is None else polygon)
+    def _shape(self, obj: LabelledObject) -> dict[str, Any]:
+        polygon = single_polygon(obj)
+        points = point_pairs(obj.box if polygon is None else polygon)
         kind = "rectangle" if polygon is None else "polygon"
-        label = self.name_of(thing)
+        label = self.class_of(obj)
         return {"label": label, "points": points, "group_id": None, "shape_type": kind, "flags": {}}

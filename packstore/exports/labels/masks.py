@@ -1,4 +1,4 @@
-"""Folders of masks: ``images/train/a.jpg`` with ``masks/train/a.png``, whose values are numbers of classes.
+"""Folders of masks: ``images/train/a.jpg`` with ``masks/train/a.png``, whose pixels are class numbers.
 
 Masks of 8 bits get the palette of Pascal VOC, so that any viewer shows classes in colours; values stay as they are.
 """
@@ -21,11 +21,11 @@ class MasksExport(ObjectsExport):
 
     @property
     def _masks(self) -> dict[str, str]:
-        """The folder of each column of masks."""
+        """Folder name of each column of masks."""
         names = [column.name for column in self.columns if column.type == "mask"]
         return {name: "masks" if name == "mask" else safe_name(f"{name}s") for name in names}
 
-    def shown(self) -> Sequence[str]:
+    def visible_columns(self) -> Sequence[str]:
         return [*self._masks]
 
     @property
@@ -36,7 +36,7 @@ class MasksExport(ObjectsExport):
     def losses(self) -> Sequence[str]:
         lost = [] if self._masks else ["masks: the store has none"]
         if any(self.manifest.column(name).dtype == "int32" for name in self._masks):
-            lost.append("masks with values below 0 or beyond 65,535, which no PNG file holds")
+            lost.append("masks with values below 0 or above 65,535: PNG cannot hold them")
         return [*lost, *super().losses()[-1:]]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
@@ -46,6 +46,6 @@ class MasksExport(ObjectsExport):
             if data is not None:
                 path = f"{folder}/{image.partition('/')[2].rpartition('.')[0]}.png"
                 (self.path / path).parent.mkdir(parents=True, exist_ok=True)
-                self.write(path, data)
+                self.write_file(path, data)
                 found[f"beside {name}" if found else "beside"] = path
         return found

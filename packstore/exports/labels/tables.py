@@ -7,29 +7,30 @@ import io
 from collections.abc import Iterable, Sequence
 
 from packstore.exports.base import Record
-from packstore.exports.labels.base import DocumentExport, Labelled, number_text
+from packstore.exports.labels.base import DocumentExport, LabelledImage, format_number
 
 
 class CsvExport(DocumentExport):
-    """``annotations.csv``: a row for each object, as TensorFlow's object detection has it; of images without boxes in
-    the store, a row each with their class."""
+    """``annotations.csv``: a row for each object, as TensorFlow's object detection reads it.
+
+    If the store has no boxes, a row for each image with its class."""
 
     name = "csv"
     help = "images and annotations.csv, a row for each box or image"
     document = "annotations.csv"
-    between = ""
+    separator = ""
     polygons = False
 
     def head(self) -> str:
         columns = ["filename", "split"] if self.manifest.splits else ["filename"]
-        return _line([*columns, *(_BOX if self.things.boxes else ["label"])])
+        return _line([*columns, *(_BOX if self.objects.boxes else ["label"])])
 
-    def entry(self, image: Labelled) -> str:
+    def entry(self, image: LabelledImage) -> str:
         first = [image.file, image.split] if self.manifest.splits else [image.file]
-        if not self.things.boxes:
+        if not self.objects.boxes:
             return _line([*first, image.tag or ""])
         size = [str(image.width), str(image.height)]
-        rows = [[*size, self.name_of(each), *map(number_text, each.box)] for each in image.things or ()]
+        rows = [[*size, self.class_of(each), *map(format_number, each.box)] for each in image.objects or ()]
         return "".join(_line([*first, *row]) for row in rows or [[*size, *[""] * 5]])
 
     def tail(self) -> str:
@@ -39,14 +40,14 @@ class CsvExport(DocumentExport):
 class OpenImagesExport(DocumentExport):
     """``train-annotations-bbox.csv`` and ``class-descriptions-boxable.csv``, with boxes as fractions of the sides.
 
-    Source: https://storage.googleapis.com/openimages/web/download_v7.html. An ``ImageID`` is the path of a file below
-    the folder of its split, without suffix.
+    Source: https://storage.googleapis.com/openimages/web/download_v7.html. An ``ImageID`` is the path of an image below
+    its split's folder, without suffix.
     """
 
     name = "open_images"
     help = "Open Images: images, annotations-bbox.csv and class descriptions"
     document = "{split}-annotations-bbox.csv"
-    between = ""
+    separator = ""
     tags = False
     polygons = False
 
@@ -56,21 +57,21 @@ class OpenImagesExport(DocumentExport):
     def head(self) -> str:
         return _line(_OPEN_IMAGES)
 
-    def entry(self, image: Labelled) -> str:
+    def entry(self, image: LabelledImage) -> str:
         name = image.file.partition("/")[2].rpartition(".")[0]
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         lines = []
-        for thing in image.things or ():
-            left, top, right, bottom = thing.box
+        for obj in image.objects or ():
+            left, top, right, bottom = obj.box
             corners = [left * across, right * across, top * down, bottom * down]
             flags = ["0"] * 5
-            lines.append(_line([name, "xclick", _identifier(thing.label), "1", *map(repr, corners), *flags]))
+            lines.append(_line([name, "xclick", _identifier(obj.label), "1", *map(repr, corners), *flags]))
         return "".join(lines)
 
     def tail(self) -> str:
         return ""
 
-    def further_files(self) -> dict[str, str]:
+    def extra_files(self) -> dict[str, str]:
         lines = (_line([_identifier(number), name]) for number, name in enumerate(self.names))
         return {"class-descriptions-boxable.csv": "".join(lines)}
 
@@ -83,7 +84,7 @@ _OPEN_IMAGES = [
 
 
 def _identifier(number: int) -> str:
-    """A class as Open Images calls it, by a name that no human reads."""
+    """Returns the machine-readable class name, like ``/m/01g317`` in Open Images."""
     return f"/packstore/{number}"
 
 

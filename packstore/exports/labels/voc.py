@@ -1,6 +1,6 @@
 """Pascal VOC (http://host.robots.ox.ac.uk/pascal/VOC/): ``JPEGImages``, ``Annotations`` and ``ImageSets/Main``.
 
-Boxes count pixels from 1, and both corners belong to the object: see :mod:`packstore.sources.voc`.
+Boxes count pixels from 1, and both corners belong to the object, see :mod:`packstore.sources.voc`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from packstore.core.export_manifest import ExportManifest, RecordLines
 from packstore.core.files import open_file
-from packstore.exports.labels.base import Labelled, SidecarExport, number_text, xml_text
+from packstore.exports.labels.base import LabelledImage, SidecarExport, escape_xml, format_number
 
 
 class VocExport(SidecarExport):
-    """Annotations beside images; objects without polygons."""
+    """An annotation file for each image, and lists of images by split; without polygons."""
 
     name = "voc"
     help = "Pascal VOC: JPEGImages, Annotations and ImageSets"
@@ -22,18 +22,18 @@ class VocExport(SidecarExport):
     tags = False
     polygons = False
 
-    def sidecar(self, image: Labelled) -> tuple[str, str]:
+    def sidecar(self, image: LabelledImage) -> tuple[str, str]:
         stem = image.file.partition("/")[2].rpartition(".")[0]
         size = f"<width>{image.width}</width><height>{image.height}</height><depth>3</depth>"
         lines = ["<annotation>", "<folder>JPEGImages</folder>"]
-        lines += [f"<filename>{xml_text(image.file.partition('/')[2])}</filename>", f"<size>{size}</size>"]
+        lines += [f"<filename>{escape_xml(image.file.partition('/')[2])}</filename>", f"<size>{size}</size>"]
         lines.append("<segmented>0</segmented>")
-        for thing in image.things or ():
-            left, top, right, bottom = thing.box
+        for obj in image.objects or ():
+            left, top, right, bottom = obj.box
             corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, right, bottom), strict=True)
-            box = "".join(f"<{name}>{number_text(value)}</{name}>" for name, value in corners)
+            box = "".join(f"<{name}>{format_number(value)}</{name}>" for name, value in corners)
             lines.append(
-                f"<object><name>{xml_text(self.name_of(thing))}</name><pose>Unspecified</pose><truncated>0</truncated>"
+                f"<object><name>{escape_xml(self.class_of(obj))}</name><pose>Unspecified</pose><truncated>0</truncated>"
                 f"<difficult>0</difficult><bndbox>{box}</bndbox></object>"
             )
         return f"Annotations/{stem}.xml", "\n".join([*lines, "</annotation>", ""])

@@ -75,7 +75,7 @@ class YoloSource(FileRowSource):
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """See :meth:`FileRowSource.file_rows`."""
         for image in self._images(split):
-            yield FileRow(image, {"labels": InTree(labels_beside(image), optional=True)})
+            yield FileRow(image, {"labels": InTree(labels_path(image), optional=True)})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         """See :meth:`RowSource.values`."""
@@ -114,7 +114,7 @@ class YoloSource(FileRowSource):
                         f"{printable(split or 'it')}"
                     )
                 seen[image] = split
-        return frozenset(labels_beside(image).rpartition("/")[0] for image in seen)
+        return frozenset(labels_path(image).rpartition("/")[0] for image in seen)
 
     def left_reason(self, folder: str, name: str) -> str | None:
         """See :meth:`Source.left_reason`."""
@@ -142,7 +142,7 @@ class YoloSource(FileRowSource):
         return False
 
 
-def labels_beside(image: str) -> str:
+def labels_path(image: str) -> str:
     """The file of labels of an image: its last folder called ``images`` becomes ``labels``; without one, it lies beside
     the image."""
     before, found, after = f"/{image}".rpartition("/images/")
@@ -203,7 +203,7 @@ def _within(places: list[float]) -> list[float]:
 
 def _has_labels(tree: Tree, images: str) -> bool:
     """Whether there are labels for a folder of images."""
-    folder = labels_beside(join(images, "x.jpg")).rpartition("/")[0]
+    folder = labels_path(join(images, "x.jpg")).rpartition("/")[0]
     return yolo_beside(tree, images) if folder == images else yolo_labels(tree, folder)
 
 

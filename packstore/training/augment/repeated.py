@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.arguments import whole
+from packstore.core.arguments import whole_number
 from packstore.training.random_draws import Draws
 
 
@@ -29,8 +29,8 @@ class RASampler:
 
     def __init__(self, dataset: Any, repeats: int = 3, seed: int = 0) -> None:
         self.length = len(dataset)
-        self.repeats = whole("repeats", repeats)
-        self.seed = whole("seed", seed, None)
+        self.repeats = whole_number("repeats", repeats)
+        self.seed = whole_number("seed", seed, None)
         self.epoch = 0
 
     def __len__(self) -> int:

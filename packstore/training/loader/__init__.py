@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import whole
+from packstore.core.arguments import whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.registry import notebook_html
@@ -257,7 +257,7 @@ class PackedLoader:
             min_area=min_area,
             min_visible=min_visible,
         )
-        self.batch_size = batch_size = whole("batch_size", batch_size)
+        self.batch_size = batch_size = whole_number("batch_size", batch_size)
         self.device = dataset.device
         if options.output == "numpy" and self.device.type != "cpu":
             raise UsageError(f"output='numpy' gives arrays on the CPU, and the dataset has device='{self.device}'")

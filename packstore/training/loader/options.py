@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import function_or_none, text_or_none, true_or_false, whole
+from packstore.core.arguments import function_or_none, text_or_none, true_or_false, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
@@ -80,7 +80,7 @@ class LoaderOptions:
         ):
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
-                object.__setattr__(self, name, whole(name, value, least))
+                object.__setattr__(self, name, whole_number(name, value, least))
         true_or_false(drop_last=self.drop_last, channels_last=self.channels_last)
         if self.shuffle not in (True, False, *get_args(Shuffle)):
             raise UsageError(f"shuffle should be True, False, 'full' or 'lanes', got {self.shuffle!r}")

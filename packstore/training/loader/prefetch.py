@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from packstore.core.arguments import whole
+from packstore.core.arguments import whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd, as_normalization
@@ -49,7 +49,7 @@ class prefetch:  # noqa: N801 - used like a function
     ) -> None:
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise UsageError(f"dtype should be a floating point type, such as torch.float16, got {dtype!r}")
-        ahead = whole("ahead", ahead)
+        ahead = whole_number("ahead", ahead)
         self.iterable = iterable
         self.device = torch.device(device)
         self._ahead = ahead
