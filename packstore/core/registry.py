@@ -232,6 +232,7 @@ SOURCES = Registry(
         "bdd100k": "packstore.sources.annotation_formats.bdd100k:KIND",
         "crowdhuman": "packstore.sources.annotation_formats.crowdhuman:KIND",
         "mot": "packstore.sources.annotation_formats.mot:KIND",
+        "mots": "packstore.sources.annotation_formats.mots:KIND",
         "icdar": "packstore.sources.annotation_formats.icdar:KIND",
         "mlt": "packstore.sources.annotation_formats.mlt:KIND",
         "sroie": "packstore.sources.annotation_formats.sroie:KIND",

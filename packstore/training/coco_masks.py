@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.run_lengths import read_counts
+
 _SCALE = 5
 _MAX_STEPS = 1 << 23
 _MAX_COORDINATE = 1e8
@@ -95,7 +97,7 @@ def _runs(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> None:
         raise ValueError(f"run lengths of size {segmentation.get('size')!r:.40} in an image {mask.shape}")
     counts = segmentation.get("counts")
     if isinstance(counts, (str, bytes)):
-        lengths = np.asarray(_uncompressed(counts.encode() if isinstance(counts, str) else counts), np.int64)
+        lengths = np.asarray(read_counts(counts.encode() if isinstance(counts, str) else counts), np.int64)
     else:
         lengths = np.asarray(counts)
         if lengths.ndim != 1 or (lengths.dtype.kind not in "iu" and len(lengths)):
@@ -104,26 +106,3 @@ def _runs(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> None:
         raise ValueError(f"run lengths do not add up to the {mask.size} pixels of the image")
     values = np.arange(len(lengths), dtype=np.int64) & 1
     mask |= np.repeat(values.astype(np.uint8), lengths.astype(np.int64)).reshape(mask.shape[::-1]).T
-
-
-def _uncompressed(text: bytes) -> list[int]:
-    """Run lengths out of COCO's string: five bits a character, from the third on as differences to the last but one."""
-    counts: list[int] = []
-    value = bits = 0
-    for character in text:
-        part = character - 48
-        if not 0 <= part < 64 or bits > 60:
-            raise ValueError("run lengths are not COCO's string")
-        value |= (part & 0x1F) << bits
-        bits += 5
-        if part & 0x20:
-            continue
-        if part & 0x10:
-            value -= 1 << bits
-        counts.append(value + counts[-2] if len(counts) > 2 else value)
-        if not 0 <= counts[-1] < 1 << 40:
-            raise ValueError("run lengths are not COCO's string: one is out of range")
-        value = bits = 0
-    if bits:
-        raise ValueError("run lengths end within a number")
-    return counts

@@ -226,6 +226,28 @@ def mot(samples: int) -> Files:
     return files | {"train/MOT17-02/gt/gt.txt": "".join(lines), "train/MOT17-02/seqinfo.ini": info}
 
 
+DOG_RUNS = ":4400000f2"
+"""COCO's string of a mask whose pixels fill the box 1, 2, 5, 6 of an image of 16 x 8: 10 pixels, 4 of it, 4, 4 …"""
+
+
+def mots(samples: int) -> Files:
+    lines = [f"{n + 1} {2000 + k} 2 8 16 {DOG_RUNS}\n" for n in range(samples) for k in range(n % 3)]
+    files: Files = {f"train/MOTS20-02/img1/{n + 1:06}.jpg": jpeg(n) for n in range(samples)}
+    info = "[Sequence]\nname=MOTS20-02\nimDir=img1\n"
+    return files | {"train/MOTS20-02/gt/gt.txt": "".join(lines), "train/MOTS20-02/seqinfo.ini": info}
+
+
+def kitti_mots(samples: int) -> Files:
+    """As KITTI has them: images, text and masks apart, a sequence each; more sequences than files that are probed."""
+    files: Files = {}
+    for sequence in range(20):
+        own = range(sequence, samples, 20)
+        files |= {f"training/image_02/{sequence:04}/{n:06}.png": jpeg(n) for n in own}
+        files |= {f"instances/{sequence:04}/{n:06}.png": mask(n, mode="L") for n in own}
+        files[f"instances_txt/{sequence:04}.txt"] = "".join(f"{n} 1001 1 8 16 {DOG_RUNS}\n" for n in own)
+    return files
+
+
 def icdar(samples: int) -> Files:
     lines = ["\ufeff2,0,4,3,2,6,0,3,a, b\n", "0,0,4,0,4,4,0,4,###\n"]
     files = {f"img_{n}.jpg": jpeg(n) for n in range(samples)}
@@ -296,6 +318,7 @@ MAKERS: dict[str, Callable[[int], Files]] = {
     "bdd100k": bdd100k,
     "crowdhuman": crowdhuman,
     "mot": mot,
+    "mots": mots,
     "icdar": icdar,
     "funsd": funsd,
     "mlt": mlt,

@@ -107,6 +107,10 @@ SETS: dict[str, Made] = {
          Part("{p}/instance/{n:06}_10.png", "mask"), Part("{p}/semantic_rgb/{n:06}_10.png", "colours")),
         ("mask", "instance_mask", "colour_mask"), ("training", "testing"),
     ),
+    "KITTI MOTS": Made(
+        (Part("training/image_02/0002/{n:06}.png", "png"), Part("instances/0002/{n:06}.png", "mask")),
+        ("sequence", "frame", "instance_mask"), ("training",),
+    ),
     "Mapillary Vistas": Made(
         (Part("{p}/images/{p}{n}.jpg"), *(Part(f"{{p}}/v2.0/{name}/{{p}}{{n}}.png", "mask") for name in
          ("labels", "instances", "panoptic")), Part("{p}/v2.0/polygons/{p}{n}.json", value={"objects": []})),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
@@ -12,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from packstore import PackedDataset, convert, verify
+from packstore import PackedDataset, coco_masks, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.registry import SOURCES
 from packstore.sources import Entry, ask_about_left, open_source
@@ -20,7 +21,7 @@ from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill
-from tests.makers.annotation_formats import MAKERS, Files, images
+from tests.makers.annotation_formats import DOG_RUNS, MAKERS, Files, images, kitti_mots
 
 CORPUS = Path(__file__).parents[1] / "corpus/annotated"
 
@@ -123,6 +124,10 @@ class TestMot(AnnotatedSuite):
     kind = "mot"
 
 
+class TestMots(AnnotatedSuite):
+    kind = "mots"
+
+
 class TestIcdar(AnnotatedSuite):
     kind = "icdar"
 
@@ -208,6 +213,12 @@ WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
     "bdd100k": ("images/100k/train/a00002.jpg", [DOG, CAT], ["car", "area"], [None, TRIANGLE]),
     "crowdhuman": ("Images/a00002.jpg", [DOG, DOG], ["person", "mask"], None),
     "mot": ("train/MOT17-02/img1/000003.jpg", [DOG, DOG], ["pedestrian", "person on vehicle"], None),
+    "mots": (
+        "train/MOTS20-02/img1/000003.jpg",
+        [DOG, DOG],
+        ["pedestrian"] * 2,
+        [{"size": [8, 16], "counts": DOG_RUNS}] * 2,
+    ),
     "icdar": ("img_1.jpg", [[0, 0, 4, 6], [0, 0, 4, 4]], [], [[[2, 0, 4, 3, 2, 6, 0, 3]], [[0, 0, 4, 0, 4, 4, 0, 4]]]),
     "funsd": ("training_data/images/a00002.png", [DOG, DOG], ["question", "question"], None),
     "mlt": (
@@ -321,6 +332,46 @@ def test_words_and_tracks_go_with_their_boxes(tmp_path: Path) -> None:
     assert found["funsd"]["training_data/images/a00002.png"]["texts"] == ["a b", "a b"]
     assert found["mot"]["train/MOT17-02/img1/000003.jpg"]["track"] == [3, 4]
     assert found["mot"]["train/MOT17-02/img1/000001.jpg"]["boxes"] == []
+
+
+def test_masks_of_tracks_go_with_their_boxes(tmp_path: Path) -> None:
+    found = read_all(fill(tmp_path / "mots", MAKERS["mots"](6)))
+    assert found["train/MOTS20-02/img1/000003.jpg"]["track"] == [2000, 2001]
+    assert found["train/MOTS20-02/img1/000001.jpg"]["boxes"] == []
+    assert coco_masks(found["train/MOTS20-02/img1/000003.jpg"]["segmentations"], 8, 16)[0].sum() == 16
+
+
+def test_masks_of_kitti_are_files_and_run_lengths(tmp_path: Path) -> None:
+    root = fill(tmp_path, kitti_mots(60))
+    found = read_all(root)
+    assert len(found) == 60
+    values = found["training/image_02/0007/000027.png"]
+    assert values["instance_mask"] == (root / "instances/0007/000027.png").read_bytes()
+    assert (values["boxes"], values["labels"], values["track"]) == ([DOG], ["car"], [1001])
+    shutil.rmtree(root / "instances_txt")
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert (source.kind, survey.records, survey.ledger.count(Role.LEFT)) == ("published", 60, 0)
+        names = [column.name for column in survey.columns if not column.name.endswith("_valid")]
+        assert names == ["sequence", "frame", "instance_mask"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("3 2000 2 8 16 :4\n", "do not add up"),
+        ("3 2000 2 8 16 ~~\n", "not COCO's string"),
+        ("3 2000 2 8 16\n", "5 values"),
+        ("3 x 2 8 16 :4\n", "invalid literal"),
+        ("x 2000 2 8 16 :4\n", "not as MOTS has it"),
+        ("3 2000 2 99999999999999999999 16 :4\n", "do not add up|OverflowError"),
+    ],
+)
+def test_a_line_of_masks_that_is_wrong_is_said(line: str, said: str, tmp_path: Path) -> None:
+    files = MAKERS["mots"](6)
+    files["train/MOTS20-02/gt/gt.txt"] = str(files["train/MOTS20-02/gt/gt.txt"]) + line
+    assert re.search(said, problem(fill(tmp_path, files), "mots") or "")
 
 
 def test_detections_and_sequences_without_truth_are_asked_about(tmp_path: Path) -> None:

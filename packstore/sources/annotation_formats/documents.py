@@ -23,7 +23,7 @@ from packstore.sources.rows import FileRow, Row, in_packing_order
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 4 << 30
-_START, _PROBED = 1 << 16, 16
+_START = 1 << 16
 _IMAGES = (
     "images",
     "data",
@@ -63,12 +63,14 @@ class DocumentSource(AnnotatedSource):
         names: Matches the names of its files.
         signature: What the beginning of each has.
         deep: So many folders below the top they may lie.
+        most: So many may lie in a folder; more are files for each image.
     """
 
     left_images = "images that no annotations name"
     names: ClassVar[re.Pattern[str]] = re.compile(r".*\.json", re.I)
     signature: ClassVar[re.Pattern[bytes]]
     deep: ClassVar[int] = 2
+    most: ClassVar[int] = 16
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -98,7 +100,7 @@ class DocumentSource(AnnotatedSource):
     def find_files(cls, tree: Tree) -> list[str]:
         """The files of annotations, by their names and first bytes; with them those of the same name in other folders,
         which are damaged if they begin otherwise."""
-        paths = [path for folder in _folders(tree, cls.deep) for path in _candidates(tree, folder, cls.names)]
+        paths = [path for folder in _folders(tree, cls.deep) for path in _candidates(tree, folder, cls.names, cls.most)]
         found = {path for path in paths if cls.signature.search(tree.start(path, _START).removeprefix(b"\xef\xbb\xbf"))}
         names = {path.rpartition("/")[2] for path in found}
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
@@ -229,12 +231,12 @@ def _folders(tree: Tree, deep: int) -> Iterator[str]:
             ]
 
 
-def _candidates(tree: Tree, folder: str, names: re.Pattern[str]) -> list[str]:
-    """Files in a folder whose names fit; of more than 16, as of one for each image, none."""
+def _candidates(tree: Tree, folder: str, names: re.Pattern[str], most: int) -> list[str]:
+    """Files in a folder whose names fit; of more than ``most``, as of one for each image, none."""
     suffix = re.search(r"\\[.](\w+)$", names.pattern)
     listed = tree.names(folder).ending(f".{suffix[1]}") if suffix else tree.names(folder).files
     found = [name for name in listed if names.fullmatch(name) and not is_passed_over(name)]
-    return [join(folder, name) for name in found] if len(found) <= _PROBED else []
+    return [join(folder, name) for name in found] if len(found) <= most else []
 
 
 def _plain_name(name: Any) -> str:

@@ -163,6 +163,12 @@ MASKS = (
         },
     ),
     FolderSet(
+        "KITTI MOTS",
+        ("training/image_02", "instances"),
+        r"(?P<split>training|testing)/image_02/(?P<sequence>\d{4})/(?P<frame>\d{6})\.png",
+        beside={"instance_mask": "instances/{sequence}/{frame}.png"},
+    ),
+    FolderSet(
         "Mapillary Vistas",
         ("training/images|validation/images", "training/instances|validation/instances|training/v2.0|validation/v2.0"),
         r"(?P<split>training|validation|testing)/images/(?P<_name>[^/]+)\.jpg",

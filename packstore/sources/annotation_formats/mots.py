@@ -1,0 +1,110 @@
+"""MOTS (https://www.vision.rwth-aachen.de/page/mots): masks of tracked objects, of MOTSChallenge and of KITTI.
+
+- MOTSChallenge: ``train/MOTS20-02/img1/000001.jpg`` and ``gt/gt.txt``.
+- KITTI MOTS: ``training/image_02/0002/000000.png``, ``instances_txt/0002.txt``, ``instances/0002/000000.png``.
+
+A line is frame, object, class, height and width of the image, and run lengths as COCO's string. The object has the
+class in its thousands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from packstore.core.fields import Array, Field
+from packstore.core.run_lengths import box_of_counts, read_counts
+from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
+from packstore.sources.annotation_formats.objects import Annotation, Sides, of_runs
+from packstore.sources.beside import is_file, is_folder, join, mask_field
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.rows import FileRow, InTree
+
+_CLASSES = {1: "car", 2: "pedestrian", 10: "ignored"}
+_PLACES = ("training/image_02/{}", "train/images/{}", "image_02/{}", "images/{}", "{}/img1", "{}")
+_MASKS = "instances"
+
+
+class MotsSource(DocumentSource):
+    """Frames of sequences; ``track`` goes with the boxes, a frame without lines has 0 boxes. ``instance_mask`` has the
+    masks as a file, if these are there."""
+
+    kind = "mots"
+    title = "MOTS"
+    names = re.compile(r"(gt|\d{4}|MOTS\d\d-\d\d)\.txt")
+    signature = re.compile(rb"\A\s*\d+ \d+ (1|2|10) [1-9]\d{0,4} [1-9]\d{0,4} [0-o]+ *(\r?\n|$)")
+    deep = 4
+    most = 100
+    further: ClassVar[Mapping[str, Field]] = {"track": Array("int64", ragged=True, optional=True)}
+    per_object = ("track",)
+
+    def load(self, data: bytes) -> Any:
+        """See :meth:`DocumentSource.load`."""
+        return data.decode().splitlines()
+
+    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+        """See :meth:`DocumentSource.entries_of`."""
+        frames: dict[int, list[str]] = {}
+        for line in filter(str.strip, document):
+            frames.setdefault(int(line.split(" ", 1)[0]), []).append(line.strip())
+        folder = self._images_of(file)
+        names = self.tree.names(folder).ending(*IMAGE_SUFFIXES) if folder is not None else ()
+        above = file.rpartition("/")[0].rpartition("/")[0]
+        for image in names:
+            stem = image.rpartition(".")[0]
+            lines = frames.pop(int(stem), []) if stem.isdecimal() and len(stem) < 12 else []
+            yield Entry(join(folder or "", image)[len(above) + 1 if above else 0 :], lines)
+        if frames:
+            self.ignored["frames that are not there as images"] += len(frames)
+
+    def _images_of(self, file: str) -> str | None:
+        """The folder of the images of a sequence; None if it is not there."""
+        folder, _, name = file.rpartition("/")
+        above = folder.rpartition("/")[0]
+        sequence = name.removesuffix(".txt")
+        places = ["img1"] if sequence == "gt" else [place.format(sequence) for place in _PLACES]
+        return next((place for each in places if is_folder(self.tree, place := join(above, each))), None)
+
+    def described_by(self) -> list[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        heads = [join(file.removesuffix("/gt/gt.txt"), "seqinfo.ini") for file in self._files]
+        return [*self._files, *(file for file in heads if is_file(self.tree, file))]
+
+    def fields(self) -> Mapping[str, Field]:
+        """See :meth:`RowSource.fields`."""
+        rows = (row for split in self.splits() for row in self.file_rows(split))
+        masks = [row.values["instance_mask"].file for row in rows if "instance_mask" in row.values]
+        found = dict(super().fields())
+        return found | ({"instance_mask": mask_field(self.tree, masks)} if masks else {})
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """See :meth:`FileRowSource.file_rows`."""
+        for row in super().file_rows(split):
+            mask = self._mask_of(row.file)
+            yield row if mask is None else row._replace(values={**row.values, "instance_mask": InTree(mask)})
+
+    def _mask_of(self, image: str) -> str | None:
+        """``instances/0002/000000.png`` of ``training/image_02/0002/000000.png``, or ``instances/000001.png`` of
+        ``img1/000001.jpg``; None if it is not there."""
+        *folders, sequence, name = image.split("/")
+        name = f"{name.rpartition('.')[0]}.png"
+        tops = ["/".join(folders[:n]) for n in range(len(folders), -1, -1)]
+        masks = (join(tops[0], f"{_MASKS}/{name}"), *(join(top, f"{_MASKS}/{sequence}/{name}") for top in tops))
+        return next((mask for mask in masks if is_file(self.tree, mask)), None)
+
+    def parse(self, raw: Any, sides: Sides) -> Annotation:
+        """See :meth:`AnnotatedSource.parse`."""
+        found = Annotation(json=raw)
+        for line in raw:
+            words = line.split(" ")
+            if len(words) != 6:
+                raise ValueError(f"a line of its objects has {len(words)} values, expected 6")
+            track, number, height, width = map(int, words[1:5])
+            box = box_of_counts(read_counts(words[5].encode()), height, width)
+            label = _CLASSES.get(number, str(number))
+            found.objects.append(of_runs(label, (height, width), words[5], box, track=track))
+        return found
+
+
+KIND = document_kind(MotsSource, "MOTS: masks of tracked objects, of MOTSChallenge and KITTI")
