@@ -64,6 +64,8 @@ _IMAGES = re.compile(r"(images?(_\d)?|imgs?|jpegimages|leftimg8bit|inputs?|photo
 _BESIDE = re.compile(
     r"(masks?|labels?|seg|segmentation|gt|truth|groundtruth|trimap|depth|matte|target|alpha|instance|semantic)\d*"
 )
+_DRAWN = re.compile(r"(?i).*(visuali[sz]ations?|overlays?)")
+"""Names of folders of drawings of annotations."""
 _PAIRS = (
     ("left", "right"), ("input", "target"), ("inputs", "targets"), ("input", "output"), ("inputs", "outputs"),
     ("source", "target"), ("before", "after"), ("low", "high"), ("lr", "hr"), ("lq", "gt"), ("blur", "sharp"),
@@ -210,7 +212,7 @@ def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     masks = [
         Finding(phrase, (_pattern(place),))
         for place, phrase in _masks(whole).items()
-        if counts.get(place) == whole.folders[place].images.count
+        if counts.get(place) == whole.folders[place].images.count and not _DRAWN.fullmatch(place)
     ]
     return _unique([*masks, *_further(tree, whole, left.folders.values())])
 

@@ -12,7 +12,8 @@ import pytest
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.core.plainxml import load_xml
-from packstore.sources import Entry, open_source
+from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources.base import Sample
 from packstore.sources.ledger import Role
 from packstore.sources.voc import CLASSES
 from packstore.testing import SourceSuite
@@ -136,6 +137,35 @@ def test_images_in_no_set_are_counted_and_those_missing_are_bad(tmp_path: Path) 
         with pytest.raises(SampleError, match="No such file") as caught:
             source.read(list(source.entries())[1])
         assert caught.value.key == f"{BASE}/JPEGImages/2007_000001.jpg"
+
+
+@pytest.mark.parametrize("count", [3, 300])
+@pytest.mark.parametrize("former", [False, True])
+def test_what_labelme_writes_beside_the_masks_raises_no_question(count: int, former: bool, tmp_path: Path) -> None:
+    masks, arrays = (
+        ("SegmentationClassPNG", "SegmentationClass") if former else ("SegmentationClass", "SegmentationClassNpy")
+    )
+    files: dict[str, str | bytes] = {"class_names.txt": "_background_\ncat\n"}
+    for n in range(count):
+        files |= {
+            f"JPEGImages/{n:04}.jpg": jpeg(n),
+            f"{masks}/{n:04}.png": mask(n),
+            f"{arrays}/{n:04}.npy": b"\x93NUMPY",
+        }
+        files[f"SegmentationClassVisualization/{n:04}.jpg"] = jpeg(n)
+    root = fill(tmp_path / "set", files)
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        samples = [source.read(entry) for entry in source.entries()]
+        assert all(isinstance(sample, Sample) and sample.values["mask"] for sample in samples)
+        assert survey.ledger.count(Role.PACKED) == 2 * count
+    (root / arrays / "another.npy").write_bytes(b"")  # of no mask
+    (root / arrays / "0000.npy").rename(root / "JPEGImages/0000.npy")
+    with closing(open_source(root)) as source:
+        assert [path for path in (f"{arrays}/another.npy", f"{arrays}/0001.npy") if source.expects_left(path)] == [
+            f"{arrays}/0001.npy"
+        ]
 
 
 def test_masks_in_colour_are_images(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ from packstore.sources.voc.objects import CLASSES, annotation_fields, class_list
 __all__ = ["CLASSES", "KIND", "VocSource"]
 
 _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
+_COPIES = "masks as numpy arrays, the numbers of the mask beside"
+"""LabelMe writes each mask as an array, too, in ``SegmentationClassNpy``; before, in ``SegmentationClass``."""
 _UNION = "trainval"
 _LOOKED_AT = 64
 _FLAG = re.compile(r"\s+[+-]?[01]$")
@@ -60,7 +62,9 @@ class VocSource(FileRowSource):
         self._base = _find_base(self.tree) or ""
         self._sets = _find_sets(self.tree, self._base)
         self._annotated = is_folder(self.tree, self._at("Annotations"))
-        self._masks = {name: folder for name, folder in _MASKS.items() if is_folder(self.tree, self._at(folder))}
+        self._masks = {
+            name: folder for name, known in _MASKS.items() if (folder := _mask_folder(self.tree, self._base, known))
+        }
         parts = ["JPEGImages", *(["Annotations"] if self._annotated else []), *self._masks.values()]
         sets = f" and the sets {', '.join(in_packing_order(self._sets))} of {self._set_folder}" if self._sets else ""
         self.evidence = f"{', '.join(parts)}{sets}"
@@ -110,6 +114,20 @@ class VocSource(FileRowSource):
             used = set(self.described_by())
             lists = (name for name in names.files if name.endswith(".txt") and join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
+
+    def left_reason(self, folder: str, name: str) -> str | None:
+        """See :meth:`Source.left_reason`."""
+        return _COPIES if self.expects_left(join(folder, name)) else super().left_reason(folder, name)
+
+    def expects_left(self, path: str) -> bool:
+        """See :meth:`Source.expects_left`."""
+        folder, _, name = path.rpartition("/")
+        masks = (
+            place
+            for place in self._masks.values()
+            if folder in (self._at(place.removesuffix("PNG") + end) for end in ("", "Npy"))
+        )
+        return name.endswith(".npy") and any(is_file(self.tree, self._at(p, f"{name[:-4]}.png")) for p in masks)
 
     def _at(self, *parts: str) -> str:
         return join(self._base, "/".join(parts))
@@ -165,6 +183,12 @@ def _find_base(tree: Tree) -> str | None:
     return found[0] if found else None
 
 
+def _mask_folder(tree: Tree, base: str, name: str) -> str | None:
+    """The folder of masks, or LabelMe's ``SegmentationClassPNG`` if that one has none; None if both are missing."""
+    found = [folder for folder in (name, f"{name}PNG") if is_folder(tree, join(base, folder))]
+    return next((each for each in found if tree.names(join(base, each)).ending(".png")), found[0] if found else None)
+
+
 def _find_sets(tree: Tree, base: str) -> dict[str, str]:
     """The file of each split."""
     for task in ("Main", "Segmentation"):
@@ -188,7 +212,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return recognise_beside(tree)
     folders = tree.folders(is_passed_over, join(base, "Annotations"))
     annotated = any(name.endswith(".xml") for _, names in folders for name in names.files)
-    masks = any(is_folder(tree, join(base, folder)) for folder in _MASKS.values())
+    masks = any(_mask_folder(tree, base, folder) for folder in _MASKS.values())
     return Certainty.CERTAIN if annotated or masks else Certainty.NO
 
 
