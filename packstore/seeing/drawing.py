@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
@@ -17,6 +16,7 @@ from packstore.images.decoders import get_decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
 from packstore.seeing.colors import color_of, ink_on
+from packstore.seeing.fonts import default_font
 from packstore.stores.base import Reader
 from packstore.training.item_options import choose_orientation
 from packstore.training.pictures import Pictures, at_record, stored_bytes
@@ -194,7 +194,7 @@ def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: 
     """Draws boxes, then their names; ``corners`` float64 ``(n, 2, 2)``: left, top, right, bottom in pixels."""
     draw = ImageDraw.Draw(image)
     line = max(1, round(min(image.size) / 200))
-    font = _font(max(_LEAST_TEXT, min(image.size) // _TEXT_SHARE))
+    font = default_font(max(_LEAST_TEXT, min(image.size) // _TEXT_SHARE))
     given = [] if numbers is None else np.asarray(numbers).tolist()
     labels: list[_Label] = []
     limit = 4.0 * max(image.size)  # a box far outside would take the drawing long
@@ -208,7 +208,7 @@ def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: 
         if row < len(names):
             room = min(image.width - 4, max(right - left, image.width / 2))  # a longer one would cover others
             text = fit_text(draw, names[row][:40], room, font)
-            labels.append(_place_label(draw.textbbox((0, 0), text, font=font), text, color, box, image.size, labels))
+            labels.append(_place_label(font.getbbox(text), text, color, box, image.size, labels))
     for label in labels:
         draw.rectangle((label.left, label.top, label.right, label.bottom), fill=label.color)
         draw.text((label.left + 2, label.top), label.text, fill=ink_on(label.color), font=font)
@@ -270,8 +270,3 @@ def _draw_points(image: Image.Image, value: NDArray[Any], scale: NDArray[np.floa
                 continue
             fill = None if hidden else color_of(number)
             draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill, outline="white")
-
-
-@lru_cache(16)
-def _font(size: int) -> Any:
-    return ImageFont.load_default(size)

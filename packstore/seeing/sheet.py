@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from packstore.core.arguments import whole_number
 from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Split
 from packstore.seeing.drawing import draw_record, drawn_columns, fit_text, overlay, pictures_of, thumbnail
+from packstore.seeing.fonts import default_font
 from packstore.seeing.nearby import parts_within
 from packstore.seeing.view.loaded import Asked, AsLoaded
 from packstore.stores import open_store
@@ -258,13 +257,13 @@ def page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
     top = _GAP
     for (title, row), title_height in zip(made, titles, strict=True):
         if title:
-            draw.text((_GAP, top), _fitting(draw, title, sheet.width - 2 * _GAP), _INK, _font(_TEXT + 2))
+            draw.text((_GAP, top), _fitting(draw, title, sheet.width - 2 * _GAP), _INK, default_font(_TEXT + 2))
             top += title_height
         for number, cell in enumerate(row):
             left = _GAP + number * (width + _GAP)
             _paste(sheet, draw, cell, (left, top, width, height), factor)
             text = _fitting(draw, cell.key.rsplit("/", 1)[-1], width)
-            draw.text((left, top + height + 1), text, _INK if cell.image is not None else _FAULT, _font(_TEXT))
+            draw.text((left, top + height + 1), text, _INK if cell.image is not None else _FAULT, default_font(_TEXT))
         top += height + _LINE + _GAP
     return sheet
 
@@ -285,21 +284,16 @@ def _paste(
     rest = f"record {cell.record}: {cell.fault}"
     for line in range(lines):
         text = _fitting(draw, rest, width - 6, "")
-        draw.text((left + 3, top + 2 + line * _LINE), text, _FAULT, _font(_TEXT))
+        draw.text((left + 3, top + 2 + line * _LINE), text, _FAULT, default_font(_TEXT))
         rest = rest[len(text) :].lstrip()
         if not rest:
             return
 
 
 def _fitting(draw: ImageDraw.ImageDraw, text: str, width: int, more: str = "…") -> str:
-    return fit_text(draw, text[:300], width, _font(_TEXT), more)
+    return fit_text(draw, text[:300], width, default_font(_TEXT), more)
 
 
 def _class_name(manifest: Manifest, number: int) -> str:
     classes = manifest.classes
     return printable(classes[number]) if classes is not None and 0 <= number < len(classes) else f"class {number}"
-
-
-@lru_cache(8)
-def _font(size: int) -> Any:
-    return ImageFont.load_default(size)

@@ -439,8 +439,10 @@ def test_orientation(decoder: Decoder, orientation: int) -> None:
     ):
         np.testing.assert_array_equal(decoder.decode(data), reference(data))
         turned = decoder.decode(data, exif_transpose=True)
-        expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
-        np.testing.assert_array_equal(turned, np.array(expected))
+        image = Image.open(io.BytesIO(data))
+        if image.format != "TIFF":  # which Pillow turns when it is loaded; ImageOps before version 10 does it again
+            image = ImageOps.exif_transpose(image)
+        np.testing.assert_array_equal(turned, np.array(image.convert("RGB")))
         assert turned.flags.c_contiguous
 
 

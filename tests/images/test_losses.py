@@ -131,6 +131,10 @@ def test_smaller_versions_in_a_tiff_are_no_pages(tmp_path: Path) -> None:
     small = Image.fromarray(RGB[::2, ::2].copy())
     small.encoderinfo = {"tiffinfo": {254: 1}}
     Image.fromarray(RGB).save(path, save_all=True, append_images=[small])
+    with Image.open(path) as written:
+        written.seek(1)
+        if written.tag_v2.get(254) != 1:
+            pytest.skip("this Pillow writes no smaller versions")
     data = path.read_bytes()
     assert find_losses(data, check_header(data)) == {}
 

@@ -9,6 +9,7 @@ import itertools
 import mmap
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from tests.makers.seek_indexes import HEAD, outside, pieces, repaired
 
 Box = tuple[int, int, int, int]
 MAX_PIXELS = 1 << 28
+CORPUS = Path(__file__).parents[1] / "corpus" / "engine"
 SAMPLINGS = {"444": 0, "422": 1, "420": 2}
 
 
@@ -378,7 +380,7 @@ def refused_files() -> dict[str, bytes]:
     of = {segment.marker: segment for segment in parts}
     frame, scan, jfif = of[0xC0].start, parts[-1], of[0xE0].start
     coded = scan.stop
-    restarts = good()["444 restarts"][0]
+    restarts = (CORPUS / "photo-restarts").read_bytes()  # Pillow before 10.2 writes none
     marker = restarts.index(b"\xff\xd1")
 
     def changed(at: int, *values: int, source: bytes = data) -> bytes:
@@ -402,7 +404,7 @@ def refused_files() -> dict[str, bytes]:
         "half of it": data[: (coded + len(data)) // 2],
         "another end": changed(len(data) - 1, 0xD8),
         "progressive": save(noisy(30, 30), progressive=True),
-        "RGB": rgb.getvalue(),
+        **({"RGB": rgb.getvalue()} if b"Adobe" in rgb.getvalue() else {}),  # Pillow before 10.2 writes none
         "CMYK": cmyk.getvalue(),
         "twelve bits": changed(frame + 4, 12),
         "arithmetic coding": changed(frame + 1, 0xC9),

@@ -15,6 +15,7 @@ from packstore.images.decoders import get_decoder
 from packstore.packing.conversion import convert
 from packstore.seeing.colors import color_of, ink_on
 from packstore.seeing.drawing import drawn_columns, drawn_values, fit_text, overlay, pictures_of, thumbnail
+from packstore.seeing.fonts import default_font
 from packstore.stores import open_store
 from packstore.training.dataset import PackedDataset
 from tests.makers.datasets import write_image
@@ -133,11 +134,29 @@ def test_the_name_of_a_box_is_whole_wherever_the_box_is(left: int, top: int, num
 
 def test_a_name_that_is_longer_than_the_image_ends_with_dots() -> None:
     draw = ImageDraw.Draw(Image.new("RGB", (50, 20)))
-    font = ImageFont.load_default(10)
+    font = default_font(10)
     text = fit_text(draw, "a traffic light", 50, font)
     assert text.startswith("a tr")
     assert text.endswith("…")
     assert draw.textlength(text, font=font) <= 50
+
+
+def test_a_pillow_with_one_font_draws_latin_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before version 10.1, whose font fails for other characters."""
+    newest = getattr(ImageFont, "load_default_imagefont", ImageFont.load_default)
+    monkeypatch.setattr(ImageFont, "load_default", lambda: newest())
+    default_font.cache_clear()
+    try:
+        labels = Column("labels", "ragged", "int64", type="labels", classes=("猫 … ü",), parallel="boxes")
+        values = {"boxes": np.array([[20, 40, 80, 100]], np.float32), "labels": np.array([0])}
+        found = overlay(np.full((480, 600, 3), 128, np.uint8), values, (BOXES, labels))
+        assert (found == ink_on(color_of(0))).all(2).sum() > 20
+        draw, font = ImageDraw.Draw(Image.new("RGB", (50, 20))), default_font(10)
+        text = fit_text(draw, "a traffic light", 50, font)
+        assert text.endswith("…")
+        assert draw.textlength(text, font=font) <= 50
+    finally:
+        default_font.cache_clear()
 
 
 def test_names_of_boxes_keep_clear_of_each_other() -> None:

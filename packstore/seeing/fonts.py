@@ -1,0 +1,37 @@
+"""The font of drawn text: Pillow's own."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from PIL import ImageFont
+
+
+@lru_cache(16)
+def default_font(size: int) -> Any:
+    """Pillow's font; before Pillow 10.1 it has one size, and Latin letters alone."""
+    try:
+        return ImageFont.load_default(size)
+    except TypeError:
+        return _LatinFont(ImageFont.load_default())
+
+
+class _LatinFont:
+    """A bitmap font that draws a question mark for each character that it has not, instead of failing."""
+
+    def __init__(self, font: Any) -> None:
+        self._font = font
+
+    def getmask(self, text: str, mode: str = "", *_: Any, **__: Any) -> Any:
+        return self._font.getmask(_latin(text), mode)
+
+    def getbbox(self, text: str, *_: Any, **__: Any) -> Any:
+        return self._font.getbbox(_latin(text))
+
+    def getlength(self, text: str, *_: Any, **__: Any) -> Any:
+        return self._font.getlength(_latin(text))
+
+
+def _latin(text: str) -> str:
+    return text.replace("…", "...").encode("latin-1", "replace").decode("latin-1")
