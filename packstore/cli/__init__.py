@@ -1,6 +1,6 @@
-"""The command line: arguments, progress, printing, exit codes. One file a command; the library does the work.
+"""The command line: arguments, progress, printing, exit codes. One file for each command; the library does the work.
 
-Modules of this room import the library inside the commands, so that ``packstore --help`` is quick.
+Modules of this room import the library inside the commands, so that ``packstore --help`` is fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from packstore.cli.bench import bench
 from packstore.cli.cache import cache
 from packstore.cli.clean import clean
 from packstore.cli.colour import red
-from packstore.cli.common import answering_commands
+from packstore.cli.common import suggest_commands
 from packstore.cli.completion import completion
 from packstore.cli.convert import convert
 from packstore.cli.demo import demo
@@ -48,13 +48,14 @@ EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class _Commands(click.Group):
-    """Commands in the order of use, not of the alphabet."""
+    """Lists commands in the order of typical use instead of alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    """Prints the versions and exits, if ``wanted``."""
     if not wanted or context.resilient_parsing:
         return
     from importlib.metadata import PackageNotFoundError, version
@@ -81,7 +82,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
     \b
     Examples:
-      packstore demo                              draw images to try things on
+      packstore demo                              draw sample images
       packstore convert imagenet/ imagenet.lmdb   pack files, byte for byte
       packstore verify imagenet.lmdb --against imagenet/
       packstore info imagenet.lmdb
@@ -117,22 +118,24 @@ for command in (
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code: 0, 1 failure, 2 usage, 3 done but samples were skipped."""
+    """Runs the command line, then exits: 0 success, 1 failure, 2 wrong usage, 3 success but samples were skipped.
+
+    Sets signal handlers, the garbage collector and an environment variable for the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Before numpy is imported: its linear algebra, which nothing here needs, would start a thread a core, and they spin
-    # for a while: a tenth of the time of packing small files.
+    # Before numpy is imported: its linear algebra, which packstore does not need, would start a thread a core, and they
+    # spin for a while: a tenth of the time of packing small files.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _open_standard_streams()
-    # Every one of these signals becomes an exception in the main thread, so that a stopped run cleans up.
+    # These signals become an exception in the main thread, so that a stopped run cleans up.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         # nohup ignores a signal on purpose.
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _stop)
-    # A conversion makes many small objects and hardly a cycle: collecting them took a tenth of its time.
+            signal.signal(number, _handle_signal)
+    # A conversion creates many small objects and hardly any cycles: collecting them took a tenth of its time.
     gc.set_threshold(100_000, 50, 100)
     debug = "--debug" in arguments
     if debug:
-        # Accepted after the command too, where one adds it when a command has just failed.
+        # Also accepted after the command, where one appends it when a command has just failed.
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     try:
         code = cli.main(arguments, prog_name="packstore", standalone_mode=False)
@@ -143,28 +146,28 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         click.echo(re.sub("^Error:", red("Error:", 2), text, flags=re.MULTILINE), err=True, nl=False)
         code = error.exit_code
     except _StoppedError as stopped:
-        click.echo(f"packstore: {stopped}{printable(_notes(stopped))}", err=True)
+        click.echo(f"packstore: {stopped}{printable(_join_notes(stopped))}", err=True)
         code = 128 + stopped.signal
     except (click.Abort, KeyboardInterrupt) as stopped:
-        click.echo(f"packstore: interrupted{printable(_notes(stopped))}", err=True)
+        click.echo(f"packstore: interrupted{printable(_join_notes(stopped))}", err=True)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`packstore info … | head`); the interpreter must not complain again.
+        # The reader of the output has gone (`packstore info … | head`). At exit the interpreter must not write to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_FAILURE
     except Exception as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"{red('packstore: error:', 2)} {printable(_describe(error, debug) + _notes(error))}", err=True)
+        click.echo(f"{red('packstore: error:', 2)} {printable(_describe(error, debug) + _join_notes(error))}", err=True)
         if isinstance(error, AmbiguousSourceError):
-            for command in answering_commands(error, arguments):
+            for command in suggest_commands(error, arguments):
                 click.echo(f"  {command}", err=True)
         code = EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILURE
     sys.exit(code or 0)
 
 
-def _notes(error: BaseException | None) -> str:
-    """The notes of an error and of its causes, to follow its message."""
+def _join_notes(error: BaseException | None) -> str:
+    """Joins the notes of an error and of its causes into a text to append to its message."""
     notes: list[str] = []
     while error is not None:
         notes += getattr(error, "__notes__", ())
@@ -173,28 +176,29 @@ def _notes(error: BaseException | None) -> str:
 
 
 def _describe(error: Exception, debug: bool) -> str:
-    """One line that says what happened."""
+    """Describes an error on one line."""
     if isinstance(error, PackstoreError):
         return " ".join(str(error).split("\n"))
     if isinstance(error, OSError):
         name = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         return f"{name}{error.strerror or error}"
     if isinstance(error, MemoryError):
-        return "out of memory; fewer --workers need less"
-    more = "" if debug else "; --debug shows where"
+        return "out of memory; fewer --workers need less memory"
+    more = "" if debug else "; --debug shows the traceback"
     return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}{more}"
 
 
 class _StoppedError(BaseException):
-    """A signal asked for the end. No Exception, so that no handler takes it for a failure."""
+    """Raised when a signal stops the process. Not an Exception, so that no handler treats it as a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__("interrupted" if number == signal.SIGINT else "terminated")
         self.signal = number
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    # A second signal must not interrupt the cleaning up.
+def _handle_signal(number: int, frame: FrameType | None) -> None:
+    """Handles a signal: ignores further signals, interrupts remote requests, and raises :class:`_StoppedError`."""
+    # A second signal must not interrupt the clean-up.
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
     if objects := sys.modules.get("packstore.objects"):
@@ -203,8 +207,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens /dev/null for standard input, output and error that the caller has closed. Otherwise the next file that is
-    opened takes the number, and a C library prints into it."""
+    """Opens /dev/null for each of standard input, output and error that the caller has closed.
+
+    Otherwise the next opened file would take that file descriptor, and a C library would print into it."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

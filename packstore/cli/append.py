@@ -13,11 +13,11 @@ from packstore.cli.common import (
     PixelCount,
     StorePath,
     cache_options,
-    describe_classes,
+    format_column_classes,
     human_bytes,
-    pasted,
     progress_bar,
     quantity,
+    shell_quote,
     source_options,
 )
 from packstore.cli.convert import EXIT_SKIPPED
@@ -29,22 +29,24 @@ if TYPE_CHECKING:
     from packstore.packing.append_plan import AppendPlan
 
 
-@click.command(short_help="Put more records into a store.")
+@click.command(short_help="Add records to a store.")
 @click.argument("store", type=StorePath())
 @click.argument("source", type=StorePath())
 @click.option(
-    "--split", metavar="NAME", help="Take this split of SOURCE; if it has none, put its records into this one of STORE."
+    "--split",
+    metavar="NAME",
+    help="Take only this split of SOURCE. If SOURCE has no splits: the split of STORE to use.",
 )
 @source_options
 @click.option(
     "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
-    help="At a key that STORE has: stop, or leave the sample out. unchecked: compare no keys.",
+    help="For a key that STORE has already: stop, or skip the sample. unchecked: do not compare keys.",
 )  # fmt: skip
 @click.option("--key-prefix", default="", metavar="PREFIX", help="Put PREFIX before the keys of SOURCE.")
 @click.option("--no-new-classes", is_flag=True, help="Stop if SOURCE has a class that STORE lacks.")
 @click.option(
     "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
-    help="At a bad file: stop; or leave it out, list it and exit with 3.",
+    help="For a bad file: stop; or skip it, list it and exit with 3.",
 )  # fmt: skip
 @click.option(
     "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
@@ -52,10 +54,10 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--accept-loss", type=click.Choice(LOSSES), multiple=True,
-    help="Images become 8-bit RGB: accept the loss of further bits, frames, channels, or of transparency.",
+    help="Images become 8-bit RGB: accept the loss of bits, frames, channels or transparency.",
 )  # fmt: skip
-@click.option("--shard-size", type=ByteSize(), help="About the size of new shards.  [default: as those of STORE]")
-@click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
+@click.option("--shard-size", type=ByteSize(), help="Approximate size of new shards.  [default: as in STORE]")
+@click.option("--restart", is_flag=True, help="Start again instead of resuming an interrupted run.")
 @click.option(
     "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
     help="Refuse images that claim more pixels, e.g. 50M.",
@@ -67,11 +69,11 @@ if TYPE_CHECKING:
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
 @cache_options
 def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
-    """Put the records of SOURCE into STORE, encoded as those that STORE has.
+    """Add the records of SOURCE to STORE, encoded like the records of STORE.
 
-    SOURCE is what packstore convert takes. The records go into new shards beside the old ones; a store of one file
-    becomes a directory of shards. Whoever reads STORE sees the old store until the new one is complete. Classes that
-    STORE lacks get the next numbers. To go on after an interrupted run, give the same command again.
+    SOURCE is any source of packstore convert. The records go into new shards beside the old ones; a store of one file
+    becomes a directory of shards. Readers of STORE see the old store until the new one is complete. Classes that STORE
+    lacks get the next numbers. To resume an interrupted run, give the same command again.
 
     \b
     Examples:
@@ -100,16 +102,16 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
         ) from error
     if not quiet:
         click.echo(describe_report(report))
-        click.echo(f"prove it with: packstore verify {pasted(store)}")
+        click.echo(f"prove it with: packstore verify {shell_quote(store)}")
     if report.skipped:
         if quiet:
             skipped = quantity(len(report.skipped), "file")
-            click.echo(f"{printable(str(store))}: {skipped} skipped; see packstore info {pasted(store)}", err=True)
+            click.echo(f"{printable(str(store))}: {skipped} skipped; see packstore info {shell_quote(store)}", err=True)
         raise click.exceptions.Exit(EXIT_SKIPPED)
 
 
 def describe_plan(plan: AppendPlan) -> str:
-    """The plan of ``--dry-run``."""
+    """Describes the plan for ``--dry-run``."""
     from packstore.packing.append_plan import new_classes
 
     lines = [
@@ -119,11 +121,11 @@ def describe_plan(plan: AppendPlan) -> str:
     ]
     lines += [f"  {name:<10} {count:,}" for name, count in plan.added.items() if name]
     added = new_classes(plan.manifest.columns, plan.columns)
-    lines += [f"new classes  {said}" for said in map(describe_classes, added, added.values())]
+    lines += [f"new classes  {said}" for said in map(format_column_classes, added, added.values())]
     if plan.duplicates:
         lines.append(f"duplicates   {quantity(plan.duplicates, 'sample')} left out")
     if plan.way == "link":
-        lines.append("estimate     nothing but links: the shards are taken as they are")
+        lines.append("estimate     links only: the shards are used unchanged")
     else:
         lines.append(f"estimate     {human_bytes(plan.estimate_bytes)}")
     lines.append("nothing was written (--dry-run)")
@@ -131,25 +133,25 @@ def describe_plan(plan: AppendPlan) -> str:
 
 
 def describe_report(report: AppendReport) -> str:
-    """The summary."""
+    """Describes the finished append."""
     added = sum(report.added.values())
     total = quantity(report.manifest.records, "record")
     lines = [f"{printable(str(report.store))}: {bold(quantity(added, 'record') + ' more')}, {total} now"]
     if any(report.added):
         lines.append("  added    " + ", ".join(f"{printable(name)} {count:,}" for name, count in report.added.items()))
     elif not added and not report.duplicates and not report.skipped:
-        lines.append("  an earlier run of this command was killed when all was in already")
+        lines.append("  nothing to do: the interrupted run had finished")
     for name, classes in report.new_classes.items():
-        lines.append(f"  {yellow('new classes')} {describe_classes(name, classes)}")
+        lines.append(f"  {yellow('new classes')} {format_column_classes(name, classes)}")
     lines.append(f"  shards   {len(report.manifest.shards or ()) or 1}")
     if report.linked:
-        lines.append(f"           {quantity(report.linked, 'shard')} taken as they are")
+        lines.append(f"           {quantity(report.linked, 'shard')} used unchanged")
     if report.rewritten:
         lines.append(
-            f"  copied   {quantity(report.rewritten, 'record')} of a shard that held several splits, to one shard each"
+            f"  copied   {quantity(report.rewritten, 'record')} of a shard with several splits, to one shard for each"
         )
     if report.duplicates:
-        left_out = f"{quantity(report.duplicates, 'sample')} whose keys the store has; their content was not compared"
+        left_out = f"{quantity(report.duplicates, 'sample')} with keys of the store; their content was not compared"
         lines.append(f"  {yellow('left out')} {left_out}")
     if report.skipped:
         lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")

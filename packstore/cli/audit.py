@@ -15,9 +15,9 @@ from packstore.cli.common import (
     StorePath,
     cache_options,
     echo_rows,
-    expecting_store,
     progress_bar,
     quantity,
+    suggest_packing,
 )
 from packstore.core.errors import printable
 from packstore.images.sniff import MAX_PIXELS
@@ -31,18 +31,18 @@ _KEYS = 3
 
 @click.command(short_help="Find leaks between splits, conflicting labels, odd images, wrong boxes.")
 @click.argument("store", type=StorePath())
-@click.option("--pixels", is_flag=True, help="Decode all images too: the same or nearly the same pictures, odd ones.")
-@click.option("--near/--no-near", default=True, help="With --pixels: nearly the same pictures too.  [default: near]")
-@click.option("--mirrored", is_flag=True, help="With --pixels: mirrored pictures are nearly the same.")
+@click.option("--pixels", is_flag=True, help="Also decode all images, to find equal, nearly equal and odd ones.")
+@click.option("--near/--no-near", default=True, help="With --pixels: find nearly equal images too.  [default: near]")
+@click.option("--mirrored", is_flag=True, help="With --pixels: mirror images count as nearly equal.")
 @click.option(
-    "--mask-classes", type=click.IntRange(1), metavar="N", help="With --pixels: masks have N classes, or 255."
+    "--mask-classes", type=click.IntRange(1), metavar="N", help="With --pixels: mask values are below N, or 255."
 )
 @click.option(
-    "--min-side", type=click.IntRange(1), default=16, show_default=True, metavar="PX", help="Smaller images are tiny."
+    "--min-side", type=click.IntRange(1), default=16, show_default=True, metavar="PX", help="Report smaller images."
 )
 @click.option(
     "--max-aspect", type=click.FloatRange(1), default=5.0, show_default=True, metavar="X",
-    help="Images more than X times as long as wide are extreme.",
+    help="Report images with sides in a larger ratio than X.",
 )  # fmt: skip
 @click.option(
     "--imbalance", type=click.FloatRange(1), default=10.0, show_default=True, metavar="X",
@@ -53,20 +53,20 @@ _KEYS = 3
     help="Report images that claim more pixels, e.g. 50M.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
-@click.option("--fail-on", type=Kinds(), default=(), metavar="KINDS", help="Exit with 1 for leakage,conflict,… or any.")
+@click.option("--fail-on", type=Kinds(), default=(), metavar="KINDS", help="Exit with 1 on leakage,conflict,… or any.")
 @click.option(
     "--json", "json_file", type=LocalPath(), metavar="FILE", help="Write the report as JSON, too; - prints it."
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what --fail-on names.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only the findings of --fail-on.")
 @cache_options
 def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: bool, **options: Any) -> None:
-    """Look for what spoils training with STORE: the same image in two splits or under two labels, classes
+    """Find mistakes in STORE that spoil training: the same image in two splits or under two labels, classes
     that are empty or in one split only, wrong boxes.
 
-    Reads checksums and labels, which takes seconds. With --pixels it also decodes every image: pictures that
-    are nearly the same, images that are flat, tiny, truncated, not upright, masks of another size.
+    Reads checksums and labels, which takes seconds. With --pixels it also decodes every image, and finds
+    images that are nearly equal, flat, tiny, truncated or not upright, and masks of another size.
     packstore guide seeing lists all kinds of findings.
-    Exits with 1 if there is a finding that --fail-on names, otherwise with 0.
+    Exits with 1 if there is a finding of the kinds in --fail-on, otherwise with 0.
 
     \b
     Examples:
@@ -78,9 +78,9 @@ def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: 
     from packstore.checking.audit import audit as run
 
     to_stdout = json_file == Path("-")
-    if json_file is not None and not json_file.absolute().parent.is_dir():  # said now, not after all has been read
+    if json_file is not None and not json_file.absolute().parent.is_dir():  # refused before the store is read
         raise click.UsageError(f"--json: there is no directory {printable(str(json_file.absolute().parent))}")
-    with expecting_store(store), progress_bar(quiet or to_stdout) as progress:
+    with suggest_packing(store), progress_bar(quiet or to_stdout) as progress:
         report = run(store, **options, progress=progress)
     if to_stdout:
         click.echo(report.to_json())
@@ -93,7 +93,7 @@ def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: 
 
 
 def describe(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> str:
-    """The report for people; of the kinds ``only``, or of all. Those that are ``failing`` are marked."""
+    """Describes the report; only findings of the kinds ``only``, if given. Marks the kinds in ``failing``."""
     from packstore.checking.audit import KINDS
 
     lines = [] if only is not None else [f"checked  {check}" for check in report.checks]
@@ -102,7 +102,7 @@ def describe(report: AuditReport, only: tuple[str, ...] | None = None, failing: 
             continue
         mark = red(kind) if kind in failing else bold(kind)
         lines.append(f"{mark}  {quantity(count, 'finding')}: {KINDS[kind]}")
-        lines += [f"  {_shown(finding)}" for finding in report.of(kind)[:_LISTED]]
+        lines += [f"  {_describe_finding(finding)}" for finding in report.of(kind)[:_LISTED]]
         if count > _LISTED:
             lines.append(f"  … and {count - _LISTED:,} more (--json lists them)")
     if only is None:
@@ -113,7 +113,7 @@ def describe(report: AuditReport, only: tuple[str, ...] | None = None, failing: 
     return "\n".join(lines)
 
 
-def _shown(finding: Finding) -> str:
+def _describe_finding(finding: Finding) -> str:
     pairs = zip(finding.records[:_KEYS], finding.keys, strict=False)
     where = ", ".join(f"{record} ({'?' if key is None else printable(key)})" for record, key in pairs)
     more = f" and {len(finding.records) - _KEYS:,} more" if len(finding.records) > _KEYS else ""

@@ -15,12 +15,12 @@ from packstore.cli.common import (
     LocalPath,
     StorePath,
     cache_options,
-    expecting_store,
     human_bytes,
-    pasted,
     progress_bar,
     quantity,
-    wrapped,
+    shell_quote,
+    suggest_packing,
+    wrap_text,
 )
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--augment", metavar="HOW", default="crop", show_default=True,
-    help="crop: random resized crop and flip; padded random crop and flip for images that have the size already. none: "
-    "whole images. Or operations of packstore.augment, such as 'RandomResizedCrop(160), RandomHorizontalFlip()'.",
+    help="crop: random resized crop and flip; if all images have the size already, padded random crop and flip. "
+    "none: whole images. Or operations of packstore.augment, such as 'RandomResizedCrop(160), RandomHorizontalFlip()'.",
 )  # fmt: skip
 @click.option(
     "--recipe", metavar="NAME",
-    help="A recipe of packstore.augment, such as timm-rsb-a2: --augment with its name, and what each operation costs.",
+    help="Augment by a recipe of packstore.augment, such as timm-rsb-a2, and measure the cost of each operation.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads of the loader.  [default: one a core]")
 @click.option(
@@ -55,24 +55,27 @@ if TYPE_CHECKING:
     help="cpu, cuda, cuda:1 …; auto: a GPU if there is one.",
 )  # fmt: skip
 @click.option(
-    "--target", type=click.FloatRange(0, min_open=True), metavar="IMG/S", help="Images a second that training takes."
+    "--target",
+    type=click.FloatRange(0, min_open=True),
+    metavar="IMG/S",
+    help="Images a second that the model takes.",
 )
 @click.option(
     "--step-ms", type=click.FloatRange(0, min_open=True), metavar="MS",
-    help="The same, as the model's time for a batch.",
+    help="The same, given as the model's time for a batch.",
 )  # fmt: skip
-@click.option("--cold", is_flag=True, help="First drop the store's files from memory, to measure the disk.")
-@click.option("--no-tries", is_flag=True, help="Do not try other ways of packing.")
+@click.option("--cold", is_flag=True, help="First drop the store's files from the page cache, to measure the disk.")
+@click.option("--no-tries", is_flag=True, help="Do not try other encodings.")
 @click.option("--plot", type=LocalPath(), metavar="FILE", help="Draw the rates: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @cache_options
 def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_json: bool, **options: Any) -> None:
-    """Measure what limits training with the store at PATH on this machine, and say what would help.
+    """Measure what limits training with the store at PATH on this machine, and advise what to change.
 
-    Times reading, decoding, augmenting and copying one by one, then the whole loader. Names the stage that
-    is the limit, and the number of cores from which on it is not. Of stores of image files it also packs a
-    sample in other ways, in a temporary directory, and loads that. Changes nothing. Run it on an idle
-    machine.
+    Times reading, decoding, augmenting and copying one by one, then the whole loader. Names the slowest
+    stage, and how many cores it takes until another stage is slower. For a store of image files, also packs a
+    sample with other encodings in a temporary directory and loads it. Leaves the store unchanged. Run it on
+    an idle machine.
 
     \b
     Examples:
@@ -98,12 +101,12 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
     recipe = options.pop("recipe")
     if recipe is not None:
         if options["augment"] != "crop":
-            raise click.UsageError("--recipe says the operations: leave out --augment")
+            raise click.UsageError("--recipe and --augment both choose the operations: give one of them")
         options["augment"] = recipe
     usual = _training_split(path)
     options["split"] = options["split"] or usual
-    chosen = BenchOptions(device=_device(device), tries=not no_tries, **options)
-    with progress_bar(as_json, of_stages=True) as progress:
+    chosen = BenchOptions(device=_resolve_device(device), tries=not no_tries, **options)
+    with progress_bar(as_json, count_stages=True) as progress:
         report = run(path, chosen, progress)
     if picture is not None:
         from packstore.diagnose.bench.plot import plot
@@ -113,15 +116,15 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
 
 
 def _training_split(path: Path) -> str | None:
-    """``train`` if it is one of several splits: what is measured is training."""
+    """Returns ``train`` if it is one of several splits, else None."""
     from packstore.stores import open_store
 
-    with expecting_store(path), open_store(path) as reader:
+    with suggest_packing(path), open_store(path) as reader:
         names = [split.name for split in reader.manifest.splits]
     return "train" if len(names) > 1 and "train" in names else None
 
 
-def _device(name: str) -> str:
+def _resolve_device(name: str) -> str:
     if name != "auto":
         return name
     import torch
@@ -130,7 +133,7 @@ def _device(name: str) -> str:
 
 
 def to_json(report: BenchReport) -> dict[str, Any]:
-    """The report as JSON values; rates are images a second."""
+    """Converts the report to JSON values; rates are images a second."""
     rates = asdict(report.rates)
     return {
         "path": str(report.path),
@@ -167,16 +170,16 @@ def describe(report: BenchReport) -> str:
     )
     wide = max(12, *(len(stage.name) + 1 for stage in report.stages))
     lines = [
-        *wrapped("", what, columns),
-        *wrapped("", how, columns),
+        *wrap_text("", what, columns),
+        *wrap_text("", how, columns),
         "",
         f"{'images/s':<{wide}}{'1 thread':>11}{quantity(rates.threads, 'thread') if rates.threads > 1 else '':>12}",
     ]
     for stage in report.stages:
         many = stage.all if rates.threads > 1 or stage.one is None else None
-        figures = f"{stage.name:<{wide}}{_rate(stage.one):>11}{_rate(many):>12}   "
-        lines += [line.rstrip() for line in wrapped(figures, stage.note, columns)]
-    lines += ["", *(line for row in _verdict(report) for line in wrapped(row[:9], row[9:], columns))]
+        figures = f"{stage.name:<{wide}}{_format_rate(stage.one):>11}{_format_rate(many):>12}   "
+        lines += [line.rstrip() for line in wrap_text(figures, stage.note, columns)]
+    lines += ["", *(line for row in _describe_verdict(report) for line in wrap_text(row[:9], row[9:], columns))]
     if report.trials:
         now = report.trials[0]
         shown = min(128, report.records)
@@ -185,30 +188,30 @@ def describe(report: BenchReport) -> str:
             gain = f"{trial.images_per_second / now.images_per_second:.2f} x" if trial is not now else ""
             mode = " (resident)" if trial.mode == "resident" else ""
             mode += f", {trial.augment}" if trial.augment else ""
-            figures = f"  {trial.how or 'as it is':<32}{_rate(trial.images_per_second):>10}{gain:>9}   "
+            figures = f"  {trial.how or 'as it is':<32}{_format_rate(trial.images_per_second):>10}{gain:>9}   "
             note = f"{human_bytes(trial.record_bytes)} a record{mode}"
-            lines += [line.rstrip() for line in wrapped(figures, note, columns)]
+            lines += [line.rstrip() for line in wrap_text(figures, note, columns)]
     lines += ["", "what to do:"]
     for advice in report.advice:
-        lines += [*wrapped("- ", advice.what, columns), *wrapped("  ", advice.why, columns)]
+        lines += [*wrap_text("- ", advice.what, columns), *wrap_text("  ", advice.why, columns)]
         if advice.options:
-            lines.append(f"  packstore convert {pasted(report.path)} NEW.lmdb {advice.options}")
+            lines.append(f"  packstore convert {shell_quote(report.path)} NEW.lmdb {advice.options}")
     if not report.advice:
-        lines.append("- nothing that was measured speaks for a change")
+        lines.append("- nothing: no measurement suggests a change")
     return "\n".join(lines)
 
 
-def _verdict(report: BenchReport) -> list[str]:
+def _describe_verdict(report: BenchReport) -> list[str]:
     verdict, rates = report.verdict, report.rates
-    names = {"model": "training itself", "loader": "putting batches together", "read": "reading"}
+    names = {"model": "the model", "loader": "assembling batches", "read": "reading"}
     lines = [f"limit    {names.get(verdict.stage, verdict.stage)}: {verdict.why}"]
     if verdict.then == "copy" and not rates.on_gpu:
-        lines.append("cores    --target or --step-ms says what training takes, and so how many cores are enough")
+        lines.append("cores    give --target or --step-ms to learn how many cores are enough")
     elif verdict.cores is not None and verdict.then is not None and verdict.then_rate is not None:
         after = {
-            "model": "training takes",
+            "model": "the model takes",
             "copy": "copying allows",
-            "read": "the disk gives",
+            "read": "the disk allows",
         }[verdict.then]
         enough = f"{quantity(verdict.cores, 'core')} for the {verdict.then_rate:,.0f} images/s that {after}"
         lines.append(f"cores    reading, decoding and augmenting need {enough}")
@@ -217,5 +220,5 @@ def _verdict(report: BenchReport) -> list[str]:
     return lines
 
 
-def _rate(value: float | None) -> str:
+def _format_rate(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"

@@ -14,20 +14,20 @@ from packstore.cli.common import ByteSize, StorePath, cache_options, human_bytes
 from packstore.core.errors import StoreError, UsageError, printable
 
 
-@click.group(short_help="Look after the local copies of remote shards.")
+@click.group(short_help="Fill, list and clean the cache of remote shards.")
 def cache() -> None:
-    """Look after the cache: the local copies of remote shards.
+    """Fill, list and clean the cache: local copies of remote shards.
 
     Its folder is --cache, else the environment variable PACKSTORE_CACHE, else packstore in the user's cache
-    folder. All processes of a machine share it. What a process has open stays.
+    folder. All processes of a machine share it. Copies that a process has open are never removed.
 
     \b
     Examples:
       packstore cache prefetch s3://bucket/imagenet.lmdb
       packstore cache list
       packstore cache list --json | jq .used
-      packstore cache clean                      all that is not in use
-      packstore cache clean --keep 100GB         what was used last stays
+      packstore cache clean                      remove all that is not in use
+      packstore cache clean --keep 100GB         keep the copies used last
       packstore cache list --cache /scratch/shards
     """
 
@@ -38,9 +38,9 @@ def cache() -> None:
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar; print nothing.")
 @cache_options
 def prefetch(url: Path, workers: int, quiet: bool) -> None:
-    """Fetch all shards of the store at URL that are not in the cache: before training, on each machine.
+    """Fetch all shards of the store at URL that the cache lacks. Run it before training, on each machine.
 
-    Stopped, the same command goes on where it was.
+    If it is interrupted, the same command resumes.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
     if not isinstance(url, UrlPath):
         raise UsageError(f"{printable(str(url))} is on this machine; only stores at URLs are cached")
     with closing(open_store(url)) as reader:
-        if not isinstance(reader, RemoteReader):  # one object, which is there by now
+        if not isinstance(reader, RemoteReader):  # one object, which opening has fetched
             if not quiet:
                 click.echo(f"{printable(str(url))}: 1 object, {human_bytes(reader.nbytes or 0)}")
             return
@@ -76,18 +76,17 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
         if not quiet:
             click.echo(
                 f"{printable(str(reader.cache.root))}: {quantity(absent, 'shard')} fetched, "
-                f"{human_bytes(reader.counts.fetched_bytes)}; {len(shards) - absent:,} were there"
+                f"{human_bytes(reader.counts.fetched_bytes)}; {len(shards) - absent:,} were there already"
             )
 
 
-@cache.command("list", short_help="List what is in the cache.")
+@cache.command("list", short_help="List the content of the cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @cache_options
 def list_entries(as_json: bool) -> None:
-    """List what is in the cache, with what was used last at the end: URL, size, last use.
+    """List the objects in the cache by last use, the latest at the end: URL, size, time of last use.
 
-    An object whose URL is not known has its name in the cache, its SHA-256, as the table of its store has it.
-    --json has both.
+    If an object's URL is unknown, its name in the cache is listed, which is its SHA-256. --json has both.
 
     \b
     Examples:
@@ -113,13 +112,13 @@ def list_entries(as_json: bool) -> None:
     )
 
 
-@cache.command("clean", short_help="Remove what is not in use.")
-@click.option("--keep", type=ByteSize(), default=0, help="Leave so much of what was used last, e.g. 100GB.")
+@cache.command("clean", short_help="Remove objects that are not in use.")
+@click.option("--keep", type=ByteSize(), default=0, help="Keep so many bytes of the objects used last, e.g. 100GB.")
 @cache_options
 def clean_entries(keep: int) -> None:
-    """Remove from the cache what no process has open; it is fetched again when it is needed.
+    """Remove objects from the cache that no process has open. They are fetched again when needed.
 
-    Removes only files with names that packstore gives, in a folder that packstore made.
+    Removes only files that packstore has named, in a folder that packstore has created.
 
     \b
     Examples:

@@ -16,32 +16,32 @@ from packstore.core.urls import UrlPath
 _LISTED = 10
 
 
-@click.command(short_help="Remove what interrupted runs have left.")
+@click.command(short_help="Remove leftovers of interrupted runs.")
 @click.argument("places", nargs=-1, type=StorePath(), metavar="[PLACE]...")
 @click.option(
     "--older-than", type=click.FloatRange(0), default=7, show_default=True, metavar="DAYS",
-    help="At a URL: only what has been there for so long.",
+    help="At a URL: only objects of at least this age.",
 )  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="Remove without asking.")
-@click.option("-n", "--dry-run", is_flag=True, help="List and remove nothing.")
+@click.option("-n", "--dry-run", is_flag=True, help="List only; remove nothing.")
 def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool) -> None:
-    """Remove what interrupted runs have left.
+    """Remove leftovers of interrupted runs.
 
-    A run that is killed leaves a hidden directory, .NAME.packstore, beside the store it was making; the
-    same command goes on from it. PLACE is a directory to look in, or the name of a store that was not
-    finished; the current directory by default. Lists only directories that prove to be packstore's own and
-    that no process uses, and asks before it removes them. What a killed append has put into a store goes
-    with them.
+    A killed run leaves a hidden directory, .NAME.packstore, beside the store it was writing; the same
+    command would resume from it. PLACE is a directory to search, or the name of an unfinished store; by
+    default the current directory. Lists only directories that are certainly packstore's own and that no
+    process uses, and asks before it removes them. Files that a killed append has added to a store are
+    removed too.
 
-    At the URL of a store, these are objects that neither its newest version names nor one that was replaced
-    within the last DAYS: of killed uploads and conversions, and of stores that were replaced. Each is read
-    once, and removed only if it has the SHA-256 in its name.
+    If PLACE is the URL of a store, removes objects that neither its newest version names, nor one that was
+    replaced within the last DAYS: leftovers of killed uploads and conversions, and of replaced stores. Each is
+    read once, and removed only if its SHA-256 is the one in its name.
 
     \b
     Examples:
       packstore clean                          in the current directory
-      packstore clean /data/stores --dry-run   only list
-      packstore clean imagenet.lmdb --yes      of this store, without asking
+      packstore clean /data/stores --dry-run   list only
+      packstore clean imagenet.lmdb --yes      this store's, without asking
       packstore clean s3://bucket/imagenet.lmdb
     """
     from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
@@ -59,35 +59,37 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
         wanted = {found.path: found for found in find_leftovers(directory) if name in (None, found.owner.destination)}
         if name is not None and not wanted and not os.path.lexists(place):
             raise UsageError(
-                f"{printable(str(place))}: no such directory, and no interrupted run was making a store of that name"
+                f"{printable(str(place))}: no such directory, and no interrupted run was writing a store of that name"
             )
         leftovers.update(wanted)
     if not leftovers:
-        click.echo("nothing is left of interrupted runs")
+        click.echo("there are no leftovers of interrupted runs")
         return
     for found in leftovers.values():
         began = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.owner.started))
         click.echo(
             f"{printable(str(found.path))}: {human_bytes(found.nbytes)} of {printable(found.owner.destination)}, "
-            f"begun {began} by process {found.owner.pid} on {printable(found.owner.host)}"
+            f"started {began} by process {found.owner.pid} on {printable(found.owner.host)}"
         )
         if found.in_store:
             some = ", ".join(map(printable, found.in_store[:5])) + (", …" if len(found.in_store) > 5 else "")
-            click.echo(f"  and in that store {len(found.in_store):,} files that it does not need: {some}")
+            click.echo(f"  and {len(found.in_store):,} unneeded files in that store: {some}")
     if dry_run:
         return
-    if not _confirmed(yes):
+    if not _confirm(yes):
         return
     for found in leftovers.values():
         remove_leftover(found)
         click.echo(f"removed {printable(str(found.path))}")
 
 
-def _confirmed(yes: bool) -> bool:
+def _confirm(yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError("cannot ask, since standard input is no terminal; add --yes to remove, or --dry-run to list")
+        raise UsageError(
+            "cannot ask, since standard input is not a terminal; add --yes to remove, or --dry-run to list"
+        )
     if click.confirm("remove?"):
         return True
     click.echo("nothing was removed")
@@ -102,24 +104,24 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> 
     found = find_needless(objects, now, grace_seconds)
     for name in found.busy:
         click.echo(
-            f"{url}: a conversion is at work, or was stopped and can go on ({name}), so all shards stay", err=True
+            f"{url}: a conversion is running, or was interrupted and can resume ({name}), so all shards stay", err=True
         )
     for name in found.foreign[:_LISTED]:
-        click.echo(f"{url}: {printable(name)} is not packstore's, and stays", err=True)
+        click.echo(f"{url}: {printable(name)} is not packstore's, so it stays", err=True)
     if not found.objects:
-        click.echo(f"{url}: every object is needed, or is too young to be removed")
+        click.echo(f"{url}: every object is needed, or too young to be removed")
         return
     for info in found.objects[:_LISTED]:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.modified))
-        click.echo(f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, there since {since}")
+        click.echo(f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, written {since}")
     if len(found.objects) > _LISTED:
         click.echo(f"… and {len(found.objects) - _LISTED:,} more")
     click.echo(f"{url}: {quantity(len(found.objects), 'object')} of {human_bytes(found.nbytes)} that no version needs")
-    if dry_run or not _confirmed(yes):
+    if dry_run or not _confirm(yes):
         return
     removed = remove_needless(objects, found, now, grace_seconds)
     for name in removed.foreign:
-        click.echo(f"{url}: {printable(name)} has not the content that its name says, and stays", err=True)
+        click.echo(f"{url}: {printable(name)} does not have the SHA-256 in its name, so it stays", err=True)
     click.echo(f"removed {quantity(len(removed.objects), 'object')} of {human_bytes(removed.nbytes)}")
 
 

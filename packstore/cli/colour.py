@@ -1,4 +1,4 @@
-"""Colour, where a terminal shows it: never in pipes and files, nor where ``NO_COLOR`` is set (https://no-color.org)."""
+"""Colour for terminals; none for pipes and files, nor if ``NO_COLOR`` is set (https://no-color.org)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import click
 
 
 def bold(text: str) -> str:
-    """A key figure on standard output."""
-    return click.style(text, bold=True) if _coloured(1) else text
+    """Makes a key figure on standard output bold."""
+    return click.style(text, bold=True) if _uses_colour(1) else text
 
 
 def red(text: str, stream: int = 1) -> str:
-    """The mark of an error, on standard output (1) or error (2)."""
-    return click.style(text, fg="red", bold=True) if _coloured(stream) else text
+    """Colours the mark of an error, for standard output (1) or error (2)."""
+    return click.style(text, fg="red", bold=True) if _uses_colour(stream) else text
 
 
 def yellow(text: str, stream: int = 1) -> str:
-    """The mark of a warning, on standard output (1) or error (2)."""
-    return click.style(text, fg="yellow", bold=True) if _coloured(stream) else text
+    """Colours the mark of a warning, for standard output (1) or error (2)."""
+    return click.style(text, fg="yellow", bold=True) if _uses_colour(stream) else text
 
 
-def _coloured(stream: int) -> bool:
+def _uses_colour(stream: int) -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return (sys.stdout if stream == 1 else sys.stderr).isatty()

@@ -1,4 +1,4 @@
-"""What the commands share: parameter types, sizes for people, the progress bar."""
+"""Shared parts of the commands: parameter types, readable sizes, the progress bar."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TAKING_SOURCES = ("append", "convert", "info")
 
 
 class LocalPath(click.Path):
-    """A path. An empty one, which would be the working directory, is a variable of the shell that is not set."""
+    """A path. Refuses an empty one: it most likely comes from an unset shell variable."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -46,12 +46,12 @@ class LocalPath(click.Path):
 
 
 class StorePath(LocalPath):
-    """A path, or a URL."""
+    """A path or a URL."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from packstore.core.urls import UrlPath, location
 
-        place = location(value) if isinstance(value, str) else value  # before Path makes one slash of several
+        place = location(value) if isinstance(value, str) else value  # before Path would merge the slashes of a URL
         return place if isinstance(place, UrlPath) else location(super().convert(value, param, ctx))
 
 
@@ -59,7 +59,7 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
     """A number of bytes such as 500MB or 1GiB.
 
     Attributes:
-        least_bare: A smaller number without a unit is refused: its unit was forgotten.
+        least_bare: Refuse smaller numbers without a unit, since the unit was probably forgotten.
     """
 
     name = "size"
@@ -90,7 +90,7 @@ class PixelCount(ByteSize):
 
 
 class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """Names of kinds of findings with commas between them; ``any`` for all."""
+    """Kinds of findings, separated by commas; ``any`` for all."""
 
     name = "kinds"
 
@@ -104,12 +104,12 @@ class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from cli
             return tuple(KINDS)
         for name in names:
             if name not in KINDS:
-                self.fail(f"no kind of finding {name!r}; use any, or some of {', '.join(KINDS)}", param, ctx)
+                self.fail(f"unknown kind of finding {name!r}; use any, or some of {', '.join(KINDS)}", param, ctx)
         return tuple(names)
 
 
 class PluginChoice(click.Choice):  # type: ignore[type-arg]
-    """A name in a registry. The help lists the built-in names; plug-ins are looked for when a name is none of them."""
+    """A name in a registry. The help lists built-in names; plug-ins are only loaded for an unknown name."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry.built_in)
@@ -123,14 +123,14 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        """The names that begin so, of plug-ins too."""
+        """Returns the names that begin with ``incomplete``, including those of plug-ins."""
         return [CompletionItem(name) for name in self._registry if name.startswith(incomplete)]
 
 
 def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say which part of SOURCE is read: what to leave out, and which arrays to take."""
+    """Adds the options that choose files, arrays and columns of SOURCE."""
     ignore_help = "Leave out files and folders of SOURCE, as .gitignore does: '*.txt', 'masks/'. Repeatable."
-    layout_help = "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: what boxes are, e.g. xywh."
+    layout_help = "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh."
     column_help = "Tables: image=COL, label=COL, labels=COL, boxes=X1,Y1,X2,Y2, split=COL, keypoints=X,Y,… Repeatable."
     for option in (
         click.option("--ignore", multiple=True, metavar="PATTERN", help=ignore_help),
@@ -144,8 +144,8 @@ def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say how SOURCE is read."""
-    kind_help = "Kind of SOURCE, instead of recognising it: packstore guide sources."
+    """Adds the options for reading SOURCE: its kind, its labels, and those of :func:`array_options`."""
+    kind_help = "Kind of SOURCE, if it is not recognised: packstore guide sources."
     for option in (
         array_options,
         click.option("--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help=kind_help),
@@ -156,8 +156,9 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say where copies of remote shards are kept; they take the place of the environment
-    variables, for the processes that the command starts too."""
+    """Adds the options for the cache of remote shards.
+
+    They set the environment variables while the command runs, so they also hold for the processes that it starts."""
 
     def keep(context: click.Context, parameter: click.Parameter, value: Path | int | None) -> None:
         if value is None or context.resilient_parsing:
@@ -170,11 +171,11 @@ def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--cache-size", type=ByteSize(), callback=keep, expose_value=False, is_eager=True,
-            help="The most it takes, e.g. 200GB; default half of what is free, or $PACKSTORE_CACHE_SIZE.",
+            help="Most bytes of the cache, e.g. 200GB; default $PACKSTORE_CACHE_SIZE, or half of the free space.",
         ),
         click.option(
             "--cache", type=LocalPath(), metavar="DIR", callback=keep, expose_value=False, is_eager=True,
-            help="Where copies of remote shards are kept; default $PACKSTORE_CACHE, or the user's cache folder.",
+            help="Folder for copies of remote shards; default $PACKSTORE_CACHE, or the user's cache folder.",
         ),
     ):  # fmt: skip
         command = option(command)
@@ -195,8 +196,8 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]
         return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
 
 
-def pasted(path: Path | str) -> str:
-    """``path`` for a command that is shown: quoted for the shell, where it must be as ``$'…'``."""
+def shell_quote(path: Path | str) -> str:
+    """Quotes ``path`` for the shell; as ``$'…'`` if it has unprintable characters."""
     text = str(path)
     if printable(text) == text:
         return shlex.quote(text)
@@ -211,17 +212,17 @@ def pasted(path: Path | str) -> str:
     return f"$'{''.join(map(escaped, text))}'"
 
 
-def pasted_options(options: Mapping[str, Any]) -> str:
-    """Those of :func:`source_options` that are given, for a command that is shown, each behind a space."""
+def format_source_options(options: Mapping[str, Any]) -> str:
+    """Formats the given options of :func:`source_options` for a command line, each after a space."""
     given = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else (v,))]
     called = {"source_kind": "source", "columns": "column"}
     shown = [(called.get(name, name).replace("_", "-"), value) for name, value in given if value is not None]
-    return "".join(f" --{name} {pasted(value)}" for name, value in shown)
+    return "".join(f" --{name} {shell_quote(value)}" for name, value in shown)
 
 
 @contextmanager
-def expecting_store(path: Path) -> Iterator[None]:
-    """Where what is within raises because ``path`` is no store but a source, says so, and how to pack it."""
+def suggest_packing(path: Path) -> Iterator[None]:
+    """If the block raises because ``path`` is a source and not a store, raises an error that tells how to pack it."""
     try:
         yield
     except StoreError as error:
@@ -237,8 +238,9 @@ def expecting_store(path: Path) -> Iterator[None]:
         raise UsageError(f"{printable(str(path))} is {title(kind)}; pack it first: {packing_command(path)}") from error
 
 
-def answering_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> list[str]:
-    """The command lines that answer the question about a source which a command line asked."""
+def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> list[str]:
+    """Returns command lines that answer the question of an ambiguous source: ``arguments`` with an added option, or a
+    ``convert`` command."""
     if error.source is None:
         return []
     asked = [number for number, text in enumerate(arguments) if number and Path(text) == error.source]
@@ -249,19 +251,19 @@ def answering_commands(error: AmbiguousSourceError, arguments: Sequence[str]) ->
             "--on-error" in answer.options and command not in ("convert", "append")
         )
         if not asked or command not in _TAKING_SOURCES or only_packing:
-            options = "".join(f" {pasted(text)}" for text in answer.options)
+            options = "".join(f" {shell_quote(text)}" for text in answer.options)
             found.append(packing_command(answer.source or error.source, options))
             continue
         words = [*arguments]
         words[asked[0]] = str(answer.source or error.source)
-        found.append(" ".join(["packstore", *map(pasted, words), *map(pasted, answer.options)]))
+        found.append(" ".join(["packstore", *map(shell_quote, words), *map(shell_quote, answer.options)]))
     return found
 
 
 def packing_command(path: Path, options: str = "") -> str:
-    """The command that packs the source at ``path`` with these options."""
+    """Returns the command that packs the source at ``path``; ``options`` begins with a space."""
     name = path.name.removesuffix(".tar.gz") or path.resolve().name
-    return f"packstore convert {pasted(path)} {pasted(Path(f'{name}.lmdb'))}{options}"
+    return f"packstore convert {shell_quote(path)} {shell_quote(Path(f'{name}.lmdb'))}{options}"
 
 
 def human_bytes(n: float) -> str:
@@ -274,24 +276,24 @@ def human_bytes(n: float) -> str:
 
 
 def describe_normalization(normalization: Normalization) -> str:
-    """``mean 0.491, 0.482, 0.447, std 0.247, 0.243, 0.262``."""
+    """Formats mean and standard deviation: ``mean 0.491, 0.482, 0.447, std 0.247, 0.243, 0.262``."""
     mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (normalization.mean, normalization.std))
     return f"mean {mean}, std {std}"
 
 
-def list_classes(classes: tuple[str, ...]) -> str:
-    """``12 (ant, bee, …)``."""
+def format_classes(classes: Sequence[str]) -> str:
+    """Formats number and first names of classes: ``12 (ant, bee, …)``."""
     shown = ", ".join(printable(name) for name in classes[:_LISTED])
     return f"{len(classes):,} ({shown}{', …' if len(classes) > _LISTED else ''})"
 
 
 def quantity(n: int, noun: str, plural: str | None = None) -> str:
-    """``1 record``, ``1,200 records``."""
+    """Formats a number with its noun: ``1 record``, ``1,200 records``."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
 
 
 def describe_ledger(ledger: Ledger) -> list[str]:
-    """The ledger in a line or two: ``1,012 images packed, 3 annotation files read, 2 left: README.txt, Thumbs.db``."""
+    """Summarises a ledger on one or two lines: ``1,012 images packed, 3 annotation files read, 2 left: README.txt``."""
     from packstore.sources.ledger import Role
     from packstore.sources.listing import IMAGE_SUFFIXES
 
@@ -303,9 +305,9 @@ def describe_ledger(ledger: Ledger) -> list[str]:
     if read:
         parts.append(f"{quantity(read, 'annotation file')} read")
     if evidence:
-        parts.append(f"{evidence:,} of evidence ({_some_names(ledger.names(Role.EVIDENCE), evidence)})")
+        parts.append(f"{evidence:,} of evidence ({_join_first(ledger.names(Role.EVIDENCE), evidence)})")
     if left:
-        parts.append(f"{left:,} left: {_some_names(ledger.names(Role.LEFT), left) if left <= _NAMED else ''}")
+        parts.append(f"{left:,} left: {_join_first(ledger.names(Role.LEFT), left) if left <= _NAMED else ''}")
     if left > _NAMED:
         most = sorted(ledger.left.items(), key=lambda item: (-item[1], item[0]))
         parts[-1] += ", ".join(f"{count:,} {printable(reason)}" for reason, count in most[:_NAMED])
@@ -314,13 +316,13 @@ def describe_ledger(ledger: Ledger) -> list[str]:
     return [", ".join(parts), *([f"left in files: {inside}"] if inside else [])]
 
 
-def _some_names(names: Iterable[str], count: int) -> str:
-    """The first names of ``count``."""
+def _join_first(names: Iterable[str], count: int) -> str:
+    """Joins the first of ``count`` names."""
     return ", ".join(map(printable, islice(names, _NAMED))) + (" …" if count > _NAMED else "")
 
 
-def wrapped(start: str, text: str, columns: int) -> list[str]:
-    """``text`` behind ``start``, in lines of at most ``columns`` characters (and 40 at least)."""
+def wrap_text(start: str, text: str, columns: int) -> list[str]:
+    """Wraps ``text`` after ``start`` to lines of at most ``columns`` characters, or 40 if that is more."""
     lines = textwrap.wrap(
         printable(text),
         max(40, columns),
@@ -333,15 +335,15 @@ def wrapped(start: str, text: str, columns: int) -> list[str]:
 
 
 def echo_rows(text: str) -> None:
-    """Prints rows of a name and a text. In a terminal the text of a long row goes on below its beginning."""
+    """Prints rows of a name and a text. In a terminal, wraps long texts and indents them below their beginning."""
     if sys.stdout.isatty():
         columns = max(40, shutil.get_terminal_size().columns)
-        text = "\n".join(line for row in text.split("\n") for line in fitted_row(row, columns))
+        text = "\n".join(line for row in text.split("\n") for line in wrap_row(row, columns))
     click.echo(text)
 
 
-def fitted_row(row: str, columns: int) -> list[str]:
-    """``row`` in lines of at most ``columns`` characters that are seen; only a longer word is longer."""
+def wrap_row(row: str, columns: int) -> list[str]:
+    """Wraps a row to lines of at most ``columns`` visible characters; does not break words."""
     start = re.match(r" *(?:\S+(?: \S+)*  +)?", row)
     assert start is not None
     indent = " " * len(click.unstyle(start[0]))
@@ -356,20 +358,20 @@ def fitted_row(row: str, columns: int) -> list[str]:
 
 
 @contextmanager
-def progress_bar(quiet: bool, *, of_stages: bool = False) -> Iterator[ProgressCallback]:
-    """A callback that draws a tqdm bar for each stage on standard error: images/s, MB/s, time left.
+def progress_bar(quiet: bool, *, count_stages: bool = False) -> Iterator[ProgressCallback]:
+    """Yields a callback that draws a tqdm bar on standard error for each stage: images/s, MB/s, time left.
 
-    Draws nothing with ``quiet``, or where standard error is no terminal.
+    Draws nothing if ``quiet``, or if standard error is not a terminal. With ``count_stages`` one bar counts the stages.
+    Shows the library's warnings from now on.
     """
     from packstore.cli.messages import show_messages
     from packstore.core.progress import progress_callback
 
     show_messages()
-    with progress_callback(not quiet and sys.stderr.isatty(), of_stages=of_stages) as progress:
+    with progress_callback(not quiet and sys.stderr.isatty(), count_stages=count_stages) as progress:
         yield progress
 
 
-def describe_classes(column: str, classes: Sequence[str]) -> str:
-    """The classes of a column, by their numbers."""
-    some = ", ".join(printable(name) for name in classes[:10]) + (", …" if len(classes) > 10 else "")
-    return f"{printable(column)}: {len(classes):,} ({some})"
+def format_column_classes(column: str, classes: Sequence[str]) -> str:
+    """Formats a column's name with its classes: ``label: 12 (ant, bee, …)``."""
+    return f"{printable(column)}: {format_classes(classes)}"

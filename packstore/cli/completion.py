@@ -6,13 +6,13 @@ import click
 from click.shell_completion import get_completion_class
 
 
-@click.command(short_help="Print what makes a shell complete packstore's commands.")
+@click.command(short_help="Print a completion script for a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script with which SHELL completes commands, options, their values and paths.
+    """Print a script that lets SHELL complete packstore's commands, options, values and paths.
 
-    Append it to the file that the shell reads when it starts, and open a new shell.
+    Append it to the file that the shell reads at start, then open a new shell.
 
     \b
     Examples:

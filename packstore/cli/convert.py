@@ -22,15 +22,15 @@ from packstore.cli.common import (
     describe_ledger,
     describe_normalization,
     echo_rows,
+    format_classes,
+    format_source_options,
     human_bytes,
-    list_classes,
-    pasted,
-    pasted_options,
     progress_bar,
     quantity,
+    shell_quote,
     source_options,
 )
-from packstore.cli.source_info import describe_column, describe_targets, visible_columns
+from packstore.cli.source_info import describe_column, describe_targets, user_columns
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.images.sniff import LOSSES, MAX_PIXELS
@@ -48,20 +48,20 @@ _FEW_IMAGES_A_FILE = 0.5
 @click.argument("source", type=StorePath())
 @click.argument("dest", type=LocalPath())
 @click.option(
-    "--encoding", type=PluginChoice(ENCODINGS), help="What a record holds.  [default: original; .pth: float16]"
+    "--encoding", type=PluginChoice(ENCODINGS), help="Form of the images.  [default: original; .pth: float16]"
 )
 @click.option(
     "--size", type=ImageSize(), metavar="S|HxW", help="Bring all images to one size: 224, or 32x48 (height x width)."
 )
 @click.option(
     "--fit", type=click.Choice(["crop", "pad", "squash"]),
-    help="What --size does to another aspect ratio.  [default: crop]",
+    help="How --size treats other aspect ratios.  [default: crop]",
 )  # fmt: skip
 @click.option("--resize", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the shorter side.")
 @click.option("--max-side", type=click.IntRange(1), metavar="PX", help="jpeg, uint8: shrink the longer side.")
 @click.option(
     "--quality", type=click.IntRange(1, 100), metavar="Q",
-    help="jpeg: its quality.  [default: 90]",
+    help="jpeg: quality.  [default: 90]",
 )  # fmt: skip
 @click.option(
     "--normalize", metavar="HOW",
@@ -71,25 +71,25 @@ _FEW_IMAGES_A_FILE = 0.5
 @click.option(
     "--exif-transpose",
     is_flag=True,
-    help="Turn images as their EXIF orientation says; files that are kept, when loading.",
+    help="Turn images upright by their EXIF orientation; files that stay unchanged are turned when loaded.",
 )
 @click.option(
     "--index/--no-index", default=None,
-    help="original: whether JPEG files get a seek index, 0.8% more bytes, by which crops decode faster.  "
+    help="original: add a seek index to JPEG files, so that crops decode faster; 0.8% more bytes.  "
     "[default: --index]",
 )  # fmt: skip
 @click.option(
     "--link", "link", flag_value="absolute",
-    help="Copy no images: keep where they lie in SOURCE (file, offset, length), and read them there.",
+    help="Copy no images: store links to them (file, offset, length), and read them from SOURCE.",
 )  # fmt: skip
 @click.option("--link-relative", "link", flag_value="relative", help="The same with paths relative to DEST's folder.")
 @click.option(
     "--progressive", type=click.Choice(["baseline"]),
-    help="original: make progressive JPEG files baseline ones, without loss, since these decode faster.",
+    help="original: convert progressive JPEG files to baseline without loss, so that they decode faster.",
 )  # fmt: skip
 @click.option(
     "--accept-loss", type=click.Choice(LOSSES), multiple=True,
-    help="Images become 8-bit RGB: accept the loss of further bits, frames, channels, or of transparency.",
+    help="Images become 8-bit RGB: accept the loss of bits, frames, channels or transparency.",
 )  # fmt: skip
 @click.option("--split", metavar="NAME", help="Pack only this split.")
 @source_options
@@ -97,17 +97,17 @@ _FEW_IMAGES_A_FILE = 0.5
 @click.option(
     "--shard-size",
     type=ByteSize(),
-    help="Split into shards of about this size, e.g. 1GiB: cut by sizes in SOURCE, before packing.",
+    help="Approximate size of shards, e.g. 1GiB, measured by the images' bytes in SOURCE.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
-@click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
+@click.option("--restart", is_flag=True, help="Start again instead of resuming an interrupted run.")
 @click.option(
     "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
     help="Check each file. header: its kind, header and end; decode: every pixel.",
 )  # fmt: skip
 @click.option(
     "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
-    help="At a bad file: stop; or leave it out, list it and exit with 3.",
+    help="For a bad file: stop; or skip it, list it and exit with 3.",
 )  # fmt: skip
 @click.option(
     "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
@@ -132,18 +132,18 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       classes     root/class/…, root/{train,val,test}/class/…, or --labels CSV
       tables      CSV, JSON, Parquet, lists of images: --column image=COL
       detection   COCO, Pascal VOC, YOLO …
-      as loaded   ILSVRC, CIFAR-10, CIFAR-100, CelebA, ADE20K …
-      of others   WebDataset, Parquet, TFRecord, RecordIO, MDS, HDF5, Zarr …
+      published   ILSVRC, CIFAR-10, CIFAR-100, CelebA, ADE20K …
+      containers  WebDataset, Parquet, TFRecord, RecordIO, MDS, HDF5, Zarr …
 
-    "packstore guide sources" lists all. "packstore info SOURCE" says what one is taken for.
+    "packstore guide sources" lists all. "packstore info SOURCE" shows how a source is recognised.
 
     The suffix of DEST chooses the format: .lmdb, .h5, .hdf5, .pth or .pt. DEST appears when it is complete.
-    To go on after an interrupted run, give the same command again.
+    To resume an interrupted run, give the same command again.
 
     \b
     Examples:
       packstore convert imagenet/ imagenet.lmdb                 byte for byte
-      packstore convert shards/ linked.lmdb --link              no second copy
+      packstore convert shards/ linked.lmdb --link              no copy of images
       packstore convert imagenet/ small.lmdb --encoding jpeg --resize 256
       packstore convert imagenet/ i224.h5 --encoding uint8 --size 224
       packstore convert ILSVRC2012_img_train.tar train.lmdb     an archive
@@ -156,7 +156,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     from packstore.packing.options import ConvertOptions
     from packstore.packing.plan import make_plan
 
-    # A conversion makes many small objects and hardly a cycle: collecting them took 7% of packing 50,000 small files.
+    # A conversion creates many small objects and hardly any cycles: collecting them took 7% of packing 50,000 files.
     options["link"] = {None: False, "absolute": True}.get(options["link"], options["link"])
     gc.freeze()
     gc.set_threshold(100_000)
@@ -178,13 +178,14 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     if report.skipped:
         if quiet:
             click.echo(
-                f"{dest}: {quantity(len(report.skipped), 'file')} skipped; see packstore info {pasted(dest)}", err=True
+                f"{dest}: {quantity(len(report.skipped), 'file')} skipped; see packstore info {shell_quote(dest)}",
+                err=True,
             )
         raise click.exceptions.Exit(EXIT_SKIPPED)
 
 
 def describe_plan(plan: Plan) -> str:
-    """The plan of ``--dry-run``."""
+    """Describes the plan for ``--dry-run``."""
     survey, encode = plan.survey, plan.encode
     encoding = ENCODINGS[encode.encoding]
     shape = ""
@@ -203,7 +204,7 @@ def describe_plan(plan: Plan) -> str:
         lines.append(f"normalise    {describe_normalization(encode.normalization)}")
     lines.append(f"records      {survey.records:,}")
     lines += [f"  {name:<10} {count:,}" for name, count in survey.splits.items() if name]
-    lines += [f"{column.name:<12} {describe_column(column)}" for column in visible_columns(survey.columns)]
+    lines += [f"{column.name:<12} {describe_column(column)}" for column in user_columns(survey.columns)]
     lines += [f"files        {text}" for text in describe_ledger(survey.ledger)]
     if plan.shards is not None:
         limit, by_samples = plan.shards.limit, plan.shards.by == "samples"
@@ -216,7 +217,7 @@ def describe_plan(plan: Plan) -> str:
 
 
 def describe_report(report: ConvertReport) -> str:
-    """The summary after a conversion."""
+    """Describes the finished conversion."""
     manifest = report.manifest
     seconds = max(report.seconds, 1e-9)
     rate = f"{manifest.records / seconds:,.0f} images/s, {report.source_bytes / 1e6 / seconds:,.0f} MB/s"
@@ -228,11 +229,11 @@ def describe_report(report: ConvertReport) -> str:
     if manifest.splits:
         lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))
     if manifest.classes is not None:
-        lines.append(f"  classes  {list_classes(manifest.classes)}")
+        lines.append(f"  classes  {format_classes(manifest.classes)}")
     lines += [f"  {name:<8} {text}" for name, text in describe_targets(manifest.columns)]
     if manifest.has_column("label") and manifest.classes is None:
         kind = manifest.column("label").type
-        lines.append(f"  labels   {'numbers, without names of classes' if kind == 'label' else f'none, but {kind}'}")
+        lines.append(f"  labels   {'numbers, without class names' if kind == 'label' else f'none, but {kind}'}")
     if manifest.shards:
         lines.append(f"  shards   {len(manifest.shards)}")
     lines.append(
@@ -249,7 +250,7 @@ def describe_report(report: ConvertReport) -> str:
     lines += [f"  files    {text}" for text in describe_ledger(report.ledger)]
     if report.kept:
         lines.append(
-            f"  as is    {quantity(sum(report.kept.values()), 'progressive file')} that cannot be made baseline:"
+            f"  as is    {quantity(sum(report.kept.values()), 'progressive file')} that cannot become baseline:"
         )
         kept = list(report.kept.items())[:_LISTED]
         lines += [f"    {printable(reason)}: {quantity(count, 'file')}" for reason, count in kept]
@@ -266,7 +267,7 @@ def describe_report(report: ConvertReport) -> str:
 
 
 def describe_links(report: ConvertReport) -> list[str]:
-    """Where the images of a new linked store lie."""
+    """Describes the files that a new linked store points to."""
     from packstore.stores import open_store
     from packstore.stores.linked import folder_of, linked_places
 
@@ -274,18 +275,19 @@ def describe_links(report: ConvertReport) -> list[str]:
         places = linked_places(reader, folder_of(reader.path))
     lines = [f"to {quantity(len(places), 'file')}, which must stay where they are"]
     if len(places) > _FEW_IMAGES_A_FILE * report.manifest.records:
-        lines.append("small files stay small files: a store that holds its images opens none for each")
+        lines.append("training still opens a small file for each image; without --link it opens only the store")
     return lines
 
 
 def proof_command(report: ConvertReport, source: Path, labels: Path | None, source_kind: str | None) -> str:
-    """The whole command that compares a new store with its source. The split is in the store."""
-    command = f"packstore verify {pasted(report.destination)} --against {pasted(source)}"
-    return command + pasted_options({"labels": labels, "source_kind": source_kind})
+    """Returns the command that compares a new store with its source. It needs no --split: the store has it."""
+    command = f"packstore verify {shell_quote(report.destination)} --against {shell_quote(source)}"
+    return command + format_source_options({"labels": labels, "source_kind": source_kind})
 
 
 def _uint8_saving(report: ConvertReport) -> str | None:
-    """What uint8 would take instead of normalised floating point; None where that cannot be chosen."""
+    """Describes the size with uint8 instead of floating point; None if the encoding is not floating point, or the
+    source is a store."""
     manifest = report.manifest
     image = manifest.image
     if ENCODINGS[manifest.encoding].layout != "CHW" or manifest.origin.kind == "store":
@@ -299,8 +301,8 @@ def _describe_palette(classes: tuple[str, ...]) -> list[str]:
     named = ", ".join(printable(name) for name in classes[:_LISTED]) + (", …" if len(classes) > _LISTED else "")
     where = f" of {quantity(len(classes), 'class', 'classes')} ({named})" if classes != ("",) else ""
     return [
-        f"  {yellow('palette')}  all images{where} are PNG with a palette: masks?",
-        "           They load as colours, not as indices; see packstore guide packing",
+        f"  {yellow('palette')}  all images{where} are PNG with a palette: are they masks?",
+        "           They load as colours and not as indices; see packstore guide packing",
     ]
 
 
@@ -308,5 +310,5 @@ def _describe_orientation(report: ConvertReport) -> str:
     some = f"{report.oriented:,} of {quantity(report.manifest.records, 'image')}"
     verb = "has" if report.oriented == 1 else "have"
     if report.orientation == "not applied":
-        return f"{some} {verb} an EXIF orientation that is not applied; --exif-transpose stands them upright"
+        return f"{some} {verb} an EXIF orientation that is not applied; --exif-transpose turns them upright"
     return f"{some} {verb} an EXIF orientation, {report.orientation}"

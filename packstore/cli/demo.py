@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import LocalPath, pasted, quantity
+from packstore.cli.common import LocalPath, quantity, shell_quote
 from packstore.core.errors import printable
 
 
-@click.command(short_help="Make a small image folder to try things on.")
+@click.command(short_help="Create a small image folder to experiment with.")
 @click.argument("directory", type=LocalPath(), default=Path("packstore-demo"))
 def demo(directory: Path) -> None:
-    """Make DIRECTORY (packstore-demo by default), a small image folder with the splits train and val.
+    """Create DIRECTORY (packstore-demo by default), a small image folder with the splits train and val.
 
     The images are drawn, not downloaded: JPEG of several kinds, PNG, BMP, WebP, GIF and TIFF.
 
@@ -28,4 +28,4 @@ def demo(directory: Path) -> None:
     make_demo(directory)
     files = sum(1 for p in directory.rglob("*") if p.is_file())
     made = f"{printable(str(directory))}: {quantity(files, 'file')}"
-    click.echo(f"{made}; now try: packstore convert {pasted(directory)} demo.lmdb")
+    click.echo(f"{made}; now try: packstore convert {shell_quote(directory)} demo.lmdb")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import yellow
-from packstore.cli.common import LocalPath, quantity, wrapped
+from packstore.cli.common import LocalPath, quantity, wrap_text
 from packstore.core.files import url_in
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Examine the installation and the machine.")
 @click.argument("path", type=LocalPath(), required=False)
-@click.option("--no-disk", is_flag=True, help="Do not measure the disk, which writes and removes a file of 64 MB.")
+@click.option("--no-disk", is_flag=True, help="Skip the disk measurement, which writes and removes a file of 64 MB.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
-    """Show what is installed, what the machine has, and what of it makes loading slow or fail.
+    """Examine the installation and the machine, and mark problems that make loading slow or fail.
 
-    Looks at versions, JPEG decoders and their speed, GPU and page-locked memory, cores, memory, limits,
-    and the disk of PATH (the current directory by default). Survives libraries that are broken, and
-    reports them. Exits with 0, even if there is something to do. The environment variable
-    PACKSTORE_TURBOJPEG names a newer libturbojpeg than the system's, for all commands.
+    Reports versions, JPEG decoders and their speed, GPU and page-locked memory, cores, memory, limits,
+    and the disk of PATH (the current directory by default). Broken libraries are reported too. Exits with
+    0 even if there are problems. The environment variable PACKSTORE_TURBOJPEG, the path of another
+    libturbojpeg than the system's, holds for all commands.
 
     \b
     Examples:
@@ -45,7 +45,7 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
 
     def status(report: Progress) -> None:
         if shown:
-            click.echo(f"\r\x1b[Klooking at {report.stage} …", err=True, nl=False)
+            click.echo(f"\r\x1b[Kexamining {report.stage} …", err=True, nl=False)
 
     try:
         report = examine(path, disk=not no_disk, progress=status)
@@ -56,7 +56,7 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """The facts by section and name."""
+    """Converts the facts to JSON values, by section and name."""
     sections: dict[str, Any] = {}
     for fact in report.facts:
         entry = {"value": fact.value, "text": fact.text or str(fact.value), "problem": fact.problem}
@@ -65,7 +65,7 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def describe(report: Report) -> str:
-    """The report for people: a problem stands under its fact, with an exclamation mark."""
+    """Describes the report: facts by section, each problem under its fact with an exclamation mark."""
     width = max(len(fact.name) for fact in report.facts)
     columns = min(120, shutil.get_terminal_size((100, 24)).columns or 100)
     lines: list[str] = []
@@ -74,10 +74,10 @@ def describe(report: Report) -> str:
         if fact.section != section:
             section = fact.section
             lines += ["", section] if lines else [section]
-        lines += wrapped(f"  {fact.name:<{width}}  ", fact.text or str(fact.value), columns)
+        lines += wrap_text(f"  {fact.name:<{width}}  ", fact.text or str(fact.value), columns)
         if fact.problem is not None:
-            first, *rest = wrapped(f"{'!':>{width + 2}}  ", fact.problem, columns)
+            first, *rest = wrap_text(f"{'!':>{width + 2}}  ", fact.problem, columns)
             lines += [first.replace("!", yellow("!"), 1), *rest]
     count = len(report.problems)
-    verdict = "nothing is wrong" if not count else f"{quantity(count, 'thing')} to look at, marked with !"
+    verdict = "no problems" if not count else f"{quantity(count, 'problem')}, marked with !"
     return "\n".join([*lines, "", verdict])

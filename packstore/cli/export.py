@@ -16,11 +16,11 @@ from packstore.cli.common import (
     PluginChoice,
     StorePath,
     cache_options,
-    expecting_store,
     human_bytes,
-    pasted,
     progress_bar,
     quantity,
+    shell_quote,
+    suggest_packing,
 )
 from packstore.core.errors import printable
 from packstore.core.registry import EXPORTS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from packstore.exports.run import ExportReport
 
 
-@click.command(short_help="Write a store in a format of others.")
+@click.command(short_help="Write a store in another program's format.")
 @click.argument("store", type=StorePath())
 @click.argument("dest", type=StorePath())
 @click.option(
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--encode", type=click.Choice(["jpeg", "png"]),
-    help="Make image files of pixels: png without loss, jpeg with some. Without it no image is changed.",
+    help="Re-encode images as files: png keeps every pixel, jpeg does not. By default images are not changed.",
 )  # fmt: skip
-@click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="Of --encode jpeg.  [default: 90]")
-@click.option("--shard-size", type=ByteSize(), help="Shards of about this size, e.g. 1GiB.  [default: the kind's]")
-@click.option("--bare", is_flag=True, help="Leave out packstore.json. What the format cannot hold is lost then.")
+@click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="Quality of --encode jpeg.  [default: 90]")
+@click.option("--shard-size", type=ByteSize(), help="Approximate size of shards, e.g. 1GiB.  [default: the kind's]")
+@click.option("--bare", is_flag=True, help="Leave out packstore.json. Data that the format cannot hold are then lost.")
 @click.option("--overwrite", is_flag=True, help="Replace DEST, if it is an export, once the new one is complete.")
-@click.option("--restart", is_flag=True, help="Start anew instead of going on from an interrupted run.")
+@click.option("--restart", is_flag=True, help="Start again instead of resuming an interrupted run.")
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads for --encode.  [default: one a core]")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
 @cache_options
 def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
-    """Write STORE to DEST in a format of others. STORE stays as it is.
+    """Write STORE to DEST in another program's format. STORE is not changed.
 
-    The suffix of DEST, or --to, says which format; packstore guide exporting lists them. No image is encoded anew
-    unless --encode asks. packstore convert DEST makes the same dataset of it again: what the format cannot hold lies
-    in packstore.json, which other readers pass over, and what they miss for that is said before anything is written.
+    The suffix of DEST, or --to, chooses the format; packstore guide exporting lists them. Images stay byte for byte
+    unless --encode is given. packstore convert DEST restores the same dataset: packstore.json holds all that the
+    format cannot. Other readers ignore that file; what they do not get is listed before anything is written.
 
     \b
     Examples:
@@ -79,7 +79,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
     with progress_bar(quiet) as progress, ExitStack() as stack:
         if not isinstance(store, UrlPath) and not store.exists():
             raise UsageError(f"{printable(str(store))}: no such file or directory")
-        with expecting_store(store):
+        with suggest_packing(store):
             path, publish = stack.enter_context(local_destination(dest, overwrite=options["overwrite"]))
             plan = plan_export(store, path, ExportOptions(**options), stack)
         if dry_run:
@@ -96,7 +96,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
 
 
 def describe_plan(plan: ExportPlan) -> str:
-    """The plan of ``--dry-run``."""
+    """Describes the plan for ``--dry-run``."""
     manifest = plan.manifest
     lines = [
         f"store        {printable(str(plan.reader.path))}, {manifest.records:,} records ({manifest.encoding})",
@@ -109,14 +109,14 @@ def describe_plan(plan: ExportPlan) -> str:
         lines.append(f"shards       of about {human_bytes(plan.shard_bytes)}, one split each")
     lines += [f"not in it    {loss}" for loss in plan.losses]
     if plan.losses and not plan.options.bare:
-        lines.append("             (packstore.json keeps it for packstore convert)")
+        lines.append("             (packstore.json keeps them for packstore convert)")
     lines.append(f"estimate     {human_bytes(plan.estimate_bytes)} ({human_bytes(plan.free_bytes)} free)")
     lines.append("nothing was written (--dry-run)")
     return "\n".join(lines)
 
 
 def describe_report(report: ExportReport, store: Path, *, bare: bool = False) -> str:
-    """The summary."""
+    """Describes the finished export."""
     lines = [
         f"{printable(str(report.destination))}: {bold(quantity(report.manifest.records, 'record'))} ({report.kind})"
     ]
@@ -127,5 +127,7 @@ def describe_report(report: ExportReport, store: Path, *, bare: bool = False) ->
         lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
     lines.append(f"  time     {report.seconds:.1f} s")
     if not bare:
-        lines.append(f"prove it with: packstore verify {pasted(store)} --against {pasted(report.destination)}")
+        lines.append(
+            f"prove it with: packstore verify {shell_quote(store)} --against {shell_quote(report.destination)}"
+        )
     return "\n".join(lines)

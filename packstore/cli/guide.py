@@ -1,4 +1,4 @@
-"""``packstore guide``: the pages of ``packstore/guide/``."""
+"""``packstore guide``: shows the pages of ``packstore/guide/``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import wrapped
+from packstore.cli.common import wrap_text
 
 
 @click.command(short_help="Read the guide, page by page.")
 @click.argument("topic", required=False, shell_complete=lambda _context, _argument, start: _topics(start))
 def guide(topic: str | None) -> None:
-    """Show the page of the guide about TOPIC, in a pager; without TOPIC, list the pages.
+    """Show the guide's page TOPIC in a pager; without TOPIC, list the pages.
 
     \b
     Examples:
@@ -29,13 +29,13 @@ def guide(topic: str | None) -> None:
         width = max(map(len, pages))
         for name, path in pages.items():
             summary = path.read_text("utf-8").split("\n\n")[1]  # the sentence below the title
-            click.echo("\n".join(wrapped(f"{name:<{width}}  ", " ".join(summary.split()), 80)))
+            click.echo("\n".join(wrap_text(f"{name:<{width}}  ", " ".join(summary.split()), 80)))
         return
     if topic not in pages:
         raise click.UsageError(f"no page about {topic!r}; pages: {', '.join(pages)}")
     text = pages[topic].read_text("utf-8")
     if sys.stdout.isatty():
-        text = fitted(text, min(100, shutil.get_terminal_size().columns or 80))
+        text = format_page(text, min(100, shutil.get_terminal_size().columns or 80))
     click.echo_via_pager(text)
 
 
@@ -47,17 +47,17 @@ def _topics(start: str) -> list[str]:
     return [name for name in _pages() if name.startswith(start)]
 
 
-def fitted(page: str, columns: int) -> str:
-    """A Markdown page for a terminal: text in lines of at most ``columns``, tables as lists, code as it is."""
+def format_page(page: str, columns: int) -> str:
+    """Formats a Markdown page for a terminal: wraps text to ``columns``, turns tables into lists, keeps code."""
     lines: list[str] = []
     for number, part in enumerate(re.split(r"^(```.*?^```)\n", page, flags=re.MULTILINE | re.DOTALL)):
-        lines += [part] if number % 2 else _fitted_text(part, columns)
+        lines += [part] if number % 2 else _format_text(part, columns)
     return "\n".join(lines)
 
 
-def _fitted_text(text: str, columns: int) -> Iterator[str]:
+def _format_text(text: str, columns: int) -> Iterator[str]:
     header: list[str] = []
-    # A blank line, a heading, a list item or a row of a table begins a paragraph; any other line goes on with one.
+    # A blank line, a heading, a list item or a table row begins a paragraph; any other line continues one.
     for paragraph in re.split(r"\n(?=\n|#| *- | *\d+\. |\|)", text):
         line = " ".join(paragraph.split())
         if not line or paragraph.startswith("\n"):
@@ -68,13 +68,13 @@ def _fitted_text(text: str, columns: int) -> Iterator[str]:
                 header = _cells(line)
             elif not set(line) <= set("|-: "):
                 first, *others = _cells(line)
-                yield from wrapped("- ", first, columns)
+                yield from wrap_text("- ", first, columns)
                 for name, cell in zip(header[1:], others, strict=True):
-                    yield from wrapped(f"  {name}: ", cell, columns) if cell else ()
+                    yield from wrap_text(f"  {name}: ", cell, columns) if cell else ()
         elif line:
             marker = re.match(r"\s*(- |\d+\. )?", paragraph)
             assert marker is not None
-            yield from wrapped(marker[0].lstrip("\n"), line.removeprefix(marker[1] or ""), columns)
+            yield from wrap_text(marker[0].lstrip("\n"), line.removeprefix(marker[1] or ""), columns)
 
 
 def _cells(row: str) -> list[str]:

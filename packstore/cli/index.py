@@ -10,14 +10,14 @@ from packstore.cli.common import StorePath, progress_bar, quantity
 from packstore.core.errors import printable
 
 
-@click.command(short_help="Add a seek index to a store, so that crops decode faster.")
+@click.command(short_help="Add a seek index to a store: crops decode faster.")
 @click.argument("store", type=StorePath())
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
 def index(store: Path, quiet: bool) -> None:
-    """Add a seek index to STORE, whose encoding is original, so that a crop decodes little more than it needs.
+    """Add a seek index to STORE, so that a crop decodes little more of a JPEG than it needs.
 
-    STORE is written again beside itself, each record checked, and replaced when that is complete; until then it
-    takes its space twice. At a URL it becomes a new version. The files of images stay as they are, byte for byte.
+    The encoding of STORE must be original. Writes a new store beside STORE, checks each record, then replaces
+    STORE; until then both take space. At a URL, adds a new version. Image files stay byte for byte the same.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``packstore info``: of a store, and in :mod:`.source_info` of a source."""
+"""``packstore info`` of a store; :mod:`.source_info` has that of a source."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from packstore.cli.common import (
     cache_options,
     describe_normalization,
     echo_rows,
+    format_source_options,
     human_bytes,
-    pasted_options,
     progress_bar,
     quantity,
     source_options,
 )
-from packstore.cli.source_info import describe_column, visible_columns
+from packstore.cli.source_info import describe_column, user_columns
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import FORMATS
 
@@ -36,33 +36,37 @@ _LISTED = 10
 _COUNTED_SHARDS = 100
 
 
-@click.command(short_help="Show what a store or a source holds.")
+@click.command(short_help="Show the content of a store or a source.")
 @click.argument("path", type=StorePath())
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--counts", is_flag=True, help="Count the records of each class, in a store of many shards too.")
+@click.option("--counts", is_flag=True, help="Count the records of each class even if that opens many shards.")
 @click.option(
     "--plot", type=LocalPath(), metavar="FILE",
-    help="Of a store: draw classes, sizes and bytes into FILE, a .png, .svg or .pdf.",
+    help="For a store: draw classes, sizes and bytes into FILE, a .png, .svg or .pdf.",
 )  # fmt: skip
-@click.option("--cost", is_flag=True, help="Of a store: requests and bytes that reading it at a URL takes.")
+@click.option("--cost", is_flag=True, help="For a store: the requests and bytes of reading it from a URL.")
 @click.option(
-    "--nodes", type=click.IntRange(1), default=1, metavar="N", help="With --cost: machines, each with a cache."
+    "--nodes",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="With --cost: number of machines, each with a cache.",
 )
 @click.option(
     "--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N",
-    help="With --cost: records a batch, of each machine.",
+    help="With --cost: batch size of each machine.",
 )  # fmt: skip
 @source_options
 @cache_options
 def info(
     path: Path, as_json: bool, counts: bool, plot: Path | None, cost: bool, nodes: int, batch_size: int, **options: Any
 ) -> None:  # fmt: skip
-    """Show what the store at PATH holds: format, encoding, splits, classes, shapes, sizes, origin.
+    """Show the content of the store at PATH: format, encoding, splits, classes, shapes, sizes, origin.
 
-    Of a SOURCE at PATH, what convert would pack and how it was recognised; nothing is written.
+    If PATH is a source, show how it is recognised and what convert would pack. Nothing is written.
 
-    The records of each class are counted if the store has at most 100 shards and lies on this machine, since
-    all are opened for it.
+    Counting the records of each class opens all shards. So they are counted only if the store is on this
+    machine and has at most 100 shards, or with --counts.
 
     \b
     Examples:
@@ -83,7 +87,7 @@ def info(
 
         check_chart(plot)
     if any(value not in (None, ()) for value in options.values()):
-        _no_chart(plot)
+        _refuse_chart(plot)
         _show_source(path, as_json, options)
         return
     try:
@@ -92,14 +96,14 @@ def info(
         missing = isinstance(error, MissingStoreError)
         if missing is not isinstance(path, UrlPath) and isinstance(error, (MissingStoreError, RemoteError)):
             raise
-        _no_chart(plot)
+        _refuse_chart(plot)
         if missing and _is_unfinished(path):
             raise StoreError(
-                f"{printable(str(path))}: a conversion is at work, or was stopped: the same command goes on"
+                f"{printable(str(path))}: a conversion is running, or was interrupted; the same command resumes it"
             ) from None
         try:
             _show_source(path, as_json, options)
-        except StoreError:  # it is meant to be a store
+        except StoreError:  # not a source either: report the store's error
             raise error from None
         return
     with reader:
@@ -117,7 +121,7 @@ def info(
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Whether a conversion has left its notes at a URL."""
+    """Whether a cluster conversion to a URL is unfinished: its plan still lies there."""
     from packstore.objects import open_objects
 
     objects = open_objects(path)
@@ -132,7 +136,7 @@ def _costs(reader: Reader, nodes: int, batch_size: int) -> list[Cost]:
 
 
 def describe_cost(reader: Reader, nodes: int, batch_size: int) -> str:
-    """The table of ``--cost``."""
+    """Formats the table of ``--cost``."""
     from packstore.cache import default_cache
 
     each = f"a cache of {human_bytes(default_cache().budget)}"
@@ -142,9 +146,9 @@ def describe_cost(reader: Reader, nodes: int, batch_size: int) -> str:
     return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
 
 
-def _no_chart(plot: Path | None) -> None:
+def _refuse_chart(plot: Path | None) -> None:
     if plot is not None:
-        raise click.UsageError("--plot draws a store, and this is none: pack it first (packstore convert)")
+        raise click.UsageError("--plot needs a store, and this is a source: pack it first (packstore convert)")
 
 
 def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
@@ -158,7 +162,7 @@ def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
         if as_json:
             text = json.dumps(source_to_json(source, survey), indent=2)
         else:
-            text = describe_source(source, survey, pasted_options(options))
+            text = describe_source(source, survey, format_source_options(options))
     if as_json:
         click.echo(text)
     else:
@@ -166,10 +170,10 @@ def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
 
 
 def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
-    """The manifest and what the disk says, as JSON values. ``class_counts`` is None where nothing was counted."""
+    """Converts manifest, size on disk and class counts to JSON values; ``class_counts`` is None if not counted."""
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())
-    counts = _class_counts(reader) if (counted or _few_shards(reader)) and not _several(manifest) else None
+    counts = _class_counts(reader) if (counted or _few_shards(reader)) and not _has_label_lists(manifest) else None
     return {
         "path": str(reader.path),
         "dataset_digest": manifest.dataset_digest,
@@ -180,7 +184,7 @@ def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
 
 
 def describe(reader: Reader, counted: bool = False) -> str:
-    """The same for people."""
+    """Describes a store in rows of a name and a text. Counts classes if ``counted``, or if there are few shards."""
     m = reader.manifest
     disk = reader.disk_bytes()
     shape = f", {' x '.join(map(str, m.image.shape))} ({m.image.layout})" if m.image.shape else ""
@@ -191,7 +195,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         ("encoding", f"{m.encoding}{shape}"),
     ]
     if oriented := m.options.get("exif_oriented"):
-        rows.append(("", f"{oriented:,} of them have an EXIF orientation, {_orientation(m)}"))
+        rows.append(("", f"{oriented:,} of them have an EXIF orientation, {_describe_orientation(m)}"))
     if m.normalization:
         rows.append(("normalised", describe_normalization(m.normalization)))
     for split in m.splits:
@@ -199,18 +203,18 @@ def describe(reader: Reader, counted: bool = False) -> str:
     if m.classes is not None:
         shown = ", ".join(printable(c) for c in m.classes[:_LISTED])
         rows.append(("classes", f"{len(m.classes):,}: {shown}{', …' if len(m.classes) > _LISTED else ''}"))
-        if _several(m):
-            rows.append(("per class", "not counted: a record has a list of classes"))
+        if _has_label_lists(m):
+            rows.append(("per class", "not counted: records have lists of classes"))
         elif counted or _few_shards(reader):
-            rows.append(("per class", _spread(list(_class_counts(reader).values()))))
+            rows.append(("per class", _format_range(list(_class_counts(reader).values()))))
         else:
-            rows.append(("per class", "not counted, which would open all shards (--counts does)"))
+            rows.append(("per class", "not counted, since that opens all shards (--counts counts)"))
     each = disk / max(1, len(reader))
-    rows.append(("on disk" if reader.nbytes is None else "there", f"{human_bytes(disk)}, {human_bytes(each)} a record"))
+    rows.append(("on disk" if reader.nbytes is None else "size", f"{human_bytes(disk)}, {human_bytes(each)} a record"))
     padding = FORMATS[m.format].padding
     if padding and m.records and disk > 1.2 * sum(c.nbytes for c in m.columns):
         rows.append(("", f"{padding}; HDF5 and .pth do not"))
-    for c in visible_columns(m.columns):
+    for c in user_columns(m.columns):
         kind = _image_type(m) if c.name == "image" else describe_column(c)
         mean = human_bytes(c.nbytes / max(1, m.records))
         rows.append((f"column {c.name}", f"{kind}; {human_bytes(c.nbytes)}, {mean} a record"))
@@ -239,7 +243,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
 
 
 def describe_places(reader: Reader) -> str:
-    """What a linked store points to."""
+    """Describes the files that a linked store points to."""
     from packstore.stores.linked import folder_of, linked_places
 
     places = linked_places(reader, folder_of(reader.path))
@@ -253,7 +257,7 @@ def _image_type(manifest: Manifest) -> str:
     return f"{manifest.image.dtype} pixels" if manifest.image.layout else "image files"
 
 
-def _orientation(manifest: Manifest) -> str:
+def _describe_orientation(manifest: Manifest) -> str:
     from packstore.images.encode.options import turned_by_readers
 
     if not manifest.options.get("exif_transpose"):
@@ -262,17 +266,18 @@ def _orientation(manifest: Manifest) -> str:
 
 
 def _few_shards(reader: Reader) -> bool:
+    """Whether the store is local and has few enough shards to open them all."""
     shards = reader.manifest.shards
     return reader.nbytes is None and (shards is None or len(shards) <= _COUNTED_SHARDS)
 
 
-def _several(manifest: Manifest) -> bool:
-    """Whether ``label`` holds a list of classes a record."""
+def _has_label_lists(manifest: Manifest) -> bool:
+    """Whether each record has a list of classes in ``label``."""
     return manifest.has_column("label") and manifest.column("label").kind == "ragged"
 
 
 def _class_counts(reader: Reader) -> dict[str, int]:
-    """Number of records by class name."""
+    """Counts records by class name; opens all shards."""
     import numpy as np
 
     classes = reader.manifest.classes
@@ -281,11 +286,11 @@ def _class_counts(reader: Reader) -> dict[str, int]:
     counts = np.zeros(len(classes), np.int64)
     for part in reader.parts():
         labels = part.fixed("label")
-        # Labels of a damaged store may be anything: verify reports them, here they do not count.
+        # Labels of a damaged store can be out of range: verify reports them, so they are left out here.
         counts += np.bincount(labels[(labels >= 0) & (labels < len(classes))], minlength=len(classes))
     return {name: int(count) for name, count in zip(classes, counts, strict=True)}
 
 
-def _spread(counts: list[int]) -> str:
+def _format_range(counts: list[int]) -> str:
     low, high = min(counts, default=0), max(counts, default=0)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -11,17 +11,17 @@ from packstore.cli.common import StorePath, progress_bar, quantity
 from packstore.core.errors import printable
 
 
-@click.command(short_help="Say where the files of a linked store lie now.")
+@click.command(short_help="Update the links of a linked store.")
 @click.argument("store", type=StorePath())
-@click.option("--rebase", nargs=2, metavar="OLD NEW", help="What lay in the folder OLD lies in NEW; also of URLs.")
+@click.option("--rebase", nargs=2, metavar="OLD NEW", help="Files have moved from folder OLD to NEW; both may be URLs.")
 @click.option("--relative", "links", flag_value="relative", help="Make links relative to the folder of STORE.")
 @click.option("--absolute", "links", flag_value="absolute", help="Make links absolute paths.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
 def link(store: Path, rebase: tuple[str, str] | None, quiet: bool, **options: Any) -> None:
-    """Change the links of STORE, which "packstore convert --link" made, after its files were moved.
+    """Update the links of STORE, which "packstore convert --link" wrote, after its files were moved.
 
-    All files must be where the new links lead. Images of a file that has another size or time of modification are
-    read and compared with their checksums. STORE is written again beside itself, and replaced when that is complete.
+    All files must exist at the new paths. If a file's size or modification time differs, its images are read
+    and compared with their checksums. Writes a new store beside STORE, then replaces STORE.
 
     \b
     Examples:
@@ -32,7 +32,7 @@ def link(store: Path, rebase: tuple[str, str] | None, quiet: bool, **options: An
     from packstore.packing.relink import relink
 
     if not rebase and options["links"] is None:
-        raise click.UsageError("say what changes: --rebase OLD NEW, --relative or --absolute")
+        raise click.UsageError("give the change: --rebase OLD NEW, --relative or --absolute")
     with progress_bar(quiet) as progress:
         report = relink(store, rebase=rebase or None, progress=progress, **options)
     if not quiet:

@@ -15,11 +15,11 @@ from packstore.cli.common import (
     PluginChoice,
     StorePath,
     cache_options,
-    describe_classes,
+    format_column_classes,
     human_bytes,
-    pasted,
     progress_bar,
     quantity,
+    shell_quote,
 )
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """``cat,dog``, or a text file with one name a line."""
+    """Class names: ``cat,dog``, or a text file with one name a line."""
 
     name = "names"
 
@@ -45,17 +45,17 @@ class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only fro
             self.fail(f"{printable(str(value))} cannot be read as text: {error}", param, ctx)
 
 
-@click.command(short_help="Make one store of several.")
+@click.command(short_help="Merge several stores into one.")
 @click.argument("stores", nargs=-1, required=True, type=StorePath())
 @click.option("-o", "--out", "destination", required=True, type=StorePath(), help="The new store.")
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of OUT.")
 @click.option(
     "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
-    help="At a key that an earlier store has: stop, or leave the record out. unchecked: compare no keys.",
+    help="For a key that an earlier store has: stop, or skip the record. unchecked: do not compare keys.",
 )  # fmt: skip
 @click.option(
     "--classes", type=ClassNames(), metavar="NAMES",
-    help="All classes in the order of their numbers: cat,dog, or a file with one a line.  [default: of the first "
+    help="All classes in the order of their numbers: cat,dog, or a file with one a line.  [default: those of the first "
     "store, then new ones of the others]",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
@@ -63,10 +63,10 @@ class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only fro
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
 @cache_options
 def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
-    """Make one store, OUT, of STORES of one encoding with the same columns. The STORES stay as they are.
+    """Merge STORES into a new store, OUT. They must have one encoding and the same columns; they are not changed.
 
-    In each split the records of the first store come first. OUT is a directory of shards: those of STORES are linked
-    and take no room where they can be as they are, and all else is copied, byte for byte. Classes are matched by name.
+    In each split the records of the first store come first. OUT is a directory of shards. Shards of STORES that need
+    no change are hard-linked and take no space; other records are copied byte for byte. Classes are matched by name.
 
     \b
     Examples:
@@ -89,7 +89,7 @@ def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: boo
 
 
 def describe_plan(plan: Composition, duplicates: int = 0) -> str:
-    """The plan of ``--dry-run``."""
+    """Describes the plan for ``--dry-run``, after checking it."""
     plan.check()
     lines = [
         f"destination  {printable(str(plan.destination))} ({FORMATS[plan.base.format].title}, {plan.base.encoding})",
@@ -102,7 +102,7 @@ def describe_plan(plan: Composition, duplicates: int = 0) -> str:
     lines += [f"moved        {said}" for said in describe_moves(plan.moved)]
     for column in plan.columns:
         if column.classes is not None:
-            lines.append(f"classes      {describe_classes(column.name, column.classes)}")
+            lines.append(f"classes      {format_column_classes(column.name, column.classes)}")
     lines.append(f"linked       {quantity(plan.linked_shards, 'shard')} with {quantity(plan.linked_records, 'record')}")
     lines.append(f"copied       {quantity(plan.copied_records, 'record')}, about {human_bytes(plan.estimate_bytes)}")
     if duplicates:
@@ -112,7 +112,7 @@ def describe_plan(plan: Composition, duplicates: int = 0) -> str:
 
 
 def describe_report(report: MergeReport) -> str:
-    """The summary."""
+    """Describes the finished merge or selection."""
     manifest = report.manifest
     lines = [
         f"{printable(str(report.destination))}: {bold(quantity(manifest.records, 'record'))} "
@@ -123,20 +123,20 @@ def describe_report(report: MergeReport) -> str:
     lines += [f"  {yellow('moved')}    {said}" for said in describe_moves(report.moved)]
     for column in manifest.columns:
         if column.classes is not None:
-            lines.append(f"  classes  {describe_classes(column.name, column.classes)}")
+            lines.append(f"  classes  {format_column_classes(column.name, column.classes)}")
     if report.linked:
-        lines.append(f"  linked   {quantity(report.linked, 'shard')} that stayed as they are")
+        lines.append(f"  linked   {quantity(report.linked, 'shard')} without copying")
     if report.copied:
         lines.append(f"  copied   {quantity(report.copied, 'record')}")
     if report.duplicates:
-        lines.append(f"  {yellow('left out')} {quantity(report.duplicates, 'record')} whose keys an earlier store has")
+        lines.append(f"  {yellow('left out')} {quantity(report.duplicates, 'record')} with keys of an earlier store")
     lines.append(f"  time     {report.seconds:.1f} s")
-    lines.append(f"prove it with: packstore verify {pasted(report.destination)}")
+    lines.append(f"prove it with: packstore verify {shell_quote(report.destination)}")
     return "\n".join(lines)
 
 
 def describe_moves(moved: Mapping[tuple[str, str], int]) -> list[str]:
-    """Says how many records change their split, a line for each pair of splits."""
+    """Returns a line for each pair of splits between which records move, with their number."""
     return [
         f"{quantity(count, 'record')} from {printable(old)} to {printable(new)}" for (old, new), count in moved.items()
     ]

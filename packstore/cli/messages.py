@@ -1,4 +1,4 @@
-"""Messages that the library logs, on standard error. A module of its own: `packstore --help` does not load logging."""
+"""Shows the library's log messages on standard error. A separate module, so `packstore --help` loads no logging."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from packstore.core.errors import printable
 
 
 class MessageHandler(logging.Handler):
-    """Shows a message on a line of its own, above a progress bar."""
+    """Prints log messages on standard error, above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{yellow('packstore:', 2)} {printable(record.getMessage())}"
         if sys.stderr.isatty():
-            text = "\r\x1b[K" + text  # a status line may stand there
+            text = "\r\x1b[K" + text  # clears a status line
         if "tqdm" in sys.modules:
             from tqdm import tqdm
 
-            # tqdm's own lock is shared with forked processes, and one that is killed would keep it for ever.
+            # tqdm's own lock is shared with forked processes; a killed process would hold it for ever.
             tqdm.set_lock(self.lock)
             tqdm.write(text, file=sys.stderr)
         else:
@@ -29,7 +29,7 @@ class MessageHandler(logging.Handler):
 
 
 def show_messages() -> None:
-    """Shows warnings from now on, unless the application has a handler of its own."""
+    """Shows the library's warnings from now on, unless its logger has a handler already."""
     log = logging.getLogger("packstore")
     if not log.handlers:
         log.addHandler(MessageHandler(logging.WARNING))

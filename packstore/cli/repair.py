@@ -16,9 +16,9 @@ from packstore.cli.common import (
     StorePath,
     array_options,
     cache_options,
-    expecting_store,
     progress_bar,
     quantity,
+    suggest_packing,
 )
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
@@ -36,9 +36,9 @@ _LISTED = 50
 @click.argument("damaged", type=StorePath())
 @click.option(
     "--from", "source", type=StorePath(), required=True, metavar="SOURCE",
-    help="What the store was packed from, or another store of the same images.",
+    help="The source of the store, or another store of the same images.",
 )  # fmt: skip
-@click.option("--out", type=LocalPath(), metavar="FIXED", help="Where the new store goes; none if DAMAGED is a URL.")
+@click.option("--out", type=LocalPath(), metavar="FIXED", help="The new store; leave it out if DAMAGED is a URL.")
 @click.option("--partial", is_flag=True, help="If records are lost, write FIXED without them, and exit with 3.")
 @click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels file, as for convert.")
 @click.option(
@@ -52,17 +52,17 @@ _LISTED = 50
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder, as for convert.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what is lost.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only if records are lost.")
 @cache_options
 def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Write to FIXED what DAMAGED was, with its damaged records taken from SOURCE.
+    """Write a repaired copy of DAMAGED to FIXED, with its damaged records replaced from SOURCE.
 
-    A record is taken from SOURCE only if it has the checksum that DAMAGED has for it: an image that has
-    changed since is refused, by name. Images are encoded again by the options in the store's manifest. If
-    every damaged record was replaced, FIXED is what DAMAGED was, byte for byte; otherwise nothing is
-    written (see --partial). DAMAGED is only read. If it does not open at all, use packstore salvage.
-    At a URL, damaged and missing shards are replaced where they lie, by the very bytes that they had.
-    Exits with 0 if all is whole now, 1 if records are lost.
+    A record from SOURCE is used only if it has the checksum that DAMAGED holds for it; an image that has
+    changed is refused by name. Images are encoded again with the options in the store's manifest. If all
+    damaged records are replaced, FIXED is byte for byte the undamaged store; otherwise nothing is written
+    (see --partial). DAMAGED is only read. If it does not open at all, use packstore salvage.
+    If DAMAGED is a URL, its damaged and missing shards are replaced in place by their original bytes.
+    Exits with 0 if nothing is lost, 1 if records are lost, 3 if FIXED was written without them.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: 
     """
     from packstore.checking.repair import repair as run
 
-    with expecting_store(damaged), progress_bar(quiet or as_json) as progress:
+    with suggest_packing(damaged), progress_bar(quiet or as_json) as progress:
         report = run(damaged, source, out, **options, progress=progress)
     if as_json:
         click.echo(json.dumps(to_json(report), indent=2))
@@ -84,16 +84,16 @@ def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: 
 
 
 def to_json(report: RepairReport) -> dict[str, Any]:
-    """The report as JSON values."""
+    """Converts the report to JSON values."""
     plain = asdict(report)
     return plain | {name: None if plain[name] is None else str(plain[name]) for name in ("damaged", "destination")}
 
 
 def describe(report: RepairReport) -> str:
-    """The report for people."""
+    """Describes the report: records that were replaced, and records that are lost."""
     damaged = printable(str(report.damaged))
     if not report.problem_count:
-        return f"{damaged}: whole, nothing to repair; nothing was written"
+        return f"{damaged}: undamaged, so nothing was written"
     lines = [f"replaced  {describe_problem(problem)}" for problem in report.replaced[:_LISTED]]
     if len(report.replaced) > _LISTED:
         lines.append(f"replaced  … and {len(report.replaced) - _LISTED:,} more (--json lists them)")
@@ -104,7 +104,7 @@ def describe(report: RepairReport) -> str:
     if report.destination is None:
         lines.append(f"{damaged}: {counts}; nothing was written (--partial writes the rest)")
         return "\n".join(lines)
-    same = "; it is what it was, to the digest" if report.identical else ""
+    same = "; the digest is that of the undamaged store" if report.identical else ""
     lines.append(f"{printable(str(report.destination))}: {quantity(report.copied + len(report.replaced), 'record')}, "
                  f"{counts}{same}")  # fmt: skip
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import LocalPath, expecting_store, pasted, progress_bar, quantity
+from packstore.cli.common import LocalPath, progress_bar, quantity, shell_quote, suggest_packing
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 
@@ -22,16 +22,16 @@ _LISTED = 50
 
 @click.command(short_help="Recover the undamaged records of a broken store.")
 @click.argument("damaged", type=LocalPath())
-@click.option("--out", type=LocalPath(), required=True, metavar="FIXED", help="Where the new store goes.")
-@click.option("--unproven", is_flag=True, help="Also take records that no checksum proves, and list them.")
+@click.option("--out", type=LocalPath(), required=True, metavar="FIXED", help="The new store.")
+@click.option("--unproven", is_flag=True, help="Also take records without a checksum to prove them, and list them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only what is missing.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only if records are missing.")
 def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Write every undamaged record of DAMAGED to FIXED, even if its index or manifest is broken.
 
-    Corrects a damaged manifest by its own digest. Finds records without an index: in the pages of an LMDB,
-    where HDF5 and .pth files keep them, shard by shard. Checksums prove each record; what is missing is
-    listed here, and in the manifest of FIXED. DAMAGED is only read. If the source still exists and DAMAGED
+    Repairs a damaged manifest with the help of its digest. Finds records without an index, by scanning the
+    pages of an LMDB or the data of HDF5 and .pth files. Checksums prove each record. Missing records are
+    listed here and in the manifest of FIXED. DAMAGED is only read. If the source still exists and DAMAGED
     opens, packstore repair recovers more.
     Exits with 0 if every record was recovered, 3 if some are missing, 1 if there are none.
 
@@ -43,7 +43,7 @@ def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any
     """
     from packstore.checking.salvage import salvage as run
 
-    with expecting_store(damaged), progress_bar(quiet or as_json) as progress:
+    with suggest_packing(damaged), progress_bar(quiet or as_json) as progress:
         report = run(damaged, out, **options, progress=progress)
     if as_json:
         click.echo(json.dumps(to_json(report), indent=2))
@@ -54,7 +54,7 @@ def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any
 
 
 def to_json(report: SalvageReport) -> dict[str, Any]:
-    """The report as JSON values."""
+    """Converts the report to JSON values."""
     return {
         "damaged": str(report.damaged),
         "destination": None if report.destination is None else str(report.destination),
@@ -69,7 +69,7 @@ def to_json(report: SalvageReport) -> dict[str, Any]:
 
 
 def describe(report: SalvageReport) -> str:
-    """The report for people."""
+    """Describes the report: notes, unproven and missing records, counts."""
     lines = [f"note      {printable(note)}" for note in report.notes]
     for name, problems, count in (
         ("unproven", report.unproven, report.unproven_count),
@@ -83,11 +83,11 @@ def describe(report: SalvageReport) -> str:
         missing = "an unknown number missing"
     counts = f"{report.recovered:,} recovered, {missing}"
     if report.unproven_count:
-        counts += f"; no checksum proves {report.unproven_count:,} of those recovered"
+        counts += f"; {report.unproven_count:,} of the recovered have no checksum to prove them"
     if report.destination is None:
         lines.append(f"{printable(str(report.damaged))}: {counts}; nothing was written")
         return "\n".join(lines)
     lines.append(f"{printable(str(report.destination))}: {quantity(report.recovered, 'record')}, {counts}")
     if report.complete:
-        lines.append(f"prove it with: packstore verify {pasted(report.destination)}")
+        lines.append(f"prove it with: packstore verify {shell_quote(report.destination)}")
     return "\n".join(lines)

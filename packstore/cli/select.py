@@ -15,7 +15,7 @@ from packstore.core.registry import FORMATS
 
 
 class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """``train=0.9,val=0.1``."""
+    """Splits with their shares: ``train=0.9,val=0.1``."""
 
     name = "shares"
 
@@ -34,39 +34,37 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
         return shares
 
 
-@click.command(short_help="Make a new store of some records of a store.")
+@click.command(short_help="Write a new store with some records of a store.")
 @click.argument("store", type=StorePath())
 @click.option("-o", "--out", "destination", required=True, type=StorePath(), help="The new store.")
-@click.option("--where", metavar="CONDITION", help="Which records, e.g. 'label in (cat, dog) and split == train'.")
+@click.option("--where", metavar="CONDITION", help="Records to take, e.g. 'label in (cat, dog) and split == train'.")
 @click.option("--per-class", type=click.IntRange(1), metavar="N", help="At most N records of each class, at random.")
 @click.option("--sample", type=click.IntRange(1), metavar="N", help="N records at random.")
 @click.option("--split", "splits", type=Shares(), metavar="SHARES", help="New splits at random: train=0.9,val=0.1.")
-@click.option("--stratify", is_flag=True, help="Sample and splits have the same share of every class.")
+@click.option("--stratify", is_flag=True, help="Give sample and splits the same share of every class.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of all that is drawn at random."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of all random choices."
 )
-@click.option("--whole-shards", is_flag=True, help="Take and draw shards as they are: nothing is copied.")
-@click.option("--drop", type=LocalPath(), metavar="JSON", help="Leave out what packstore audit --json JSON found.")
+@click.option("--whole-shards", is_flag=True, help="Choose whole shards instead of records, so nothing is copied.")
+@click.option("--drop", type=LocalPath(), metavar="JSON", help="Leave out the findings of packstore audit --json JSON.")
 @click.option(
     "--drop-kinds", type=Kinds(), metavar="KINDS",
-    help="Findings that count for --drop.  [default: leakage,conflict,duplicate,damaged,undecodable]",
+    help="Kinds of findings for --drop.  [default: leakage,conflict,duplicate,damaged,undecodable]",
 )  # fmt: skip
-@click.option(
-    "--drop-column", "drop_columns", multiple=True, metavar="NAME", help="Leave a column out; may be repeated."
-)
-@click.option("--relabel", type=LocalPath(), metavar="CSV", help="New names of classes: columns old,new.")
+@click.option("--drop-column", "drop_columns", multiple=True, metavar="NAME", help="Leave out a column. Repeatable.")
+@click.option("--relabel", type=LocalPath(), metavar="CSV", help="Rename or merge classes: columns old,new.")
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of OUT.")
-@click.option("--shard-size", type=ByteSize(), help="About the size of a shard.  [default: as in STORE]")
+@click.option("--shard-size", type=ByteSize(), help="Approximate size of shards.  [default: as in STORE]")
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
 @cache_options
 def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
-    """Make a new store, OUT, of some records of STORE, byte for byte. STORE stays as it is.
+    """Copy some records of STORE, byte for byte, to a new store, OUT. STORE is not changed.
 
     CONDITION compares key, split, label or another column of single values: == != < <= > >=, in (a, b), like "n01*";
-    with and, or, not and parentheses. First the condition is asked, then come --per-class, --sample and --split. The
-    same --seed draws the same records. packstore guide growing says more.
+    with and, or, not and parentheses. --where applies first, then --per-class, --sample and --split. The same --seed
+    draws the same records. More in packstore guide growing.
 
     \b
     Examples:

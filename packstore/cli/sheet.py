@@ -9,32 +9,32 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import LocalPath, StorePath, cache_options, expecting_store, quantity
-from packstore.cli.terminal_images import graphics_of_terminal
+from packstore.cli.common import LocalPath, StorePath, cache_options, quantity, suggest_packing
+from packstore.cli.terminal_images import terminal_graphics
 from packstore.core.errors import UsageError, printable
 
 _PIXELS_A_COLUMN = 9
-"""About how wide a character is; a picture that is wider than the terminal would be cut off."""
+"""Approximate width of a character: a wider image than the terminal would be cut off."""
 
 
-@click.command(short_help="Draw some records of each class on one picture.")
+@click.command(short_help="Draw some records of each class on one sheet.")
 @click.argument("store", type=StorePath())
 @click.argument("out", type=LocalPath())
-@click.option("--split", metavar="NAME", help="Of this split only.")
+@click.option("--split", metavar="NAME", help="Draw only this split.")
 @click.option(
     "--per-class", type=click.IntRange(1, 100), default=5, show_default=True, metavar="N", help="Records of each class."
 )
 @click.option(
     "--columns", metavar="NAMES",
-    help="Draw these masks, boxes, keypoints over the images: mask,boxes; none for plain images.  [default: boxes]",
+    help="Masks, boxes, keypoints to draw over the images: mask,boxes; none for plain images.  [default: boxes]",
 )  # fmt: skip
 @click.option(
     "--augment", metavar="OPERATIONS",
-    help="Show what the loader gives: 'RandomResizedCrop(224), RandomHorizontalFlip()'.",
+    help="Show images as the loader augments them: 'RandomResizedCrop(224), RandomHorizontalFlip()'.",
 )  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N",
-    help="Draws the records; also the loader's, with --augment.",
+    help="Seed that chooses the records; with --augment also the loader's seed.",
 )  # fmt: skip
 @click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="The loader's epoch.")
 @click.option(
@@ -42,12 +42,12 @@ _PIXELS_A_COLUMN = 9
 )
 @cache_options
 def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
-    """Draw a contact sheet of STORE to OUT, a .png or .pdf file: some records of each class, drawn with --seed.
+    """Draw a contact sheet of STORE to OUT, a .png or .pdf file: some records of each class, chosen by --seed.
 
-    With - for OUT it is shown in the terminal, if that has kitty's graphics or sixel.
-    With --augment, each image is what PackedLoader gives for that record, seed and epoch, bit for bit, in its
-    own size. Boxes are drawn over the images. Damaged records are shown as such. A PNG has at most 60 classes,
-    a PDF all.
+    If OUT is -, shows the sheet in the terminal, which needs kitty's graphics or sixel.
+    With --augment, each image is bit for bit what PackedLoader returns for that record, seed and epoch, in its
+    own size. Boxes are drawn over the images. Damaged records are marked. A PNG has at most 60 classes, a PDF
+    has all.
 
     \b
     Examples:
@@ -60,23 +60,23 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
 
     named = None if columns is None else [] if columns == "none" else [name.strip() for name in columns.split(",")]
     chosen = SheetOptions(columns=named, **options)
-    with expecting_store(store):
+    with suggest_packing(store):
         if out != Path("-"):
             more = write_sheet(store, out, chosen)
             if more:
                 missing = quantity(more, "more class", "more classes")
                 click.echo(f"{printable(str(out))} has no room for {missing}; a .pdf has")
             return
-        graphics = graphics_of_terminal()
+        graphics = terminal_graphics()
         if graphics is None:
-            raise UsageError("this is no terminal that shows images (kitty's or sixel): name a file, sheet.png")
+            raise UsageError("this terminal shows no images (kitty's graphics or sixel): name a file, sheet.png")
         image, more = sheet_image(store, chosen)
-    _show(image, graphics)
+    _show_in_terminal(image, graphics)
     if more:
         click.echo(f"… and {quantity(more, 'more class', 'more classes')}")
 
 
-def _show(image: Any, graphics: str) -> None:
+def _show_in_terminal(image: Any, graphics: str) -> None:
     from packstore.seeing.terminal import kitty, sixel
 
     most = shutil.get_terminal_size().columns * _PIXELS_A_COLUMN

@@ -1,4 +1,4 @@
-"""What ``packstore info`` says of a source, before anything is packed."""
+"""``packstore info`` of a source, before anything is packed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from packstore.cli.common import describe_ledger, human_bytes, list_classes, packing_command, quantity
+from packstore.cli.common import describe_ledger, format_classes, human_bytes, packing_command, quantity
 from packstore.core.errors import printable
 from packstore.core.registry import SOURCES
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from packstore.sources.ledger import Ledger
 
 _KEYS = 3
-_MADE = {
+_INTERNAL_MEANINGS = {
     "checksum": "of each image",
     "row_checksum": "of each record's other values",
     "seek_index": "where crops of each JPEG file begin to decode",
 }
 _MEANINGS = {
-    "label": "the number of a class",
-    "labels": "numbers of classes",
+    "label": "a class number",
+    "labels": "class numbers",
     "boxes": "left, top, right, bottom in pixels",
     "keypoints": "points",
     "mask": "a class number a pixel",
@@ -35,8 +35,8 @@ _MEANINGS = {
 
 
 def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
-    """What a source is, as JSON values. ``records`` and the counts of ``splits`` are None where only reading all
-    samples tells them."""
+    """Converts kind, splits, columns and ledger of a source to JSON values. ``records`` and the counts of ``splits``
+    are None if only reading all samples would tell them."""
     counted = survey.counted
     return {
         "path": str(source.path),
@@ -59,7 +59,7 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
                 "nullable": column.nullable,
                 "parallel": column.parallel,
             }
-            for column in visible_columns(survey.columns)
+            for column in user_columns(survey.columns)
         ],
         "sample_keys": sample_keys(source, survey),
         "ledger": ledger_to_json(survey.ledger),
@@ -67,7 +67,7 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
 
 
 def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
-    """The whole ledger as JSON values, with the names of all files that are not packed."""
+    """Converts a ledger to JSON values, with the names of all files that are not packed."""
     from packstore.sources.ledger import Role
 
     named = {role.value: list(ledger.names(role)) for role in Role if role is not Role.PACKED}
@@ -81,7 +81,7 @@ def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
 
 
 def describe_source(source: Source, survey: Survey, options: str) -> str:
-    """The same for people. ``options`` are those of the command line that the source was opened with."""
+    """Describes a source in rows of a name and a text. ``options`` are the given source options of the command line."""
     rows = [
         ("path", printable(str(source.path))),
         ("source", f"{printable(SOURCES[source.kind].help)} ({source.kind})"),
@@ -93,10 +93,10 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     for name, count in survey.splits.items():
         if name:
             rows.append(("split", f"{printable(name)}: {quantity(count, 'sample')}" if survey.counted else name))
-    shape = f" of shape {_dimensions(survey.shape)}" if survey.shape else ""
+    shape = f" of shape {_format_shape(survey.shape)}" if survey.shape else ""
     files = survey.encoding in ("original", "jpeg")
     rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
-    rows += [(f"column {column.name}", describe_column(column)) for column in visible_columns(survey.columns)]
+    rows += [(f"column {column.name}", describe_column(column)) for column in user_columns(survey.columns)]
     if not any(column.type in ("label", "labels") for column in survey.columns):
         rows.append(("labels", "none"))
     rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
@@ -107,8 +107,8 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
 
 
 def sample_keys(source: Source, survey: Survey) -> list[str]:
-    """Keys of three samples: the first of each split, then the next ones of the first. None where listing would use
-    the samples up."""
+    """Returns the keys of three samples: the first of each split, then the next of the first split. Returns no keys
+    if listing would consume the samples."""
     if not survey.resumable:
         return []
     splits: Sequence[str | None] = [name for name in survey.splits if name][:_KEYS]
@@ -117,8 +117,8 @@ def sample_keys(source: Source, survey: Survey) -> list[str]:
     return [*islice(chain(firsts, *listed), _KEYS)]
 
 
-def visible_columns(columns: Sequence[Column]) -> list[Column]:
-    """Leaves out links, and companions: shapes of other columns, or which of their values are missing."""
+def user_columns(columns: Sequence[Column]) -> list[Column]:
+    """Leaves out columns of links, and companion columns, which hold shapes and validity of other columns."""
     from packstore.core.column import LINK_COLUMNS
 
     hidden = {companion.name for column in columns for companion in column.companions}
@@ -127,30 +127,30 @@ def visible_columns(columns: Sequence[Column]) -> list[Column]:
 
 
 def describe_column(column: Column) -> str:
-    """``boxes: left, top, right, bottom in pixels``."""
+    """Describes type and meaning of a column: ``boxes: left, top, right, bottom in pixels``."""
     if column.name in ("key", "shape"):
         return {"key": "text", "shape": "height and width of each image"}[column.name]
-    if column.name in _MADE:
-        return f"{column.dtype}, {_MADE[column.name]}"
+    if column.name in _INTERNAL_MEANINGS:
+        return f"{column.dtype}, {_INTERNAL_MEANINGS[column.name]}"
     meaning = _MEANINGS.get(column.type)
     if meaning is None:
-        each = _dimensions(column.shape) or ("values" if column.kind == "ragged" else "a value")
+        each = _format_shape(column.shape) or ("values" if column.kind == "ragged" else "a value")
         meaning = f"{column.dtype}, {'any number of ' if column.kind == 'ragged' else ''}{each}"
     if column.classes is not None:
-        meaning = f"classes {list_classes(column.classes)}"
+        meaning = f"classes {format_classes(column.classes)}"
     elif column.type == "label":
-        meaning = "numbers, without names of classes"
-    parallel = f", one a row of {column.parallel}" if column.parallel else ""
+        meaning = "numbers, without class names"
+    parallel = f", one for each row of {column.parallel}" if column.parallel else ""
     named = meaning if meaning.lower() == column.type else f"{column.type}: {meaning}"
     return f"{named}{parallel}{'; may be missing' if column.nullable else ''}"
 
 
 def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """Name and type of each column beside images, labels and what packing makes; or a row that says there are none."""
-    beside = [c for c in visible_columns(columns) if c.name not in ("image", "label", "key", *_MADE)]
+    """Describes each column other than images, labels and internal ones; a row ``labels: none`` if there are none."""
+    beside = [c for c in user_columns(columns) if c.name not in ("image", "label", "key", *_INTERNAL_MEANINGS)]
     rows = [(c.name, describe_column(c)) for c in beside]
     return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]
 
 
-def _dimensions(shape: tuple[int, ...] | None) -> str:
+def _format_shape(shape: tuple[int, ...] | None) -> str:
     return " x ".join(map(str, shape or ()))

@@ -1,4 +1,4 @@
-"""Which images a terminal can show."""
+"""Finds out which graphics protocol a terminal has."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ _KITTY_TERMS = ("xterm-kitty", "xterm-ghostty")
 _KITTY_PROGRAMS = ("WezTerm", "ghostty")
 _ASK_KITTY = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\"
 _ASK_ATTRIBUTES = b"\x1b[c"
-"""Primary device attributes, which every terminal answers: sixel is attribute 4."""
+"""Request of the primary device attributes, which every terminal answers: sixel is attribute 4."""
 _TIMEOUT_SECONDS = 0.5
 
 
-def graphics_of_terminal() -> str | None:
-    """``kitty`` or ``sixel``, as the terminal at standard output says by its name or when asked; None for neither."""
+def terminal_graphics() -> str | None:
+    """Returns the protocol of the terminal at standard output, ``kitty`` or ``sixel``; None for neither.
+
+    Knows some terminals by their environment variables and asks the others."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return None
     if os.environ.get("KITTY_WINDOW_ID") or os.environ.get("TERM") in _KITTY_TERMS:
         return "kitty"
     if os.environ.get("TERM_PROGRAM") in _KITTY_PROGRAMS:
         return "kitty"
-    return graphics_in(ask())
+    return parse_graphics(ask_terminal())
 
 
-def graphics_in(answer: bytes) -> str | None:
-    """What a terminal's answer to :func:`ask` says."""
+def parse_graphics(answer: bytes) -> str | None:
+    """Returns the protocol in a terminal's answer to :func:`ask_terminal`, or None."""
     if b"_Gi=31;OK" in answer:
         return "kitty"
     _, found, attributes = answer.rpartition(b"\x1b[?")
     return "sixel" if found and b"4" in attributes.rstrip(b"c").split(b";")[1:] else None
 
 
-def ask() -> bytes:
-    """The terminal's answer about its graphics; empty where it gives none in half a second."""
+def ask_terminal() -> bytes:
+    """Asks the terminal for its graphics and returns its answer; empty if there is none within half a second."""
     try:
         import termios
         import tty
@@ -48,7 +50,7 @@ def ask() -> bytes:
         try:
             tty.setcbreak(file, termios.TCSANOW)
             os.write(file, _ASK_KITTY + _ASK_ATTRIBUTES)
-            return _read(file)
+            return _read_answer(file)
         finally:
             termios.tcsetattr(file, termios.TCSANOW, before)
     except (OSError, termios.error):
@@ -57,8 +59,8 @@ def ask() -> bytes:
         os.close(file)
 
 
-def _read(file: int) -> bytes:
-    """What comes, up to the end of the attributes."""
+def _read_answer(file: int) -> bytes:
+    """Reads the answer up to the end of the attributes, or until the time is over."""
     answer, end = b"", time.monotonic() + _TIMEOUT_SECONDS
     while (left := end - time.monotonic()) > 0 and select.select([file], [], [], left)[0]:
         answer += os.read(file, 1024)

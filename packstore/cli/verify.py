@@ -17,11 +17,11 @@ from packstore.cli.common import (
     StorePath,
     array_options,
     cache_options,
-    expecting_store,
     human_bytes,
-    pasted,
     progress_bar,
     quantity,
+    shell_quote,
+    suggest_packing,
 )
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import SOURCES
@@ -36,11 +36,11 @@ _LISTED = 50
 _LISTED_OF_ANOTHER = 5
 
 
-@click.command(short_help="Prove that a store is whole.")
+@click.command(short_help="Prove that a store is undamaged and complete.")
 @click.argument("path", type=StorePath())
 @click.option(
     "--quick", is_flag=True,
-    help="Structure, sizes, labels and keys only. Reads no image, so it misses a changed byte in one.",
+    help="Check only structure, sizes, labels and keys. Reads no images, so it misses changed bytes in them.",
 )  # fmt: skip
 @click.option("--decode", is_flag=True, help="Also decode every image in full.")
 @click.option(
@@ -59,16 +59,15 @@ _LISTED_OF_ANOTHER = 5
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
 @click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder, as for convert.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print problems only.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only problems.")
 @cache_options
 def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Check the store at PATH: structure, manifest, digests, and the checksum of every record.
 
-    Names what is damaged: the record by its number and key, and the shard. With --quick it reads no image,
-    so that the time does not depend on their size. It then finds what is truncated, missing or out of
-    order, and damaged labels and keys, but no changed byte within an image. At a URL, --quick compares
-    the sizes of the objects with the table, and reads no shard.
-    Exits with 0 if the store is whole, 1 if it is not, 2 if there is none.
+    Lists each damaged record with its number, key and shard. --quick reads no images, so its time does not
+    depend on their size: it finds truncated, missing and misplaced data, and damaged labels and keys, but no
+    changed bytes in images. At a URL, --quick compares the objects' sizes with the manifest and reads no shards.
+    Exits with 0 if the store is undamaged, 1 if it is not, 2 if there is no store.
 
     \b
     Examples:
@@ -85,17 +84,17 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
 
     of_source = ("labels", "source_kind", "image_key", "label_key", "layout", "ignore", "columns")
     if options["against"] is None and any(options[name] not in (None, ()) for name in of_source):
-        raise click.UsageError("--labels, --source and the like describe what --against names; add --against SOURCE")
+        raise click.UsageError("--labels, --source and the like describe the source of --against; add --against SOURCE")
     try:
-        with expecting_store(path), progress_bar(quiet or as_json) as progress:
+        with suggest_packing(path), progress_bar(quiet or as_json) as progress:
             report = run(path, **options, progress=progress)
     except StoreError as error:
         far = isinstance(error, RemoteError)
         if not as_json and not far and path.exists() and format_of(path) is not None:
-            raise StoreError(f"{error}; packstore salvage may get records out of it") from error
+            raise StoreError(f"{error}; packstore salvage may recover records") from error
         if not as_json or isinstance(error, MissingStoreError):
             raise
-        # A store that does not open is not whole, and whoever asked for JSON reads that as JSON, too.
+        # A store that does not open is damaged; with --json that is reported as JSON too.
         click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))
         raise click.exceptions.Exit(1) from None
     if as_json:
@@ -106,7 +105,7 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
 
 
 def to_json(report: VerifyReport) -> dict[str, Any]:
-    """The report as JSON values."""
+    """Converts the report to JSON values."""
     return {
         "path": str(report.path),
         "ok": report.ok,
@@ -124,12 +123,12 @@ def to_json(report: VerifyReport) -> dict[str, Any]:
 
 
 def describe(report: VerifyReport, quiet: bool = False) -> str:
-    """The report for people; ``quiet`` leaves out all but the problems."""
+    """Describes the report: checks, problems, and what to do about them; with ``quiet`` only problems."""
     manifest = report.manifest
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
         lines.append(f"note     {quantity(len(manifest.skipped), 'file')} skipped when it was packed (packstore info)")
-    # A store of another dataset, or packed in another way, differs in every record: a few show how.
+    # A store of another dataset or with another encoding differs in every record: a few are enough.
     differing = {problem.record for problem in report.problems} - {None}
     another = (
         report.problem_count == report.differences >= manifest.records > 0
@@ -139,7 +138,7 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     lines += [f"problem  {describe_problem(problem)}" for problem in report.problems[:listed]]
     if report.problem_count > listed:
         lines.append(f"problem  … and {report.problem_count - listed:,} more (--json lists them)")
-    path, there = printable(str(report.path)), pasted(report.path)
+    path, there = printable(str(report.path)), shell_quote(report.path)
     if report.ok:
         size = human_bytes(manifest.image.nbytes)
         verdict = "nothing wrong at a quick look" if report.quick else "whole"
@@ -147,18 +146,18 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     else:
         what = "differs" if report.problem_count == report.differences else "NOT whole"
         if report.problem_count == report.double_keys:
-            what = "keys are there twice"
+            what = "keys occur twice"
         lines.append(f"{path}: {red(what)}, {quantity(report.problem_count, 'problem')}")
         if report.problem_count == report.double_keys:
             lines.append(
-                f"every record is undamaged; leave out the later ones: packstore audit {there} --json audit.json, then "
-                f"packstore select {there} --drop audit.json --drop-kinds double_key -o NEW"
+                f"every record is undamaged; to leave out repeated keys: packstore audit {there} --json audit.json, "
+                f"then packstore select {there} --drop audit.json --drop-kinds double_key -o NEW"
             )
         elif isinstance(report.path, UrlPath):
-            lines.append("copy the objects again from where they are whole, or pack the store again")
+            lines.append("copy the objects again from an undamaged copy, or pack the store again")
         elif not quiet and any(problem.lost for problem in report.problems):
             lines.append(
-                f"a shard does not open: packstore salvage {there} --out REST gets what there is, or pack it again"
+                f"a shard does not open: packstore salvage {there} --out REST recovers the rest; or pack it again"
             )
         elif not quiet and report.problem_count == report.differences:
             asked = "is this what it was packed from?"
@@ -167,13 +166,13 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
             lines.append(f"the store itself is undamaged; {asked}")
         elif not quiet:
             lines.append(
-                f"take what is damaged from the source again: packstore repair {there} --from SOURCE --out FIXED"
+                f"to replace damaged records from the source: packstore repair {there} --from SOURCE --out FIXED"
             )
     return "\n".join(lines)
 
 
 def describe_problem(problem: Problem) -> str:
-    """A problem on one line."""
+    """Describes a problem on one line: shard, record, key, and what is wrong."""
     shard = f"{problem.shard}: " if problem.shard else ""
     if problem.record is None:
         return shard + printable(problem.what)

@@ -6,21 +6,23 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import LocalPath, StorePath, cache_options, expecting_store
+from packstore.cli.common import LocalPath, StorePath, cache_options, suggest_packing
 
 
-@click.command(short_help="Look at a store in the browser.")
+@click.command(short_help="Show a store in the browser.")
 @click.argument("store", type=StorePath())
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Port.  [default: a free one]")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
-@click.option("--audit", type=LocalPath(), metavar="FILE", help="Mark what packstore audit --json FILE found.")
-@click.option("--verified", type=LocalPath(), metavar="FILE", help="Mark what packstore verify --json found.")
+@click.option("--audit", type=LocalPath(), metavar="FILE", help="Mark the findings of packstore audit --json FILE.")
+@click.option(
+    "--verified", type=LocalPath(), metavar="FILE", help="Mark the problems of packstore verify --json > FILE."
+)
 @cache_options
 def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified: Path | None) -> None:
-    """Show the store at STORE, a path or a URL, in the browser: its images, records and classes. Nothing is changed.
+    """Show the store at STORE, a path or a URL, in the browser: its images, records and classes. Changes nothing.
 
-    The page is served to this machine alone, at an address with a secret in it; Ctrl-C ends it. To see a
-    store on another machine, forward the port: ssh -L 8000:127.0.0.1:8000 HOST, with --port 8000 there.
+    Only this machine can open the page; its address contains a secret. Ctrl-C ends the server. To see a store
+    on another machine, run this there with --port 8000, and forward the port: ssh -L 8000:127.0.0.1:8000 HOST.
 
     \b
     Examples:
@@ -33,9 +35,9 @@ def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified:
     from packstore.objects import interrupt
     from packstore.seeing.view.serve import serve
 
-    with expecting_store(store):
-        serve(store, _announce, interrupt, port=port, browser=not no_browser, audit=audit, verified=verified)
+    with suggest_packing(store):
+        serve(store, _print_address, interrupt, port=port, browser=not no_browser, audit=audit, verified=verified)
 
 
-def _announce(address: str) -> None:
+def _print_address(address: str) -> None:
     click.echo(f"{address}\nCtrl-C ends it.")

@@ -39,18 +39,18 @@ def no_progress(_: Progress) -> None:
 
 
 @contextmanager
-def progress_callback(progress: bool | ProgressCallback, *, of_stages: bool = False) -> Iterator[ProgressCallback]:
+def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool = False) -> Iterator[ProgressCallback]:
     """The callback that a caller means by ``progress=``. True draws a tqdm bar for each stage, and none stays.
 
     Args:
         progress: True, False, or the callback itself.
-        of_stages: What is counted is stages rather than images, so that all have one bar.
+        count_stages: What is counted is stages rather than images, so that all have one bar.
 
     Raises:
         UsageError: ``progress`` is neither True, False nor a function.
     """
     if progress is True:
-        bars = _Bars(of_stages)
+        bars = _Bars(count_stages)
         try:
             yield bars
         finally:
@@ -66,13 +66,13 @@ def progress_callback(progress: bool | ProgressCallback, *, of_stages: bool = Fa
 class _Bars:
     """Draws tqdm bars: images/s, MB/s, time left."""
 
-    def __init__(self, of_stages: bool) -> None:
-        self.of_stages = of_stages
+    def __init__(self, count_stages: bool) -> None:
+        self.count_stages = count_stages
         self.bar: Any = None
         self.stage: str | None = None
 
     def __call__(self, report: Progress) -> None:
-        if report.stage != self.stage and self.of_stages and self.bar is not None:
+        if report.stage != self.stage and self.count_stages and self.bar is not None:
             self.stage = report.stage
             self.bar.set_description(report.stage, refresh=False)
         elif report.stage != self.stage:
@@ -82,7 +82,7 @@ class _Bars:
             self.bar = _tqdm()(
                 desc=report.stage,
                 total=report.total,
-                unit=" stages" if self.of_stages else " images",
+                unit=" stages" if self.count_stages else " images",
                 # For a terminal of unknown size, 0 x 0, tqdm would draw nothing.
                 ncols=None if sized else 80,
                 nrows=None if sized else 24,

@@ -94,7 +94,7 @@ def test_a_shard_of_which_nothing_is_left(stores: Stores, how: str) -> None:
 def test_the_command(stores: Stores) -> None:
     stores.damage("flipped")
     done = run("repair", str(stores.url), "--from", stores.local)
-    assert (done.returncode, "it is what it was, to the digest" in done.stdout) == (0, True)
+    assert (done.returncode, "the digest is that of the undamaged store" in done.stdout) == (0, True)
     assert stores.is_whole()
 
 

@@ -20,7 +20,7 @@ import pytest
 
 import packstore
 from packstore.cli import cli
-from packstore.cli.common import ByteSize, fitted_row, human_bytes
+from packstore.cli.common import ByteSize, human_bytes, wrap_row
 from packstore.core.errors import UsageError
 from packstore.stores import is_store
 from tests.makers import annotated
@@ -288,7 +288,7 @@ def test_the_bar_shows_images_bytes_and_time_left_in_a_terminal(tmp_path: Path) 
     ],
 )
 def test_a_long_row_goes_on_below_its_text(row: str, lines: list[str]) -> None:
-    assert fitted_row(row, 30) == lines
+    assert wrap_row(row, 30) == lines
 
 
 def test_summaries_fit_the_terminal_and_stay_lines_elsewhere(
@@ -485,7 +485,7 @@ def test_labels_that_are_numbers_are_told(folder: Path, tmp_path: Path) -> None:
     files = sorted((folder / "train" / "ant").iterdir())
     (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{f.name},{i}\n" for i, f in enumerate(files)))
     done = run("convert", folder / "train" / "ant", tmp_path / "a.lmdb", "--labels", tmp_path / "labels.csv")
-    assert "labels   numbers, without names of classes" in done.stdout
+    assert "labels   numbers, without class names" in done.stdout
     (tmp_path / "labels.csv").write_text("file;label\n")
     done = run("convert", folder / "train" / "ant", tmp_path / "b.lmdb", "--labels", tmp_path / "labels.csv")
     assert "expected file,label or file,label,split, with commas" in done.stderr

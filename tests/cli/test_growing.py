@@ -87,7 +87,7 @@ def test_merge_and_select(photos: Path, tmp_path: Path) -> None:
 def test_class_counts_of_many_shards_are_not_counted_unasked(photos: Path, tmp_path: Path) -> None:
     store = tmp_path / "a.h5"
     packstore.convert(make_folder(tmp_path / "many", splits=(), per_class=34, size=(9, 9)), store, shard_size=1)
-    assert "not counted, which would open all shards (--counts does)" in run("info", store).stdout
+    assert "not counted, since that opens all shards (--counts counts)" in run("info", store).stdout
     assert re.search(r"^per class +34$", run("info", store, "--counts").stdout, re.MULTILINE)
     assert json.loads(run("info", store, "--json").stdout)["class_counts"] is None
     counts = json.loads(run("info", store, "--json", "--counts").stdout)["class_counts"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import packstore
-from packstore.cli.guide import fitted
+from packstore.cli.guide import format_page
 from packstore.core.registry import EXPORTS, SOURCES
 from tests.makers.command import COMMAND, run
 
@@ -54,20 +54,20 @@ def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
     os.close(master)
     assert (done.returncode, done.stderr) == (0, b"")
     page = PAGES["packing"].read_text("utf-8")
-    assert (tmp_path / "seen").read_text("utf-8").rstrip() == fitted(page, 66).rstrip()
+    assert (tmp_path / "seen").read_text("utf-8").rstrip() == format_page(page, 66).rstrip()
 
 
 @pytest.mark.parametrize("topic", PAGES)
 @pytest.mark.parametrize("columns", [60, 100])
 def test_a_page_fits_into_a_terminal_and_loses_no_word(topic: str, columns: int) -> None:
     page = PAGES[topic].read_text("utf-8")
-    text = fitted(page, columns)
+    text = format_page(page, columns)
     code = re.findall(r"^```.*?^```$", page, re.MULTILINE | re.DOTALL)
     for part in code:
         assert part in text
         text = text.replace(part, "")
     assert max(map(len, text.splitlines())) <= columns or max(map(len, text.split())) > columns - 20
-    missing = set(re.findall(r"\w+", page)) - set(re.findall(r"\w+", fitted(page, columns)))
+    missing = set(re.findall(r"\w+", page)) - set(re.findall(r"\w+", format_page(page, columns)))
     headers = re.findall(r"^\|(.*)\|\n\|[-|]+\|$", page, re.MULTILINE)
     assert missing <= set(re.findall(r"\w+", " ".join(header.split("|")[0] for header in headers)))
 
@@ -76,7 +76,7 @@ def test_how_a_page_fits() -> None:
     text = "# Title\n\nOne line\nand another.\n\n- an item\n  goes on\n- a second\n\n"
     table = "| a | b |\n|---|---|\n| x\\|y | z |\n\n"
     page = text + table + "```\n  code\n```\n\nEnd.\n"
-    assert fitted(page, 60).splitlines() == [
+    assert format_page(page, 60).splitlines() == [
         *("# Title", "", "One line and another.", "", "- an item goes on", "- a second", "", "- x|y", "  b: z", ""),
         *("```", "  code", "```", "", "End."),
     ]

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
 import packstore
-from packstore.cli.common import LocalPath, pasted
+from packstore.cli.common import LocalPath, shell_quote
 from packstore.cli.messages import MessageHandler
 from packstore.core.errors import UsageError
 from packstore.core.files import url_in
@@ -61,7 +61,7 @@ def test_convert_ends_with_the_command_that_proves_it(folder: Path, tmp_path: Pa
 )
 def test_a_name_with_any_bytes_is_quoted_for_the_shell(name: bytes) -> None:
     path = Path(os.fsdecode(name))
-    shown = pasted(path)
+    shown = shell_quote(path)
     assert "\n" not in shown
     assert "\x1b" not in shown
     read = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, check=True).stdout
@@ -302,9 +302,9 @@ def test_a_class_of_palette_png_may_be_masks(tmp_path: Path, encoding: str) -> N
     report = packstore.convert(tmp_path / "set", tmp_path / "a.h5", encoding=encoding)
     assert report.palette == ("ant",)
     done = run("convert", tmp_path / "set", tmp_path / "b.h5", "--encoding", encoding)
-    assert "palette  all images of 1 class (ant) are PNG with a palette: masks?" in done.stdout
+    assert "palette  all images of 1 class (ant) are PNG with a palette: are they masks?" in done.stdout
     done = run("convert", tmp_path / "set" / "ant", tmp_path / "c.h5", "--encoding", encoding)
-    assert "palette  all images are PNG with a palette: masks?" in done.stdout
+    assert "palette  all images are PNG with a palette: are they masks?" in done.stdout
     assert "PNG with a palette" not in run("convert", tmp_path / "set" / "cat", tmp_path / "d.h5").stdout
 
 

@@ -86,7 +86,7 @@ def test_options_are_those_of_convert_and_in_its_command(folder: Path, tmp_path:
     assert done.returncode == 0, done.stderr
     said = rows(done.stdout)
     assert said["known by"] == "the labels in the labels.csv"
-    assert said["column label"] == "label: numbers, without names of classes"
+    assert said["column label"] == "label: numbers, without class names"
     assert run(*shlex.split(said["pack it"])[1:], cwd=tmp_path).returncode == 0
     done = run("info", folder, "--source", "webdataset")
     assert (done.returncode, done.stdout) == (1, "")
@@ -158,7 +158,7 @@ def test_columns_and_hostile_names() -> None:
     found = rows(said)
     assert found["column boxes"] == "boxes: left, top, right, bottom in pixels; may be missing"
     assert (
-        found["column labels"] == "labels: classes 12 (c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, …), one a row of boxes"
+        found["column labels"] == "labels: classes 12 (c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, …), one for each row of boxes"
     )
     assert found["column depth"] == "array: float32, 2 x 3"
     assert "column boxes_valid" not in found

@@ -554,7 +554,7 @@ def test_clean_removes_what_an_interrupted_run_left(folder: Path, url: str) -> N
     objects, later = open_objects(url), time.time() + 2 * GRACE_SECONDS
     left = objects_at(url)
     assert len(left) > 4
-    assert "a conversion is at work, or was stopped: the same command goes on" in run("info", url).stderr
+    assert "a conversion is running, or was interrupted; the same command resumes it" in run("info", url).stderr
     drive(folder, url, shard_size=60_000)
     found = find_needless(objects, later)
     assert not found.foreign

@@ -85,7 +85,7 @@ def test_people_see_a_problem_under_its_fact() -> None:
     assert lines[place].endswith("broken")
     assert lines[place + 1].strip().startswith("!")
     assert "\x1b" not in "".join(lines)
-    assert lines[-1] == "1 thing to look at, marked with !"
+    assert lines[-1] == "1 problem, marked with !"
 
 
 def test_a_needed_library_that_is_missing_is_a_problem_and_an_optional_one_is_not() -> None:

@@ -452,7 +452,7 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
     added = sorted({name.split("/")[0] for name in content(store).keys() - before.keys()})
     assert sorted(found.in_store) == added
     shown = CliRunner().invoke(cli, ["clean", str(tmp_path), "--dry-run"]).output
-    assert f"and in that store {len(added)} files that it does not need: " in shown
+    assert f"and {len(added)} unneeded files in that store: " in shown
     assert all(name in shown for name in added[:2])
     assert CliRunner().invoke(cli, ["clean", str(tmp_path), "--yes"]).exit_code == 0
     assert content(store) == before

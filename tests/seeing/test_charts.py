@@ -36,7 +36,7 @@ def test_a_source_has_no_chart(tmp_path: Path) -> None:
     make_folder(tmp_path / "in", per_class=1)
     failed = CliRunner().invoke(cli, ["info", str(tmp_path / "in"), "--plot", str(tmp_path / "x.png")])
     assert failed.exit_code == 2
-    assert "--plot draws a store, and this is none" in failed.output
+    assert "--plot needs a store, and this is a source" in failed.output
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from PIL import Image
 
 import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.cli.terminal_images import graphics_in, graphics_of_terminal
+from packstore.cli.terminal_images import parse_graphics, terminal_graphics
 from packstore.core.errors import UsageError
 from packstore.seeing.drawing import overlay
 from packstore.seeing.sheet import Cells, SheetOptions, choose_rows, page, write_sheet
@@ -158,7 +158,7 @@ def test_the_command(store: Path, tmp_path: Path) -> None:
             [tmp_path / "x.png", "--augment", "exit()"],
             "augmentations should be calls of packstore.augment's operations",
         ),
-        (["-"], "this is no terminal that shows images"),
+        (["-"], "this terminal shows no images"),
     ):
         done = run("sheet", store, *arguments)
         assert done.returncode == 2
@@ -245,9 +245,9 @@ def test_sixels() -> None:
     ],
 )
 def test_what_a_terminal_answers(answer: bytes, expected: str | None) -> None:
-    assert graphics_in(answer) == expected
+    assert parse_graphics(answer) == expected
 
 
 def test_a_pipe_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITTY_WINDOW_ID", "1")
-    assert graphics_of_terminal() is None
+    assert terminal_graphics() is None

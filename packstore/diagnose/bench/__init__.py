@@ -174,7 +174,7 @@ def bench(
         forget(Path(path))
     with (
         closing(PackedDataset(path, options.split, device=options.device)) as dataset,
-        progress_callback(progress, of_stages=True) as report,
+        progress_callback(progress, count_stages=True) as report,
     ):
         return _bench(dataset, options, report)
 

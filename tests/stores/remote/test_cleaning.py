@@ -130,7 +130,7 @@ def test_a_version_that_cannot_be_read(objects: ObjectStore, folder: Path) -> No
 def test_the_command(objects: ObjectStore, folder: Path) -> None:
     url = folder.as_uri()
     done = run("clean", url)
-    assert done.stdout == f"{url}: every object is needed, or is too young to be removed\n"
+    assert done.stdout == f"{url}: every object is needed, or too young to be removed\n"
     age(folder)
     before = listing(folder)
     done = run("clean", url, "--dry-run")

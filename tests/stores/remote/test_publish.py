@@ -389,7 +389,7 @@ class TestAppend:
                 packstore.append(url, second)
         report = packstore.append(url, second)
         assert report.added == ({} if committed else {"train": 6})
-        assert ("killed when all was in already" in describe_report(report)) is committed
+        assert ("the interrupted run had finished" in describe_report(report)) is committed
         assert newest_version(open_objects(url)) == 2
         assert report.manifest.digest == open_store(url).manifest.digest
         with pytest.raises(SourceError, match="has 6 of the keys"):
