@@ -157,9 +157,8 @@ def test_columns_and_hostile_names() -> None:
     assert all(line.isprintable() for line in said.splitlines())
     found = rows(said)
     assert found["column boxes"] == "boxes: left, top, right, bottom in pixels; may be missing"
-    assert (
-        found["column labels"] == "labels: classes 12 (c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, …), one for each row of boxes"
-    )
+    classes = "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, …"
+    assert found["column labels"] == f"labels: classes 12 ({classes}), one for each row of boxes"
     assert found["column depth"] == "array: float32, 2 x 3"
     assert "column boxes_valid" not in found
     assert found["key"] == r"t\x07 | x | y"
