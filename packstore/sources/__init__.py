@@ -208,7 +208,7 @@ def _last_answers(answer: Answer, place: Path, options: SourceOptions, depth: in
     source = answer.source or place
     given = SourceOptions(ignore=(*options.ignore, *patterns))
     try:
-        with ignoring(source, ignore_rules(given.ignore)), known_folders():
+        with ignoring(source, ignore_rules(given.ignore)), known_folders(), kept_indexes():
             _recognise(source, given)
     except AmbiguousSourceError as error:
         if depth == _ASKED_IN_A_ROW:
@@ -326,7 +326,11 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
             raise SourceError(_unreachable(path, error)) from error
         if certainty is Certainty.CERTAIN:
             if kind.name == "imagefolder":
-                _ask_about_classes(path)
+                try:
+                    _ask_about_classes(path)
+                except AmbiguousSourceError as error:
+                    side_by_side = [each for each in found.get(Certainty.PARTIAL, ()) if each.name == _MODALITIES]
+                    raise with_answer(error, side_by_side[0]) if side_by_side else error from None
             return kind
         found.setdefault(certainty, []).append(kind)
     if refused is not None:

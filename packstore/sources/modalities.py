@@ -1,7 +1,7 @@
 """Folders side by side whose images of one name are one sample: ``rgb/1.png``, ``depth/1.png``, ``nir/1.png``.
 
 Folders of classes that count from 1 look alike, so it is a question unless the kind is named; and only if the names of
-all folders are those of modalities. Named, any folders do.
+all folders are those of modalities, or one is called ``images``, which no class is. Named, any folders do.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _NAMES = re.compile(
     r"heatmaps?|low|high|l[rq]|hr|gt|blur|sharp|noisy|clean|masks?|labels?|semantic|instances?|t[12]|lidar|radar|a|b",
     re.I,
 )
+_IMAGES, _MASKS = ("image", "images", "img", "imgs"), re.compile(r"masks?|labels?|annotations?|gt|ground_?truth", re.I)
 _MOST, _PROBED = 32, 32
 
 
@@ -98,7 +99,7 @@ class ModalitiesSource(FileRowSource):
         return ()
 
     def _field(self, name: str) -> Image | Mask:
-        if not looks_like_mask(name.lower()):
+        if not looks_like_mask(name.lower()) and all(map(_NAMES.fullmatch, name.split("/"))):
             return Image(optional=True)
         places = [join(place, name) for place, folders in self._groups.items() if name in folders]
         return mask_field(
@@ -117,9 +118,18 @@ def find_groups(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
         if place and place.lower() not in SPLIT_ORDER:
             continue
         # A link that leads back is among the names and not among the contents.
-        there = {name: contents[join(place, name)].images for name in folder.folders if join(place, name) in contents}
+        children = [name for name in folder.folders if join(place, name) in contents]
+        children += [
+            f"{name}/{each}"
+            for name in children
+            if _MASKS.fullmatch(name) and not contents[join(place, name)].images.count
+            for each in contents[join(place, name)].folders
+            if join(place, f"{name}/{each}") in contents
+        ]
+        there = {name: contents[join(place, name)].images for name in children}
         inside = [name for name, images in there.items() if images.count]
-        if not 2 <= len(inside) <= _MOST or not (named or all(map(_NAMES.fullmatch, inside))):
+        modalities = all(map(_NAMES.fullmatch, inside)) or any(name.lower() in _IMAGES for name in inside)
+        if not 2 <= len(inside) <= _MOST or not (named or modalities):
             continue
         sets = [there[name] for name in inside]
         if all(2 * each.shared(sets[0]) >= max(len(each.stems), len(sets[0].stems)) for each in sets):

@@ -23,6 +23,7 @@ _NO_CLASS = re.compile(
     r"(\d\w\w_)?manual|before|after|pre|post|inputs?|outputs?|query|queries|gallery|multi-?query|"
     r"(.*[_-])?(train|test|val|training|testing|validation)(ing)?([_-]?(\d+|images?|imgs?|data|set|gt))*"
 )
+_OF_IMAGES = {"images", "image", "imgs", "img", "jpegimages"}
 _LIKE_SPLIT = re.compile(
     rf"({'|'.join(SPLIT_ORDER)}|unlabell?ed)([_-]?(\d+|images?|imgs?|data|set|[ab]))*|folds?[_-]?\d+"
 )
@@ -80,9 +81,9 @@ def unlike_classes(contents: Contents) -> tuple[str, list[str]] | None:
     """Says why the folders of images of a tree seem to be no classes, and which of them could be given instead; None
     if they seem to be.
 
-    They are none if all have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``); if some
-    hold images and another one nothing but folders of images; and if several hold folders of the same names, as domains
-    and cameras do.
+    They are none if all have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``); if one is
+    called ``images`` and others are not; if some hold images and another one nothing but folders of images; and if
+    several hold folders of the same names, as domains and cameras do.
     """
     holding = {place for path, each in contents.folders.items() if each.images.count for place in _at_and_above(path)}
     tops = [name for name in contents.folders[""].folders if name in holding]
@@ -95,6 +96,8 @@ def unlike_classes(contents: Contents) -> tuple[str, list[str]] | None:
         return None
     if all(map(_NO_CLASS.fullmatch, names)) and not (splits and len(names) == 1):
         return "holds folders whose names are not those of classes", classes
+    if len(names) > 1 and names & _OF_IMAGES:
+        return "holds a folder that is called like images, and others that are then no classes", classes
     inside = {path: [f"{path}/{name}" for name in contents.folders[path].folders] for path in classes}
     below = {path: {each.rpartition("/")[2] for each in found if each in holding} for path, found in inside.items()}
     hollow = [path for path in classes if len(below[path]) > 1 and not contents.folders[path].images.count]

@@ -1,6 +1,6 @@
 """Images with masks by name: ``images/a.jpg`` and ``masks/a.png``, and what Cityscapes, ADE20K and others make of it.
 
-Masks stay the files that they are. What their values mean is nowhere said, so there are no classes.
+Masks stay the files that they are, unless a palette says which class each of their colours is.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import is_file, join, lines_of, mask_field
 from packstore.sources.contents import contents_of, stem_of
 from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name, is_passed_over
+from packstore.sources.palettes import Palette, find_palette, mask_fields, palette_for, read_with
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 
-_IMAGES = re.compile(r"images?|imgs?|jpegimages|inputs?|photos?|pictures?|rgb", re.I)
+_IMAGES = re.compile(r"images?|imgs?|jpegimages|inputs?|photos?|pictures?|rgb|701_stillsraw_full", re.I)
 _MASKS = re.compile(
-    r"(masks?|labels?|annotations?|segmentations?|seg|gt|ground_?truth|trimaps?|(\d\w\w_)?manual)([_-]?png)?", re.I
+    r"(masks?|labels?|annotations?|segmentations?|seg|gt|ground_?truth|trimaps?|(\d\w\w_)?manual)([_-]?png)?"
+    r"|labeledapproved_full",
+    re.I,
 )
 _BESIDE_SPLIT = ("{}_masks", "{}_mask", "{}_labels", "{}_label", "{}annot", "{}_annot", "{}_gt")
 _IMAGE_TAILS = ("", "_image", "_img", "_rgb", "_sat")
@@ -85,7 +88,9 @@ class _Pair:
 
 class SegmentationSource(FileRowSource):
     """Images with their masks, in the column ``mask``; of Cityscapes also ``instance_mask``, ``train_mask`` and
-    ``polygons``, of ADE20K the ``scene``, where these are. An image without a mask has none."""
+    ``polygons``, of ADE20K the ``scene``, where these are. An image without a mask has none.
+
+    With a palette, masks in colour become class numbers, and ``mask_labels`` has the classes that each shows."""
 
     kind = "segmentation"
     left_images = "images in other folders"
@@ -117,7 +122,15 @@ class SegmentationSource(FileRowSource):
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             if some:
                 found[name] = Json(optional=True) if name == "polygons" else mask_field(self.tree, some)
+        found |= mask_fields(self._palette) if self._palette is not None else {}
         return found | ({"scene": Text(optional=True)} if self._scenes else {})
+
+    @cached_property
+    def _palette(self) -> Palette | None:
+        rows = chain.from_iterable(map(self.file_rows, self._pairs))
+        files = (row.values["mask"].file for row in rows)
+        masks = mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
+        return palette_for(self.tree, _palette_folders(self._pairs), masks)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """See :meth:`FileRowSource.file_rows`."""
@@ -138,11 +151,14 @@ class SegmentationSource(FileRowSource):
                 found["polygons"] = json.loads(found["polygons"])
             except RecursionError:
                 raise ValueError("its polygons are nested too deeply") from None
+        if self._palette is not None and found["mask"] is not None:
+            found |= read_with(self._palette, found["mask"], self.options.max_pixels)
         return found
 
     def described_by(self) -> Iterable[str]:
         """See :meth:`FileRowSource.described_by`."""
-        return (_SCENES,) if self._scenes else ()
+        palettes = () if self._palette is None else self._palette.files
+        return (*palettes, *((_SCENES,) if self._scenes else ()))
 
     def left_reason(self, folder: str, name: str) -> str | None:
         """See :meth:`Source.left_reason`."""
@@ -342,9 +358,17 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         raise asked(path, str(error)) from None
     if tree is None or not pairs:
         return Certainty.NO
-    further = [phrase for phrase in find_further(tree) if not phrase.startswith(_SCENES)]
+    palette = find_palette(tree, _palette_folders(pairs))
+    known = (_SCENES, *(palette.files if palette is not None else ()))
+    further = [phrase for phrase in find_further(tree) if not phrase.startswith(known)]
     odd = further or _others(tree, pairs) or any(_has_other_ends(tree, pair) for pair in pairs.values())
     return Certainty.PARTIAL if odd else Certainty.CERTAIN
+
+
+def _palette_folders(pairs: Mapping[str, _Pair]) -> list[str]:
+    """Folders in which a palette may lie: those of the masks, and those above them."""
+    masks = [pair.masks for pair in pairs.values()]
+    return ["", *(place.rpartition("/")[0] for place in masks), *masks]
 
 
 def _has_other_ends(tree: Tree, pair: _Pair) -> bool:

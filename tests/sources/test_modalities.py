@@ -89,3 +89,23 @@ def test_folders_of_other_names_are_none(tmp_path: Path) -> None:
     fill(tmp_path, {f"{name}/{name}{n}.png": tiny(n) for name in ("rgb", "depth") for n in range(4)})
     with pytest.raises(SourceError, match="no folders side by side"):
         open_source(tmp_path, kind="modalities")
+
+
+@pytest.mark.parametrize("samples", [3, 300])
+@pytest.mark.parametrize("masks", [("vessels", "field_of_view"), ("masks/vessels", "masks/field_of_view")])
+def test_several_masks_beside_images_are_columns(masks: tuple[str, str], samples: int, tmp_path: Path) -> None:
+    """``images`` is no class, whatever the other folders are called; their files of one channel are masks."""
+    files = {f"images/{n}.jpg": tiny(n) for n in range(samples)}
+    gray = mask(1, 3, 2)
+    files |= {f"{name}/{n}.png": gray for name in masks for n in range(samples)}
+    root = fill(tmp_path, files)
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(root)
+    assert ("--source", "modalities") in [answer.options for answer in caught.value.answers]
+    with closing(open_source(root, kind="modalities")) as source:
+        survey = source.survey()
+        assert (survey.records, survey.ledger.left) == (samples, {})
+        kinds = {column.name: column.type for column in survey.columns if not column.name.endswith("_valid")}
+        assert kinds == {name.replace("/", "_"): "mask" for name in masks}
+        values = source.read(next(source.entries())).values
+        assert all(values[name] == gray for name in kinds)

@@ -7,15 +7,19 @@ import json
 import shutil
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from packstore import AmbiguousSourceError, PackedDataset, SourceError, convert, verify
 from packstore.core.errors import PackstoreError, SampleError
-from packstore.sources import Entry, open_source
+from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, mask
+from tests.makers.images import encode
 
 
 def folders(root: Path, samples: int = 6) -> Path:
@@ -260,3 +264,124 @@ def test_other_images_beside_pairs_are_a_question(tmp_path: Path) -> None:
         open_source(fill(tmp_path, files))
     with closing(open_source(tmp_path, ignore=["*_depth.png"])) as source:
         assert (source.kind, source.survey().records) == ("segmentation", 5)
+
+
+COLOURS = [(64, 128, 64), (0, 0, 0), (192, 0, 128)]
+PALETTES: dict[str, str] = {
+    "label_colors.txt": "64 128 64\tAnimal\n0 0 0 Void\n192,0,128 Archway\n",
+    "class_dict.csv": "name, r, g, b\nAnimal, 64, 128, 64\nVoid, 0, 0, 0\nArchway, 192, 0, 128\n",
+    "masks/labelmap.txt": "# label:color_rgb:parts:actions\nAnimal:64,128,64::\nVoid:0,0,0::\nArchway:192,0,128::\n",
+    "classes.json": json.dumps({"classes": [
+        {"title": "Animal", "color": "#408040"}, {"title": "Void", "color": [0, 0, 0]},
+        {"name": "Archway", "color": "#C00080"}]}),
+}  # fmt: skip
+
+
+def coloured(number: int, colours: Any = COLOURS) -> tuple[bytes, Any]:
+    """A mask in colour, and the class numbers that it means."""
+    values = (np.arange(number, number + 128) % len(colours)).astype(np.uint8).reshape(8, 16)
+    return encode(PIL.Image.fromarray(np.array(colours, np.uint8)[values]), "PNG"), values
+
+
+def in_colour(root: Path, palette: str, samples: int = 6) -> Path:
+    files: dict[str, str | bytes] = {f"images/{split}/{n}.jpg": jpeg(n) for split in ("train", "val")
+                                     for n in range(samples)}  # fmt: skip
+    files |= {f"masks/{split}/{n}.png": coloured(n)[0] for split in ("train", "val") for n in range(samples)}
+    return fill(root, files | {palette: PALETTES[palette]})
+
+
+@pytest.mark.parametrize("palette", PALETTES)
+def test_colours_become_classes_by_a_palette(palette: str, tmp_path: Path) -> None:
+    root = in_colour(tmp_path / "set", palette)
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert (source.kind, survey.ledger.count(Role.LEFT)) == ("segmentation", 0)
+        labels = next(column for column in survey.columns if column.name == "mask_labels")
+        assert labels.classes == ("Animal", "Void", "Archway")
+        for n, entry in enumerate(source.entries("val")):
+            values = source.read(entry).values
+            assert np.array_equal(values["mask"], coloured(n)[1])
+            assert values["mask_labels"] == [0, 1, 2]
+    convert(root, tmp_path / "x.h5")
+    assert verify(tmp_path / "x.h5", decode=True, against=root).problems == ()
+    assert np.array_equal(PackedDataset(tmp_path / "x.h5", "train", columns=("mask",))[2], coloured(2)[1])
+
+
+def test_a_colour_that_the_palette_does_not_name_is_a_bad_sample(tmp_path: Path) -> None:
+    root = in_colour(tmp_path, "class_dict.csv")
+    odd = [*COLOURS[:2], (192, 0, 129)]
+    (root / "masks/val/3.png").write_bytes(coloured(0, odd)[0])
+    with closing(open_source(root)) as source:
+        entry = list(source.entries("val"))[3]
+        said = r"colour \(192, 0, 129\) at 2, 0, which class_dict.csv does not name.*--ignore 'class_dict.csv'"
+        with pytest.raises(SampleError, match=said):
+            source.read(entry)
+    with closing(open_source(root, ignore=["class_dict.csv"])) as source:
+        assert source.read(next(source.entries("val"))).values["mask"] == coloured(0)[0]
+
+
+def test_masks_of_roboflow_have_names_by_value(tmp_path: Path) -> None:
+    """Masks of one channel stay files; each split has the list."""
+    gray = {n: encode(PIL.Image.fromarray((coloured(n)[1] // 2 * (n > 0)).astype(np.uint8)), "PNG") for n in range(4)}
+    files: dict[str, str | bytes] = {}
+    for split in ("train", "valid"):
+        files |= {f"{split}/{n}.jpg": jpeg(n) for n in gray} | {f"{split}/{n}_mask.png": gray[n] for n in gray}
+        files[f"{split}/_classes.csv"] = "Pixel Value, Class\n0, background\n1, cat\n"
+    root = fill(tmp_path, files)
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert survey.ledger.count(Role.LEFT) == 0
+        labels = next(column for column in survey.columns if column.name == "mask_labels")
+        assert labels.classes == ("background", "cat")
+        found = [source.read(entry).values for entry in source.entries("valid")]
+    assert [values["mask"] for values in found] == [*gray.values()]
+    assert [values["mask_labels"] for values in found] == [[0], [0, 1], [0, 1], [0, 1]]
+    (root / "valid/_classes.csv").write_text("Pixel Value, Class\n0, background\n1, dog\n")
+    with pytest.raises(AmbiguousSourceError, match="name other classes of masks"):
+        open_source(root)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "name,r,g,b\n", "name,r,g,b\ncat,1\n", "name,r,g,b\ncat,1,2,x\n", "r,g,b\n1,2,3\n", "a,b\n1,2\n",
+     "name,r,g,b\ncat,1,2,256\n", "name,r,g,b\ncat,1,2,-1\n", "Pixel Value,Class\n0,a\n2,b\n", "\"", "\0"],
+)  # fmt: skip
+def test_what_is_no_palette_leaves_masks_as_they_are(text: str, tmp_path: Path) -> None:
+    root = in_colour(tmp_path, "class_dict.csv")
+    (root / "class_dict.csv").write_text(text)
+    with closing(open_source(root, kind="segmentation")) as source:
+        assert source.read(next(source.entries())).values["mask"] == coloured(0)[0]
+
+
+def test_two_classes_of_one_colour_are_an_error(tmp_path: Path) -> None:
+    root = in_colour(tmp_path, "class_dict.csv")
+    (root / "class_dict.csv").write_text("name,r,g,b\ncat,1,2,3\ndog,1,2,3\n")
+    with pytest.raises(SourceError, match="two classes of one colour"):
+        open_source(root)
+
+
+def test_masks_of_cvat_in_the_folders_of_pascal_voc(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"JPEGImages/{n}.jpg": jpeg(n) for n in range(4)}
+    files |= {f"SegmentationClass/{n}.png": coloured(n)[0] for n in range(3)}
+    files |= {f"SegmentationObject/{n}.png": coloured(n)[0] for n in range(3)}
+    files |= {"ImageSets/Segmentation/default.txt": "0\n1\n2\n3\n", "labelmap.txt": PALETTES["masks/labelmap.txt"]}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert (source.kind, survey.ledger.count(Role.LEFT)) == ("voc", 0)
+        found = [source.read(entry).values for entry in source.entries()]
+    assert np.array_equal(found[1]["mask"], coloured(1)[1])
+    assert found[1]["object_mask"] == coloured(1)[0]
+    assert found[3]["mask"] is found[3]["mask_labels"] is None
+
+
+def test_camvid_as_published(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"701_StillsRaw_full/s_{n}.png": jpeg(n) for n in range(4)}
+    files |= {f"LabeledApproved_full/s_{n}_L.png": coloured(n)[0] for n in range(4)}
+    files["label_colors.txt"] = PALETTES["label_colors.txt"]
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert (source.kind, survey.records, survey.ledger.count(Role.LEFT)) == ("segmentation", 4, 0)

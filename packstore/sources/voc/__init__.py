@@ -28,6 +28,7 @@ from packstore.sources.beside import (
 )
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.palettes import Palette, mask_fields, palette_for, read_with
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import VocBesideSource, recognise_beside
@@ -50,8 +51,9 @@ class VocSource(FileRowSource):
     Splits are the sets of ``ImageSets/Main``; without these, of ``ImageSets/Segmentation``; without both, all images
     are taken. ``trainval`` is left out where ``train`` and ``val`` are there, of which it is made. Columns: ``boxes``
     with their ``labels``, whether each is ``difficult`` and the whole annotation as ``json``, in the form of
-    torchvision's ``VOCDetection``; ``mask`` and ``object_mask`` as the files are. Each is missing where the image has
-    no such file.
+    torchvision's ``VOCDetection``; ``mask`` and ``object_mask`` as the files are, but for masks in the colours of
+    CVAT's ``labelmap.txt``, which become class numbers, with ``mask_labels``. Each is missing where the image has no
+    such file.
     """
 
     kind = "voc"
@@ -78,13 +80,21 @@ class VocSource(FileRowSource):
         """See :meth:`RowSource.fields`. Reads all annotations for the classes in them."""
         found: dict[str, Field] = {"image": Image()}
         for name, folder in self._masks.items():
-            names = self.tree.names(self._at(folder)).files
-            files = (self._at(folder, name) for name in names[:_LOOKED_AT])
-            found[name] = mask_field(self.tree, files)
+            found[name] = self._mask_field(folder)
+        found |= mask_fields(self._palette) if self._palette is not None else {}
         if self._annotated:
             rows = chain.from_iterable(map(self.file_rows, self.splits()))
             found |= annotation_fields(class_list(self.tree, (row.values["json"].file for row in rows)))
         return found
+
+    def _mask_field(self, folder: str) -> Field:
+        names = self.tree.names(self._at(folder)).files
+        return mask_field(self.tree, (self._at(folder, name) for name in names[:_LOOKED_AT]))
+
+    @cached_property
+    def _palette(self) -> Palette | None:
+        folder = self._masks.get("mask")
+        return None if folder is None else palette_for(self.tree, [self._base], self._mask_field(folder))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """See :meth:`FileRowSource.file_rows`."""
@@ -100,12 +110,14 @@ class VocSource(FileRowSource):
     def values(self, ref: Any) -> Mapping[str, Any]:
         """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
+        if self._palette is not None and found["mask"] is not None:
+            found |= read_with(self._palette, found["mask"], self.options.max_pixels)
         document = found.get("json")
         return found if document is None else found | objects_of(document)
 
     def described_by(self) -> Iterable[str]:
         """See :meth:`FileRowSource.described_by`."""
-        return self._sets.values()
+        return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
         """See :meth:`Source.claim_files`. Lists of a class or of another task say nothing beyond the annotations."""

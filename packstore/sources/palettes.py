@@ -1,0 +1,195 @@
+"""Palettes: files that say which class a colour of a mask is, or a pixel value.
+
+- CamVid's ``label_colors.txt``: ``64 128 64 Animal``;
+- Kaggle's ``class_dict.csv``: ``name,r,g,b``;
+- CVAT's ``labelmap.txt``: ``road:128,64,128::``;
+- Roboflow's ``_classes.csv``: ``Pixel Value, Class``;
+- JSON: ``{"classes": [{"title": "Water", "color": "#E2A929"}]}``, or a list of such.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SourceError, printable
+from packstore.core.fields import Field, Image, Labels, Mask
+from packstore.images.decoders import get_decoder
+from packstore.images.masks import decode_mask, read_mask_header
+from packstore.sources.annotation_formats.objects import load_json
+from packstore.sources.beside import class_names, join, read_whole
+from packstore.sources.ignoring import pattern_of
+from packstore.sources.listing import is_passed_over
+from packstore.sources.tree import Tree
+
+_FILES = re.compile(r"_?[\w-]*(class(es)?|labels?|colou?rs?|palette|map)[\w-]*\.(txt|csv|json)", re.I)
+_MAX_BYTES, _MOST = 1 << 20, 1 << 16
+_NAMES = ("name", "class", "class name", "class_name", "label", "title")
+_COLOURS = (("r", "g", "b"), ("red", "green", "blue"))
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Classes of masks, numbered from 0 in the order of their file.
+
+    Attributes:
+        names: Their names.
+        colours: Their colours, ``(n, 3)``; None if a pixel's value is the number of its class.
+        files: The files that say so, all the same.
+    """
+
+    names: tuple[str, ...]
+    colours: tuple[tuple[int, int, int], ...] | None
+    files: tuple[str, ...]
+
+    def read(self, data: bytes, max_pixels: int) -> NDArray[Any]:
+        """The class numbers of a mask, ``(H, W)``. Raises :class:`ValueError` for a colour or a value that is none."""
+        try:
+            return self._read(data, max_pixels)
+        except DecodeError as error:
+            raise ValueError(f"its mask: {error}") from error
+
+    def _read(self, data: bytes, max_pixels: int) -> NDArray[Any]:
+        file = printable(self.files[0])
+        if self.colours is None:
+            values = decode_mask(data, read_mask_header(data, max_pixels))
+            if values.size and int(values.max()) >= len(self.names):
+                raise ValueError(
+                    f"its mask has the value {int(values.max())}, which {file} does not name: mend it, or keep masks "
+                    f"without classes with --ignore '{file}'"
+                )
+            return values
+        pixels = get_decoder(max_pixels=max_pixels).decode(data).astype(np.uint32)
+        flat = pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2]
+        known = np.array([r << 16 | g << 8 | b for r, g, b in self.colours], np.uint32)
+        order = np.argsort(known)
+        place = np.searchsorted(known[order], flat).clip(max=len(known) - 1)
+        odd = np.argwhere(known[order][place] != flat)
+        if len(odd):
+            y, x = odd[0].tolist()
+            raise ValueError(
+                f"its mask has the colour {tuple(pixels[y, x].tolist())} at {x}, {y}, which {file} does not name: "
+                f"mend it, or keep masks as they are with --ignore '{file}'"
+            )
+        numbers: NDArray[Any] = order[place].astype(np.uint8 if len(known) <= 256 else np.uint16)
+        return numbers
+
+
+def read_with(palette: Palette, mask: bytes, max_pixels: int) -> dict[str, Any]:
+    """The columns of a mask: ``mask``, class numbers instead of colours, and ``mask_labels``, the classes in it. A mask
+    whose values are class numbers stays the file. Raises :class:`ValueError`."""
+    values = palette.read(mask, max_pixels)
+    shown = {"mask_labels": np.unique(values).tolist()}
+    return shown if palette.colours is None else {"mask": np.ascontiguousarray(values), **shown}
+
+
+def palette_for(tree: Tree, folders: Sequence[str], masks: Field) -> Palette | None:
+    """The palette in some folders that goes with a column of masks: one of colours with masks in colour, one of values
+    with masks of one channel; else None. Raises :class:`AmbiguousSourceError` for several that differ."""
+    found = find_palette(tree, folders)
+    return found if found is not None and isinstance(masks, Image) == (found.colours is not None) else None
+
+
+def mask_fields(palette: Palette) -> dict[str, Field]:
+    """The declarations of the columns of :func:`read_with`."""
+    return {"mask": Mask(optional=True), "mask_labels": Labels(palette.names, of=False, optional=True)}
+
+
+def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
+    """The palette in some folders; None if there is none. Raises :class:`AmbiguousSourceError` for several that
+    differ."""
+    found: list[Palette] = []
+    for folder in dict.fromkeys(folders):
+        for name in tree.names(folder).files:
+            if _FILES.fullmatch(name) and not is_passed_over(name):
+                found += _read_palette(tree, join(folder, name))
+    if not found:
+        return None
+    first = found[0]
+    other = next((each for each in found if (each.names, each.colours) != (first.names, first.colours)), None)
+    if other is not None:
+        pair = first.files[0], other.files[0]
+        raise AmbiguousSourceError(
+            f"{tree.name()}: {printable(pair[0])} and {printable(pair[1])} name other classes of masks: leave one out "
+            "with --ignore",
+            [Answer(("--ignore", f"/{pattern_of(each)}")) for each in pair],
+        )
+    return Palette(first.names, first.colours, tuple(file for each in found for file in each.files))
+
+
+def _read_palette(tree: Tree, file: str) -> Iterator[Palette]:
+    """Yields the palette of a file that is one."""
+    if tree.stat(file).size > _MAX_BYTES:
+        return
+    text = read_whole(tree, file, _MAX_BYTES).decode("utf-8-sig", "replace")
+    suffix = Path(file).suffix.lower()
+    try:
+        rows = {".csv": _of_csv, ".json": _of_json}.get(suffix, _of_text)(text)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, csv.Error):
+        return  # it is no palette
+    if not rows or len(rows) > _MOST:
+        return
+    names = class_names([name for name, _ in rows], range(len(rows)))
+    colours = [colour for _, colour in rows]
+    if all(isinstance(colour, int) for colour in colours):
+        if colours == [*range(len(colours))]:
+            yield Palette(names, None, (file,))
+        return
+    triples = [(colour[0], colour[1], colour[2]) for colour in colours if not isinstance(colour, int)]
+    if any(not 0 <= value <= 255 for triple in triples for value in triple):
+        return
+    if len(set(triples)) < len(triples):
+        raise SourceError(f"{tree.name(file)} has two classes of one colour")
+    yield Palette(names, tuple(triples), (file,))
+
+
+Rows = list[tuple[str, tuple[int, int, int] | int]]
+
+
+def _of_text(text: str) -> Rows:
+    """Lines of CamVid, or of CVAT."""
+    found: Rows = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line[0] == "#":
+            continue
+        if match := re.fullmatch(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\S.*)", line):
+            found.append((match[4], (int(match[1]), int(match[2]), int(match[3]))))
+        elif match := re.fullmatch(r"([^:]+):(\d+),(\d+),(\d+):[^:]*:.*", line):
+            found.append((match[1], (int(match[2]), int(match[3]), int(match[4]))))
+        else:
+            raise ValueError("no palette")
+    return found
+
+
+def _of_csv(text: str) -> Rows:
+    head, *lines = ([cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line)
+    names = [cell.lower() for cell in head]
+    label = next(names.index(name) for name in _NAMES if name in names)
+    if "pixel value" in names:
+        value = names.index("pixel value")
+        numbered = sorted((int(line[value]), line[label]) for line in lines)
+        return [(name, number) for number, name in numbered]
+    red, green, blue = next([names.index(each) for each in three] for three in _COLOURS if set(three) <= {*names})
+    return [(line[label], (int(line[red]), int(line[green]), int(line[blue]))) for line in lines]
+
+
+def _of_json(text: str) -> Rows:
+    document = load_json(text.encode())
+    found: Rows = []
+    for each in document["classes"] if isinstance(document, dict) else document:
+        name = each.get("title", each.get("name"))
+        colour = each["color"]
+        if isinstance(colour, str):
+            colour = bytes.fromhex(colour.removeprefix("#"))
+        if not isinstance(name, str) or len(colour) != 3:
+            raise ValueError("no palette")
+        found.append((name, (int(colour[0]), int(colour[1]), int(colour[2]))))
+    return found
