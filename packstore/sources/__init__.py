@@ -19,7 +19,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import MAX_PIXELS
-from packstore.sources.annotations import Finding, annotated, find_left
+from packstore.sources.annotations import Finding, annotated, find_left, find_other_images
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import contents_of
@@ -246,7 +246,11 @@ def _would_leave(path: Path, kind: Kind, options: SourceOptions) -> list[Finding
     """What a kind would leave of a path that it is only partial for; nothing if it cannot even be surveyed."""
     try:
         with closing(kind.open(path, replace(options, named=True))) as source:
-            return _left_by(source, source.survey())
+            survey = source.survey()
+            tree, left = getattr(source, "tree", None), _left_by(source, survey)
+            if left or not isinstance(tree, Tree):
+                return left
+            return find_other_images(tree, survey.ledger.names(Role.LEFT))
     except PackstoreError:
         return []
 

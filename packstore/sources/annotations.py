@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -24,7 +25,7 @@ from packstore.sources.contents import Contents, FolderContents, NameSet, conten
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import pattern_of
 from packstore.sources.labels import LabelsFile
-from packstore.sources.listing import SYSTEM_NAMES
+from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.sources.tree import Tree
 
 _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".odgt", ".names")
@@ -215,6 +216,18 @@ def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
         if counts.get(place) == whole.folders[place].images.count and not _DRAWN.fullmatch(place)
     ]
     return _unique([*masks, *_further(tree, whole, left.folders.values())])
+
+
+def find_other_images(tree: Tree, paths: Iterable[str]) -> list[Finding]:
+    """Finds folders of images among the files of ``tree`` that a source leaves, and images that differ from others by
+    the end of their names."""
+    folders = Counter(path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
+    left = (
+        Finding(f"{count} images in {printable(folder)}", (_pattern(folder),), folder)
+        for folder, count in sorted(folders.items())
+        if folder
+    )
+    return _unique([*left, *_tails(contents_of(tree))])
 
 
 def _unique(found: Iterable[Finding]) -> list[Finding]:

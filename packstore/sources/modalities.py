@@ -62,7 +62,8 @@ class ModalitiesSource(FileRowSource):
                 f"{printable(str(path))} has no folders side by side with images of the same names (rgb, depth)"
             )
         names = dict.fromkeys(name for folders in self._groups.values() for name in folders)
-        self._main = next((name for known in _MAIN for name in names if name.lower() == known), min(names))
+        known = (name for known in _MAIN for name in names if name.lower() == known)
+        self._main = next(known, min(names, key=lambda name: (looks_like_mask(name.lower()), name)))
         if any(self._main not in folders for folders in self._groups.values()):
             raise SourceError(f"{printable(str(path))}: only some splits have a folder {printable(self._main)}")
         others = [name for name in names if name != self._main]

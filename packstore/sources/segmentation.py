@@ -36,6 +36,9 @@ _MASKS = re.compile(
     r"|labeledapproved_full",
     re.I,
 )
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_IMAGE_WORD = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?")
+_MASK_WORD = re.compile(r"masks?|labels?|annot(ation)?s?|seg|segmentations?|gt|(ground)?truth|trimaps?")
 _BESIDE_SPLIT = ("{}_masks", "{}_mask", "{}_labels", "{}_label", "{}annot", "{}_annot", "{}_gt")
 _IMAGE_TAILS = ("", "_image", "_img", "_rgb", "_sat")
 _MASK_TAILS = (
@@ -198,6 +201,8 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
                     for split in in_packing_order(splits)}  # fmt: skip
     splits = [name for name in folders if name.lower() in SPLIT_ORDER]
     pair = _named_pair(tree, "")
+    if pair is None and not splits and (by_name := _pairs_by_split(tree, folders)):
+        return by_name
     if pair is not None:
         inside = _folders(tree, pair.images)
         if inside and all(name.lower() in SPLIT_ORDER for name in inside):
@@ -259,11 +264,43 @@ def _related(one: str, other: str) -> bool:
 def _named_pair(tree: Tree, base: str) -> _Pair | None:
     """The folders in ``base`` whose names say that they hold images and masks, one each."""
     names = _folders(tree, base)
-    images = [name for name in names if _IMAGES.fullmatch(name)]
-    masks = [name for name in names if _MASKS.fullmatch(name)]
+    images, masks = (
+        [name for name in names if known.fullmatch(name)] or [name for name in names if _role(name)[0] == role]
+        for known, role in ((_IMAGES, "image"), (_MASKS, "mask"))
+    )
     if len(images) != 1 or len(masks) != 1:
         return None
     return _pair(tree, join(base, images[0]), join(base, masks[0]))
+
+
+def _role(name: str) -> tuple[str | None, str]:
+    """Whether a word of a folder's name says that it holds images or masks, and the split among its words."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    role = next((r for r, p in (("mask", _MASK_WORD), ("image", _IMAGE_WORD)) if any(map(p.fullmatch, words))), None)
+    return role, next((word for word in words if word in SPLIT_ORDER), "")
+
+
+def _pairs_by_split(tree: Tree, folders: Sequence[str]) -> dict[str, _Pair]:
+    """Pairs of folders whose names say a split and what they hold: ``images_train``, ``masks_train``. A split without a
+    folder of masks has none; empty if the names are not so."""
+    by_role: dict[str | None, dict[str, str]] = {"image": {}, "mask": {}}
+    for name in folders:
+        role, split = _role(name)
+        if role is not None and (not split or split in by_role[role]):
+            return {}
+        by_role.setdefault(role, {})[split] = name
+    images, masks = by_role["image"], by_role["mask"]
+    found = {split: _pair(tree, name, masks[split]) for split, name in images.items() if split in masks}
+    pairs = {split: pair for split, pair in found.items() if pair is not None}
+    if not pairs or len(pairs) < len(masks):
+        return {}
+    known = next(iter(pairs.values()))
+    pairs |= {
+        split: replace(known, images=name, masks=f"{name}_masks")
+        for split, name in images.items()
+        if split not in masks
+    }
+    return {split: pairs[split] for split in in_packing_order(pairs)}
 
 
 def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
@@ -373,7 +410,7 @@ def _palette_folders(pairs: Mapping[str, _Pair]) -> list[str]:
 
 def _has_other_ends(tree: Tree, pair: _Pair) -> bool:
     """Whether images of the folder of a pair end in a way that is neither that of images nor that of masks."""
-    found = contents_of(tree).folders.get(pair.images) if pair.images == pair.masks else None
+    found = contents_of(tree).folders.get(pair.images)
     if found is None:
         return False
     used = {end.rpartition(".")[0][1:].lower() for end in pair.ends.values()} | {pair.tail[1:].lower()}

@@ -258,6 +258,45 @@ def test_pairs_are_told_at_any_number(image: str, masked: str, size: int, tmp_pa
         assert sum(1 for _ in source.entries(None if "test/0.png" not in files else "train")) == size
 
 
+@pytest.mark.parametrize("size", [3, 300])
+@pytest.mark.parametrize(
+    ("image", "masked", "test", "splits"),
+    [
+        ("images_prepped_train/{}.png", "annotations_prepped_train/{}.png", "images_prepped_test/{}.png", 2),
+        ("train_images/{}.jpg", "train_masks/{}_mask.png", "test_images/{}.jpg", 2),
+        ("Training_Images/{}.jpg", "Ground_Truth/{}.png", None, 1),
+        ("cells/raw_images/{}.jpg", "cells/LabelPNG/{}.png", None, None),
+    ],
+)
+def test_folders_whose_names_say_images_masks_and_splits(
+    image: str, masked: str, test: str | None, splits: int | None, size: int, tmp_path: Path
+) -> None:
+    files = {image.format(n): jpeg(n) for n in range(size)} | {masked.format(n): mask(n) for n in range(size)}
+    files |= {} if test is None else {test.format(f"t{n}"): jpeg(n) for n in range(size)}
+    root = fill(tmp_path, files)
+    with closing(open_source(root if splits else root / "cells")) as source:
+        survey = source.survey()
+        assert (source.kind, survey.records) == ("segmentation", size * (splits or 1))
+        assert survey.ledger.count(Role.PACKED) == len(files)
+
+
+def test_one_folder_of_masks_for_two_splits_is_a_question(tmp_path: Path) -> None:
+    files = {f"{split}_images/{n}.jpg": jpeg(n) for split in ("train", "val") for n in range(3)}
+    with pytest.raises(AmbiguousSourceError):
+        open_source(fill(tmp_path, files | {f"masks/{n}.png": mask(n) for n in range(3)}))
+
+
+@pytest.mark.parametrize("size", [30, 300])
+def test_a_question_names_folders_and_predictions_beside_the_pairs(size: int, tmp_path: Path) -> None:
+    files = {f"train/{kind}/{n}.png": mask(n) for kind in ("image", "label", "aug") for n in range(size)}
+    files |= {f"test/{n}{end}.png": mask(n) for n in range(size) for end in ("", "_predict")}
+    with pytest.raises(AmbiguousSourceError, match=f"{size} images in train/aug, .*0_predict") as caught:
+        open_source(fill(tmp_path, files))
+    ignored = caught.value.answers[0].options[1::2]
+    with closing(open_source(tmp_path, ignore=ignored)) as source:
+        assert (source.kind, list(source.survey().splits.values())) == ("segmentation", [size, size])
+
+
 def test_other_images_beside_pairs_are_a_question(tmp_path: Path) -> None:
     files = {f"{n}{end}": jpeg(n) for n in range(5) for end in (".jpg", "_mask.png", "_depth.png")}
     with pytest.raises(AmbiguousSourceError, match="--source segmentation"):
