@@ -202,8 +202,8 @@ def _asking_about(place: Path, options: SourceOptions) -> Iterator[None]:
 
 def _last_answers(answer: Answer, place: Path, options: SourceOptions, depth: int = 0) -> Sequence[Answer]:
     """The answer itself; or the answers to the question that it would raise, none if it is no answer."""
-    patterns = answer.options[1::2] if answer.options[:1] == ("--ignore",) else ()
-    if (answer.options and not patterns) or len(answer.options) != 2 * len(patterns):
+    patterns = answer.options[1::2] if {*answer.options[::2]} == {"--ignore"} else ()
+    if options.named or (answer.options and not patterns) or len(answer.options) != 2 * len(patterns):
         return [answer]
     source = answer.source or place
     given = SourceOptions(ignore=(*options.ignore, *patterns))

@@ -516,6 +516,33 @@ def test_classes_of_whole_images(several: bool, tmp_path: Path) -> None:
     assert [list(each[name]) if several else each[name] for each in found] == expected
 
 
+@pytest.mark.parametrize("count", [3, 300])
+def test_images_in_a_folder_of_any_name(count: int, tmp_path: Path) -> None:
+    files = photos("input_pictures", *range(count)) | {"notes.json": of_images(*range(count))}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, source.survey().records) == ("coco", count)
+    fill(tmp_path, photos("copies", *range(count)))
+    with pytest.raises(SourceError, match="no image is there"):  # either could be meant
+        open_source(tmp_path, kind="coco")
+
+
+def test_images_in_the_folder_of_another_split_are_not_taken(tmp_path: Path) -> None:
+    files = photos("train_pictures", 1, 2) | {"annotations/instances_val.json": of_images(1, 2)}
+    with pytest.raises(SourceError, match="no image is there"):
+        open_source(fill(tmp_path, files))
+
+
+def test_a_file_without_a_split_beside_others_is_a_question_with_answers(tmp_path: Path) -> None:
+    files = photos("train", 1, 2) | photos("images", 7, 8)
+    notes = {"train/_annotations.coco.json": of_images(1, 2), "_annotations.coco.json": of_images(7, 8)}
+    with pytest.raises(AmbiguousSourceError, match="says no split") as caught:
+        open_source(fill(tmp_path, files | notes), kind="coco")
+    assert [answer.options for answer in caught.value.answers] == [
+        ("--ignore", "/_annotations.coco.json"),
+        ("--ignore", "/train/_annotations.coco.json"),
+    ]
+
+
 def test_folders_of_another_machine_before_the_names(tmp_path: Path) -> None:
     """Objects365: ``images/v1/patch0/a.jpg`` lies in ``train/patch0``."""
     names = [f"patch{n}/a{n}.jpg" for n in range(3)]

@@ -19,7 +19,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import class_names, is_file, join, mask_field, yolo_labels
 from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of, segments_of
-from packstore.sources.coco.files import AnnotationFile, by_split, find_files, image_folder, mask_folder
+from packstore.sources.coco.files import AnnotationFile, by_split, find_files, image_folder, mask_folder, only_folder_of
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, Row, in_packing_order
 
@@ -99,7 +99,7 @@ class CocoSource(FileRowSource):
             folder = image_folder(self.tree, file, shorter) if len(set(shorter)) == len(names) else None
             if folder is not None:
                 documents.name_otherwise(shorter)
-        return folder
+        return only_folder_of(self.tree, file, names) if folder is None else folder
 
     def _find_masks(self, files: Mapping[str, AnnotationFile], documents: Documents) -> dict[str, str]:
         """The folders of panoptic masks and of masks of stuff, by column. Counts masks that are not there."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.beside import plain_path, read_json
 from packstore.sources.coco.files import AnnotationFile
@@ -135,7 +135,7 @@ class Documents:
                 )
             return  # a list of images alone
         if file.kind == "panoptic":
-            self._sort_masks(where, document, images)
+            self._sort_masks(file, where, document, images)
         elif file.kind != "image_info":
             self._sort(file, where, document, images)
         self.ignored["licenses"] += len(document["licenses"]) if isinstance(document.get("licenses"), list) else 0
@@ -158,7 +158,7 @@ class Documents:
             else:
                 found[name].append(annotation)
 
-    def _sort_masks(self, where: str, document: Any, images: dict[Any, dict[str, Any]]) -> None:
+    def _sort_masks(self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]) -> None:
         """Adds to each image the entry of its panoptic mask."""
         for annotation in _entries(where, document, "annotations"):
             found = images.get(annotation.pop("image_id", None)) if _hashable(annotation.get("image_id")) else None
@@ -166,7 +166,11 @@ class Documents:
                 self.ignored["annotations of images that are not listed"] += 1
                 continue
             if "panoptic" in found:
-                raise SourceError(f"{where} has two masks of {_shown(found['image'])}")
+                raise AmbiguousSourceError(
+                    f"{where} has two masks of {_shown(found['image'])}, and a panoptic file has one of each image: "
+                    "leave it out with --ignore",
+                    [Answer(("--ignore", f"/{file.path}"))],
+                )
             try:
                 annotation["file_name"] = plain_path(_of_other_machine(str(annotation.get("file_name"))))
             except ValueError as error:

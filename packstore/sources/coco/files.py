@@ -18,7 +18,7 @@ from packstore.sources.tree import Tree
 _START = 1 << 16
 _PROBED, _WHOLE = 16, 1 << 30
 _NAME = re.compile(
-    r"(?:(instances|captions|person_keypoints|keypoints|panoptic|stuff|image_info)(?=[_.-]))?[_-]?(.*?)[.]json"
+    r"(?:(instances|captions|person_keypoints|keypoints|panoptic|stuff|images?_info)(?=[_.-]))?[_-]?(.*?)[.]json"
 )
 _NO_SPLIT = frozenset({"", "annotation", "annotations", "annotations.coco", "coco", "default", "instances", "labels"})
 _LISTS = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[')
@@ -26,7 +26,7 @@ _ENTRIES = re.compile(rb'"(?:file_name|image_id|category_id|supercategory)"\s*:'
 _OF_ONE_IMAGE = re.compile(rb'"image"\s*:\s*\{')
 """A file that has one image, as those of SA-1B, is none of COCO."""
 _BESIDE = ("annotations", "Annotations", "annotation", "labels", "coco")
-_KINDS = {"person_keypoints": "keypoints", "": "instances"}
+_KINDS = {"person_keypoints": "keypoints", "images_info": "image_info", "": "instances"}
 READ = ("instances", "keypoints", "captions", "stuff", "panoptic", "image_info")
 """Kinds of files, in the order in which they are read."""
 
@@ -71,10 +71,12 @@ def by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[str, Ann
         if other is not file:
             raise _several(tree, [each for each in files if (each.token, each.kind) == (file.token, file.kind)])
     if len(found) > 1 and "" in found:
-        odd = next(iter(found[""].values()))
+        odd = list(found[""].values())
+        others = [file for kinds in found.values() for file in kinds.values() if file not in odd]
         raise AmbiguousSourceError(
-            f"{tree.name(odd.path)}: its name says no split, but others do: rename it (instances_train.json), or take "
-            "it out of the folder"
+            f"{tree.name(odd[0].path)}: its name says no split, but others do: rename it (instances_train.json), or "
+            "take it out of the folder",
+            [Answer(_ignoring(each)) for each in (odd, others)],
         )
     for kinds in found.values():
         if "stuff" in kinds and not {"instances", "keypoints"} & kinds.keys():
@@ -101,7 +103,11 @@ def _several(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSourceError:
 
 def _without(files: list[AnnotationFile], kept: AnnotationFile) -> Answer:
     """The answer that leaves out all files but one."""
-    return Answer(tuple(part for file in files if file is not kept for part in ("--ignore", f"/{file.path}")))
+    return Answer(_ignoring([file for file in files if file is not kept]))
+
+
+def _ignoring(files: list[AnnotationFile]) -> tuple[str, ...]:
+    return tuple(part for file in files for part in ("--ignore", f"/{file.path}"))
 
 
 def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
@@ -115,6 +121,28 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
     places = [place for name in wanted for place in (name, f"images/{name}", f"{name}/images")]
     places += ["images", "data", "JPEGImages", ""]
     return folder_of(tree, names, [join(base, place) for base in (beside, above) for place in places])
+
+
+def only_folder_of(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
+    """The only folder anywhere that has all ``names`` of images of a file, and is not called like another split."""
+    found = []
+    for folder, _ in tree.folders(is_passed_over):
+        splits = {part for part in re.split(r"[/_.-]", folder.lower()) if part in SPLIT_ORDER}
+        if splits <= {file.split} and _has_all(tree, folder, names):
+            found.append(folder)
+    return found[0] if len(found) == 1 else None
+
+
+def _has_all(tree: Tree, folder: str, names: list[str]) -> bool:
+    there: dict[str, frozenset[str]] = {}
+    for path in names:
+        within, _, name = path.rpartition("/")
+        place = join(folder, within) if within else folder
+        if place not in there:
+            there[place] = frozenset(tree.names(place).files)
+        if name not in there[place]:
+            return False
+    return bool(names)
 
 
 def mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
