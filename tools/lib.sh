@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Shared by tools/packstore and tools/test. `setup base` makes $root/.venv and installs packstore into it; `setup test`
-# adds the test extra. Both do it once, and again when pyproject.toml, tools/constraints.txt or a C source has changed or
-# a compiler has appeared. Needs $root, the repository.
+# adds the test extra. Both do it once, and again when what they install from has changed: pyproject.toml, the constraints,
+# a C source, the build. Needs $root, the repository.
 #
 # Environment variables:
 #   PACKSTORE_PYTHON              the Python to make .venv with, instead of the first suitable one in PATH
@@ -24,13 +24,10 @@ die() {
     exit 1
 }
 
-has_compiler() { command -v gcc >/dev/null || command -v cc >/dev/null; }
-
 # All that an installation depends on; the path, because a .venv cannot be moved.
 current_stamp() {
     echo "$root"
-    cat -- "$root/pyproject.toml" "$root/tools/constraints.txt" "$root"/packstore/*/*/*.[ch]
-    if has_compiler; then echo compiled; fi
+    cat -- "$root"/{pyproject.toml,tools/constraints.txt,tools/build_backend.py} "$root"/packstore/*/*/*.[ch]
 }
 
 is_current() {
@@ -40,13 +37,11 @@ is_current() {
 
 # --- Debian packages ---------------------------------------------------------------------------------------------------
 
-is_installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
-
 # Whether packages may be installed; sets $as_root to the words before a command. Never asks for a password.
 may_install() {
     as_root=(env)
     [[ -z ${PACKSTORE_NO_SYSTEM_PACKAGES-} ]] || return 1
-    command -v apt-get >/dev/null && command -v dpkg-query >/dev/null && command -v timeout >/dev/null || return 1
+    command -v apt-get >/dev/null && command -v timeout >/dev/null || return 1
     [[ $(id -u) != 0 ]] || return 0
     as_root=(sudo -n env)
     sudo -n true 2>/dev/null </dev/null
@@ -67,27 +62,6 @@ apt_install() {
     why="apt-get failed: $(grep -E '^[EW]:' "$apt_log" | tail -n 1 || true)"
     rm -f -- "$apt_log"
     return "$status"
-}
-
-# Installs the system's TurboJPEG and jpegtran if it may, and says so if not. Never fails: packstore works without.
-# Sets $system_ready to yes when both are there.
-system_packages() {
-    local missing=() why='it takes Debian or Ubuntu, and root or sudo without a password, to do it from here'
-    system_ready=yes
-    # Ubuntu calls the library libturbojpeg.
-    is_installed libturbojpeg0 || is_installed libturbojpeg || missing+=(libturbojpeg0)
-    is_installed libjpeg-turbo-progs || missing+=(libjpeg-turbo-progs)
-    [[ ${#missing[@]} != 0 ]] || return 0
-    if may_install; then
-        say "installing the Debian packages ${missing[*]} ..."
-        apt_install "${missing[@]}" || apt_install "${missing[@]/libturbojpeg0/libturbojpeg}" && return
-    elif [[ -n ${PACKSTORE_NO_SYSTEM_PACKAGES-} ]]; then
-        why='PACKSTORE_NO_SYSTEM_PACKAGES is set'
-    fi
-    # shellcheck disable=SC2034 # tools/test reads it
-    system_ready=no
-    say "the Debian packages ${missing[*]} were not installed ($why)." \
-        "packstore works without them, through simplejpeg and Pillow."
 }
 
 # --- Python ------------------------------------------------------------------------------------------------------------
@@ -197,7 +171,6 @@ setup() {
         # shellcheck disable=SC2064 # the signal's name, now
         for signal in INT TERM HUP; do trap "stop $signal" "$signal"; done
         make_venv
-        [[ -e $venv/packstore-base ]] || system_packages
         [[ $1 == base ]] || what=".[$1]"
         [[ $fresh == yes ]] || say "bringing .venv up to date (progress: $log)"
         : >"$log"

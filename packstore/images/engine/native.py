@@ -34,7 +34,7 @@ _INDEX, _PROGRAM, _SAMPLING = slice(16, 18), slice(18, 20), 20
 
 _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
 """In the order of ``engine.h``; uint16 for bfloat16."""
-_AGAIN = "install packstore again on this machine: pip install -v shows what the compiler says"
+_AGAIN = "install packstore again on this machine (in a clone: pip install -v .), which compiles it"
 _PADDING = ("constant", "edge", "reflect", "symmetric")
 
 _MOST_SIDE = 65500  # pixels, as ``engine.h`` has it
@@ -513,7 +513,7 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
     here = Path(__file__)
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_engine" + suffix)).exists()), None)
     if path is None:
-        return None, f"it was not compiled when packstore was installed; {_AGAIN}"
+        return None, f"it is not compiled in {here.parent}; {_AGAIN}"
     try:
         if ctypes.CDLL(str(path)).packstore_engine_interface() != _INTERFACE:
             return None, f"{path} is of another version of packstore: delete it and install packstore again"
