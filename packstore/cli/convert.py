@@ -19,6 +19,7 @@ from packstore.cli.common import (
     PluginChoice,
     StorePath,
     cache_options,
+    depth_options,
     describe_ledger,
     describe_normalization,
     echo_rows,
@@ -33,7 +34,7 @@ from packstore.cli.common import (
 from packstore.cli.source_info import describe_column, describe_targets, user_columns
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.images.sniff import LOSSES, MAX_PIXELS
+from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.packing.plan import Plan
@@ -88,9 +89,10 @@ _FEW_IMAGES_A_FILE = 0.5
     help="original: convert progressive JPEG files to baseline without loss, so that they decode faster.",
 )  # fmt: skip
 @click.option(
-    "--accept-loss", type=click.Choice(LOSSES), multiple=True,
-    help="Images become 8-bit RGB: accept the loss of bits, frames, channels or transparency.",
+    "--mode", metavar="MODE",
+    help="RGB, L (gray), RGBA, I;16 …, or keep for the first image's.  [default: RGB; arrays as they are]",
 )  # fmt: skip
+@depth_options
 @click.option("--split", metavar="NAME", help="Pack only this split.")
 @source_options
 @click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of DEST.")

@@ -3,7 +3,7 @@
 ==============  ============================================================================================
 type            at rest
 ==============  ============================================================================================
-``image``       image files (ragged uint8), or arrays: ``HWC`` uint8, ``CHW`` floating point
+``image``       image files (ragged uint8), or arrays: ``HWC`` whole numbers, ``CHW`` floating point
 ``mask``        PNG files (ragged uint8), or ``HW`` arrays of uint8, uint16 or int32
 ``label``       fixed int64: the number of a class
 ``labels``      ragged int64: numbers of classes
@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from packstore.core.errors import ManifestError
+from packstore.core.modes import RGB, Mode, parse_mode
 
 ITEM_SIZE = {
     "bool": 1,
@@ -76,8 +77,9 @@ class Column:
         kind: ``fixed`` (the same shape in every record) or ``ragged`` (any number of rows: ``(n, *shape)``).
         dtype: Name of the element type, a key of :data:`ITEM_SIZE`. Files and text are ``uint8``.
         shape: Shape of one record's value, or in a ragged column of one row; ``()`` for scalars, files and text.
-        layout: ``HWC`` for uint8 pixels, ``CHW`` for normalised floating point ones, ``HW`` for masks that are arrays,
-            else None. A ragged column with a layout has the shapes of its values in another, :attr:`shape_name`.
+        layout: ``HWC`` for pixels that are whole numbers, ``CHW`` for floating point ones, ``HW`` for masks that are
+            arrays, else None. A ragged column with a layout has the shapes of its values in another column,
+            :attr:`shape_name`.
         classes: Names of the classes where the column holds class numbers, else None.
         nbytes: Bytes of all values together, without any container's overhead.
         digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`; None for the image column,
@@ -88,6 +90,8 @@ class Column:
             in a ragged column, empty.
         coordinates: ``xyxy`` for boxes, ``xy`` or ``xyv`` (with visibility) for keypoints, else None.
         parallel: For ``labels`` or ``keypoints`` that go with boxes, row by row: the name of the boxes' column.
+        mode: Of images: the name of the :class:`~packstore.core.modes.Mode` that arrays have, or as which files are
+            read; None for RGB of 8 bits.
     """
 
     name: str
@@ -102,6 +106,7 @@ class Column:
     nullable: bool = field(default=False, kw_only=True)
     coordinates: str | None = field(default=None, kw_only=True)
     parallel: str | None = field(default=None, kw_only=True)
+    mode: str | None = field(default=None, kw_only=True, metadata={"optional": True})
 
     def __post_init__(self) -> None:
         check(_COLUMN_NAME.fullmatch(self.name) is not None and self.name not in _RESERVED, "column name", self.name)
@@ -115,8 +120,10 @@ class Column:
         check(self.nbytes >= 0, "column nbytes", self.nbytes)
         check(self.kind == "fixed" or self.nbytes % self.record_nbytes == 0, "column nbytes", self.nbytes)
         check(self.type in TYPES, "column type", self.type)
+        check(self.mode is None or self.type == "image", f"mode of a {self.type} column", self.mode)
+        check(self.mode != RGB.name, "mode: RGB is left out", self.mode)
         found = self.kind, self.dtype, self.shape, self.layout
-        check(_fits(self.type, *found), f"{self.type} column", (self.name, *found))
+        check(_fits(self.type, *found, self.pixels), f"{self.type} column", (self.name, *found, self.mode))
         check(not self.nullable or self.name not in _NEVER_MISSING, "column without values", self.name)
         if self.classes is not None:
             check(self.type in ("label", "labels"), f"{self.type} column with classes", self.name)
@@ -127,6 +134,11 @@ class Column:
         goes_with_boxes = self.parallel is None or self.type in ("labels", "keypoints")
         check(goes_with_boxes, f"{self.type} column that goes with boxes", self.parallel)
         check(self.digest is None or _SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
+
+    @property
+    def pixels(self) -> Mode:
+        """The mode of images."""
+        return RGB if self.mode is None else parse_mode(self.mode)
 
     @property
     def record_nbytes(self) -> int:
@@ -170,18 +182,19 @@ class Column:
         """What the column is, without what its values are: all fields but size and digest."""
         return (
             self.name, self.kind, self.dtype, self.shape, self.layout, self.classes,
-            self.type, self.nullable, self.coordinates, self.parallel,
+            self.type, self.nullable, self.coordinates, self.parallel, self.mode,
         )  # fmt: skip
 
 
-def _fits(type: str, kind: str, dtype: str, shape: tuple[int, ...], layout: str | None) -> bool:
+def _fits(type: str, kind: str, dtype: str, shape: tuple[int, ...], layout: str | None, mode: Mode) -> bool:
     """Whether a column of a type may lie at rest so."""
     found = kind, dtype, shape, layout
     if type == "image" and layout is not None:
         if layout == "HWC":
-            return dtype == "uint8" and (shape == () if kind == "ragged" else len(shape) == 3 and shape[2] == 3)
+            whole = dtype == mode.dtype and dtype != "float32"
+            return whole and (shape == () if kind == "ragged" else len(shape) == 3 and shape[2] == mode.channels)
         floats = dtype in ("float16", "bfloat16", "float32")
-        return layout == "CHW" and kind == "fixed" and floats and len(shape) == 3 and shape[0] == 3
+        return layout == "CHW" and kind == "fixed" and floats and len(shape) == 3 and shape[0] == mode.channels
     if type == "mask" and layout is not None:
         return layout == "HW" and dtype in ("uint8", "uint16", "int32") and len(shape) == (2 if kind == "fixed" else 0)
     if type == "label":

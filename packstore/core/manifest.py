@@ -28,6 +28,7 @@ from packstore.core.column import (
 )
 from packstore.core.column import Column as Column
 from packstore.core.errors import ManifestError
+from packstore.core.modes import MAX_CHANNELS
 from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain, unique
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.shards import ShardTable
@@ -71,7 +72,8 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """Mean and standard deviation, one a channel (R, G, B), of pixels scaled to 0 … 1; ``(x / 255 - mean) / std``."""
+    """Mean and standard deviation of each channel, of pixels scaled to 0 … 1 (8 bits: ``(x / 255 - mean) / std``; 16
+    bits by 65,535; numbers without an upper bound as they are)."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -79,8 +81,9 @@ class Normalization:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):  # lists are taken, too
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        check(len(self.mean) == 3 and all(map(_finite, self.mean)), "mean", self.mean)
-        check(len(self.std) == 3 and all(_finite(s) and s > 0 for s in self.std), "std", self.std)
+        check(0 < len(self.mean) <= MAX_CHANNELS and all(map(_finite, self.mean)), "mean", self.mean)
+        alike = len(self.std) == len(self.mean)
+        check(alike and all(_finite(s) and s > 0 for s in self.std), "std", self.std)
         # What becomes of black and white must be numbers too.
         extremes = [((x - m) / s) for m, s in zip(self.mean, self.std, strict=True) for x in (0.0, 1.0)]
         check(all(map(_finite, extremes)), "mean and std", (self.mean, self.std))
@@ -188,6 +191,8 @@ class Manifest:
         _check_columns(self.encoding, {c.name: c for c in self.columns})
         normalized = self.normalization is not None
         check(not normalized or self.holds_floats, "normalization of the encoding", self.encoding)
+        if self.normalization is not None:
+            check(len(self.normalization.mean) == self.image.pixels.channels, "mean", self.normalization.mean)
         for column in self.columns:
             if column.kind == "fixed":
                 largest = math.prod(max(n, 1) for n in column.shape) * ITEM_SIZE[column.dtype] * max(self.records, 1)
@@ -392,6 +397,7 @@ _SCHEMA: dict[type, dict[str, Any]] = {
         "nullable": bool,
         "coordinates": (str, type(None)),
         "parallel": (str, type(None)),
+        "mode": (str, type(None)),
     },
     Split: {"name": str, "start": int, "stop": int},
     Normalization: {"mean": [float], "std": [float]},

@@ -294,7 +294,10 @@ ENCODINGS = Registry(
     {
         "original": "packstore.images.encode.original:Original",
         "jpeg": "packstore.images.encode.jpeg:Jpeg",
-        "uint8": "packstore.images.encode.uint8:Uint8",
+        "uint8": "packstore.images.encode.pixels:Uint8",
+        "uint16": "packstore.images.encode.pixels:Uint16",
+        "int16": "packstore.images.encode.pixels:Int16",
+        "int32": "packstore.images.encode.pixels:Int32",
         "float16": "packstore.images.encode.floats:Float16",
         "bfloat16": "packstore.images.encode.floats:BFloat16",
         "float32": "packstore.images.encode.floats:Float32",

@@ -1,68 +1,75 @@
-"""Losses of image files that are read as 8-bit RGB: bits, frames, channels, transparency.
+"""Losses of image files that are read as a store's mode: bits, frames, channels, alpha.
 
 Headers settle nearly all files in a microsecond: PNG (third edition, 11.2 and 11.3), GIF89a, RFC 9649 (WebP). Of the
-rest Pillow says the particulars.
+rest Pillow or tifffile says the particulars.
 """
 
 from __future__ import annotations
 
 from packstore.core.errors import UsageError, printable
-from packstore.images.decoders import pillow
-from packstore.images.sniff import LOSSES, ImageInfo
+from packstore.core.modes import RGB, Mode
+from packstore.images.decoders import native
+from packstore.images.reading import Reading
+from packstore.images.sniff import ImageInfo
 
-_ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
 _WEBP_ANIMATION, _WEBP_ALPHA = 0x02, 0x10
-_UINT8_MODES = frozenset(("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", *_ALPHA_MODES))
+_ANSWERS = {
+    "depth": "--depth keep (values as they are), scale, clip or window:LO,HI (from LO to HI)",
+    "frames": "--frames first, or the number of a frame from 0",
+    "channels": "--mode keep (all channels), --mode RGB or --mode L",
+    "alpha": "--alpha keep, drop or over:COLOUR",
+}
+"""How a command line answers for each loss."""
 
 
-def check_losses(names: object) -> tuple[str, ...]:
-    """Losses that a user accepts, as a tuple in order. Raises :class:`UsageError` for what is no name of one."""
-    given = (names,) if isinstance(names, str) else names
-    if not isinstance(given, (tuple, list)) or not all(name in LOSSES for name in given):
-        raise UsageError(f"accept_loss should name some of {', '.join(LOSSES)}, got {names!r}")
-    return tuple(sorted(set(given)))
-
-
-def find_losses(data: bytes | memoryview, info: ImageInfo) -> dict[str, str]:
-    """What of an image file does not come through as 8-bit RGB.
+def find_losses(data: bytes | memoryview, info: ImageInfo, reading: Reading) -> dict[str, str]:
+    """Finds out what of an image file a reading would lose without having been asked to.
 
     Args:
         data: The file.
         info: Its header.
+        reading: How it is to be read.
 
     Returns:
-        By names of :data:`LOSSES`, what the file has, to follow "it has". Empty for CMYK, whose colours are converted,
-        for alpha that is opaque everywhere, and for what Pillow cannot open.
+        By name (``depth``, ``frames``, ``channels``, ``alpha``) what the file has, to follow "it has". Empty for CMYK,
+        whose colours are converted, for alpha that is opaque everywhere, and for files that cannot be opened.
     """
-    if info.kind == "jpeg" or not _may_lose(bytes(data), info):
+    plain = reading.mode == RGB.name
+    if plain and (info.kind == "jpeg" or not _may_lose(bytes(data), info)):
         return {}
-    found = pillow.describe(memoryview(data))
+    found = native.describe(memoryview(data), info)
     if found is None:
         return {}
-    losses = {}
-    deep = info.precision > 8 or found.mode not in _UINT8_MODES
-    if deep and info.kind != "heif":
-        bits = "floating point samples" if found.mode == "F" else f"{info.precision} bits a sample"
-        losses["depth"] = f"{bits}, and 8 bits are read"
-    if found.frames > 1:
+    mode, wanted, losses = found.mode, reading.pixels, {}
+    if mode.dtype != wanted.dtype and (wanted.dtype != "uint8" or reading.depth is None):
+        losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"
+    if found.frames > 1 and reading.frames is None:
         losses["frames"] = f"{found.frames:,} frames or pages, and the first is read"
-    if found.channels > 4 or (found.channels == 4 and found.mode in ("RGB", "RGBX")):
-        losses["channels"] = f"{found.channels} channels, and three are read"
-    if found.transparent:
+    if not reading.chosen and (lost := _lost_channels(mode, wanted)):
+        losses["channels"] = lost
+    if found.transparent and not wanted.has_alpha and reading.alpha is None:
         losses["alpha"] = "transparent pixels, and their colours are read as if they were not"
     return losses
 
 
-def refuse_losses(key: str, losses: dict[str, str], accepted: tuple[str, ...]) -> None:
-    """Asks about losses that nobody has accepted: raises :class:`UsageError` with the answer."""
-    left = {name: text for name, text in losses.items() if name not in accepted}
-    if left:
-        options = " ".join(f"--accept-loss {name}" for name in (*accepted, *left))
-        raise UsageError(
-            f"{printable(key)}: it has {'; and '.join(left.values())}. packstore reads images as 8-bit RGB. To pack "
-            f"this file and those like it all the same: {options} (the run goes on where it stopped); or leave them "
-            "out with --ignore"
-        )
+def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
+    """Raises :class:`UsageError`: the question, with the options that answer it."""
+    answers = "; ".join(_ANSWERS[name] for name in losses)
+    raise UsageError(
+        f"{printable(key)}: it has {'; and '.join(losses.values())}. packstore reads images as {reading.pixels}. To "
+        f"pack this file and those like it: {answers} (the run goes on where it stopped, unless the records become "
+        "others); or leave them out with --ignore"
+    )
+
+
+def _lost_channels(found: Mode, wanted: Mode) -> str | None:
+    """The channels of one mode that another cannot hold, in words; None if it holds all."""
+    colours, room = (mode.channels - mode.has_alpha for mode in (found, wanted))
+    if colours > room:
+        return f"{colours} channels, and {room} {'is' if room == 1 else 'are'} read"
+    if colours < room and not (colours == 1 and wanted.has_colour):
+        return f"{colours} channels, and {room} are expected"
+    return None
 
 
 def _may_lose(data: bytes, info: ImageInfo) -> bool:

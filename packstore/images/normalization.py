@@ -7,25 +7,27 @@ from typing import Any
 
 from packstore.core.errors import ManifestError, UsageError
 from packstore.core.manifest import NORMALIZATIONS, Normalization
+from packstore.core.modes import RGB, Mode
 
 MeanAndStd = tuple[Sequence[float], Sequence[float]]
 """Means and standard deviations of pixels scaled to 0 … 1, in the order R, G, B."""
 
 
-def as_normalization(value: object) -> Normalization | None:
+def as_normalization(value: object, mode: Mode = RGB) -> Normalization | None:
     """The normalisation that a caller means by ``value``; None for ``"none"``.
 
     Args:
-        value: A name of :data:`NORMALIZATIONS`; or means and standard deviations of pixels scaled to 0 … 1, in the
-            order R, G, B: as text, ``"M,M,M/S,S,S"``, as ``((m, m, m), (s, s, s))`` or as a :class:`Normalization`.
+        value: A name of :data:`NORMALIZATIONS`; or means and standard deviations, one a channel, of pixels scaled to 0
+            … 1: as text, ``"M,M,M/S,S,S"``, as ``((m, m, m), (s, s, s))`` or as a :class:`Normalization`.
+        mode: Of the images. Values without an upper bound are not scaled, so their means may be any numbers.
 
     Raises:
         UsageError: Anything else, or values that are not of that scale.
     """
     if isinstance(value, str):
-        return _from_text(value)
+        return _from_text(value, mode)
     if isinstance(value, Normalization):
-        return _scaled(value)
+        return _scaled(value, mode)
     try:
         pair: Any = value  # what cannot be unpacked is refused below
         mean, std = pair
@@ -34,10 +36,10 @@ def as_normalization(value: object) -> Normalization | None:
         raise UsageError(
             f"{_NORMALIZATION_EXPECTED} (in Python also a Normalization, or ((M, M, M), (S, S, S))), got {value!r}"
         ) from None
-    return _scaled(found)
+    return _scaled(found, mode)
 
 
-def _from_text(text: str) -> Normalization | None:
+def _from_text(text: str, mode: Mode) -> Normalization | None:
     if text == "none":
         return None
     if text in NORMALIZATIONS:
@@ -49,12 +51,12 @@ def _from_text(text: str) -> Normalization | None:
         found = _from_numbers(mean.split(","), std.split(","))
     except (ValueError, ManifestError):
         raise UsageError(f"{_NORMALIZATION_EXPECTED}, got {text!r}") from None
-    return _scaled(found)
+    return _scaled(found, mode)
 
 
 _NORMALIZATION_EXPECTED = (
-    f"a normalisation should be one of {', '.join(NORMALIZATIONS)}, auto, none, or M,M,M/S,S,S with three means and "
-    "three standard deviations above 0, of pixels scaled to 0…1"
+    f"a normalisation should be one of {', '.join(NORMALIZATIONS)}, auto, none, or M,M,M/S,S,S with a mean and a "
+    "standard deviation above 0 for each channel, of pixels scaled to 0…1"
 )
 
 
@@ -62,10 +64,10 @@ def _from_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
     return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
 
 
-def _scaled(normalization: Normalization) -> Normalization:
+def _scaled(normalization: Normalization, mode: Mode) -> Normalization:
     """``normalization``, when it can be that of values from 0 to 1; else raises :class:`UsageError`."""
     values = (*normalization.mean, *normalization.std)
-    if min(values) < 0 or max(values) > 1:
+    if mode.white > 1 and (min(values) < 0 or max(values) > 1):
         hint = "these look like 0…255; divide by 255" if max(values) > 1 else "pixels are scaled to 0…1 first"
         raise UsageError(
             "a normalisation should have means from 0 to 1 and standard deviations above 0 and up to 1, got "

@@ -1,4 +1,4 @@
-"""Antialiased bilinear resizing of uint8 images, as torchvision does it.
+"""Antialiased bilinear resizing of images, as torchvision does it.
 
 The work is done by ``torch.nn.functional.interpolate(antialias=True)`` on channels-last uint8. That kernel releases the
 GIL and runs on the calling thread alone (for one image it uses no OpenMP, whatever ``torch.set_num_threads`` says).
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.images.decoders import MAX_PIXELS
 
-Pixels = NDArray[np.uint8]
-"""uint8, shape ``(H, W, 3)``."""
+Pixels = NDArray[Any]
+"""Shape ``(H, W, C)``; RGB is uint8 with three channels."""
 
 Size = int | tuple[int, int]
 """``S`` for a square of side S, or ``(height, width)``."""
@@ -55,7 +55,9 @@ def shorter_side(height: int, width: int, size: int) -> tuple[int, int]:
 
 
 def resize(image: Pixels, height: int, width: int) -> Pixels:
-    """``image``, uint8 ``(H, W, 3)``, resized to ``(height, width, 3)``; ``image`` itself when that is its size.
+    """``image``, ``(H, W, C)``, resized to ``(height, width, C)``; ``image`` itself when that is its size.
+
+    Values other than uint8 are resized as floating point (float32, of int32 float64) and rounded to their dtype.
 
     Raises:
         TooLargeError: More than :data:`packstore.images.decoders.MAX_PIXELS` pixels would be made on the way.
@@ -68,6 +70,11 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
             f"is {len(image)} x {image.shape[1]} pixels (height x width), and {most} pixels would be made on the way "
             f"to {height} x {width}, more than the limit of {MAX_PIXELS}; use the fit crop, or another size"
         )
+    if image.dtype not in (np.uint8, np.float32, np.float64):
+        exact = np.float64 if image.dtype.itemsize > 2 else np.float32
+        limits = np.iinfo(image.dtype)
+        values = np.rint(resize(image.astype(exact), height, width))
+        return np.clip(values, limits.min, limits.max).astype(image.dtype)
     interpolate, from_numpy = _torch()
     # torch warns of arrays that are not writable, although it only reads this one.
     source = image if image.flags.writeable and image.flags.c_contiguous else np.array(image, order="C")
@@ -101,7 +108,7 @@ def limited_size(height: int, width: int, resize_to: int | None, max_side: int |
 
 
 def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
-    """``image``, uint8 ``(H, W, 3)``, brought to exactly ``size``; enlarged where it is smaller.
+    """``image``, ``(H, W, C)``, brought to exactly ``size``; enlarged where it is smaller.
 
     ``crop``: resized to cover the target (for a square: shorter side to S, as torchvision's ``Resize``), then cut from
     the centre as torchvision's ``CenterCrop`` does. ``pad``: resized to lie within it, centred on zeros. ``squash``:
@@ -122,7 +129,8 @@ def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
         else:
             covering = max(target_height, int(target_width * height / width)), target_width
         # A panorama would be enlarged far beyond what is kept: 60,000 x 1 pixels to 3 GPixel, for 224 x 224.
-        if covering[0] * covering[1] > max(height * width, min(4 * target_height * target_width, MAX_PIXELS)):
+        large = covering[0] * covering[1] > max(height * width, min(4 * target_height * target_width, MAX_PIXELS))
+        if large and image.dtype == np.uint8:
             return resized_centre(image, covering, (target_height, target_width))
         resized = resize(image, *covering)
         top, left = _centre(covering[0], target_height), _centre(covering[1], target_width)
@@ -132,7 +140,7 @@ def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
             within = max(1, int(target_width * height / width)), target_width
         else:
             within = target_height, max(1, int(target_height * width / height))
-        padded = np.zeros((target_height, target_width, 3), np.uint8)
+        padded = np.zeros((target_height, target_width, image.shape[2]), image.dtype)
         top, left = (target_height - within[0]) // 2, (target_width - within[1]) // 2
         padded[top : top + within[0], left : left + within[1]] = resize(image, *within)
         return padded
@@ -143,7 +151,7 @@ def resized_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, in
     """The centre of ``resize(image, *covering)``, the same pixels, without computing the rest.
 
     Args:
-        image: uint8 ``(H, W, 3)``.
+        image: uint8 ``(H, W, C)``.
         covering: ``(height, width)``, neither smaller than that of ``image``.
         size: ``(height, width)`` of the result; one of the two is that of ``covering``.
     """
@@ -193,9 +201,9 @@ def _taps(source: int, target: int, start: int, count: int) -> _Taps:
 
 
 def _blend(image: Pixels, taps: _Taps, axis: int) -> Pixels:
-    count = taps.places.shape[1]
-    result = np.empty((count, image.shape[1], 3) if axis == 0 else (len(image), count, 3), np.uint8)
-    step = max(1, _BLEND_VALUES // max(1, result.shape[1] * 3))
+    count, channels = taps.places.shape[1], image.shape[2]
+    result = np.empty((count, image.shape[1], channels) if axis == 0 else (len(image), count, channels), np.uint8)
+    step = max(1, _BLEND_VALUES // max(1, result.shape[1] * channels))
     for first in range(0, len(result), step):
         rows = slice(first, first + step)
         part, chosen, shape = (image, rows, (-1, 1, 1)) if axis == 0 else (image[rows], slice(None), (-1, 1))

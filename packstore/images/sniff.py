@@ -24,9 +24,6 @@ Data = bytes | bytearray | memoryview
 MAX_PIXELS = 178_956_970
 """Largest image, in pixels; a larger one is refused as a decompression bomb. Pillow's default limit."""
 
-LOSSES = ("alpha", "channels", "depth", "frames")
-"""What an image may lose that is read as 8-bit RGB; see :mod:`packstore.images.losses`."""
-
 LFS_POINTER = b"version https://git-lfs"
 """How a file begins that stands for another one, which a clone did not fetch."""
 IS_LFS_POINTER = "is a pointer of Git LFS without the file itself: run git lfs pull in its folder"

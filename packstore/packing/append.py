@@ -111,7 +111,9 @@ def append(
     workers: int | None = None,
     decoder: str = "auto",
     max_pixels: int = MAX_PIXELS,
-    accept_loss: str | Sequence[str] = (),
+    depth: str | None = None,
+    alpha: str | None = None,
+    frames: int | str | None = None,
     progress: bool | ProgressCallback = False,
 ) -> AppendReport:
     """Puts the records of ``source`` into ``store``, encoded as those that it has, as new shards beside the old ones.
@@ -143,7 +145,9 @@ def append(
         workers: Threads; None for one a core, and for 32 where the source is a URL.
         decoder: Name of the decoder.
         max_pixels: As for :func:`packstore.convert`.
-        accept_loss: As for :func:`packstore.convert`, besides those that were accepted when the store was packed.
+        depth: As for :func:`packstore.convert`; None for what was said when the store was packed.
+        alpha: Likewise.
+        frames: Likewise.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
@@ -173,7 +177,9 @@ def append(
         workers=workers,
         decoder=decoder,
         max_pixels=max_pixels,
-        accept_loss=accept_loss,
+        depth=depth,
+        alpha=alpha,
+        frames=frames,
     )
     started = time.monotonic()
     refuse_empty(store, source, labels)

@@ -19,13 +19,13 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import UrlPath
-from packstore.images.losses import check_losses
+from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
 from packstore.packing.keys import StoreKeys, repeated_keys
 from packstore.packing.known_records import count_same
 from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import Plan, accepted_losses, encode_options, plan_of
+from packstore.packing.plan import Plan, encode_options, plan_of
 from packstore.packing.records import columns_of
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Source, Survey
@@ -63,7 +63,9 @@ class AppendOptions:
     workers: int | None = None
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
-    accept_loss: str | Sequence[str] = ()
+    depth: str | None = None
+    alpha: str | None = None
+    frames: int | str | None = None
 
     def __post_init__(self) -> None:
         text_or_none(split=self.split, source_kind=self.source_kind)
@@ -323,6 +325,7 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
             "normalize": manifest.normalization or ("none" if manifest.holds_floats else None),
             "exif_transpose": encode.exif_transpose,
         }  # fmt: skip
+    answered = Reading.recorded(None, manifest.options)
     return ConvertOptions(
         encoding=manifest.encoding,
         format=manifest.format,
@@ -335,7 +338,10 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
         max_pixels=options.max_pixels,
         index=manifest.has_column(SEEK_INDEX.name),
         link=manifest.is_linked,
-        accept_loss=tuple({*accepted_losses(manifest), *check_losses(options.accept_loss)}),
+        mode=manifest.image.pixels.name,
+        depth=options.depth or answered.depth,
+        alpha=options.alpha or answered.alpha,
+        frames=options.frames if options.frames is not None else answered.frames,
         **shape,
     )
 

@@ -76,7 +76,10 @@ def convert(
     index: bool | None = None,
     link: bool | Literal["relative"] = False,
     progressive: Literal["baseline"] | None = None,
-    accept_loss: str | Sequence[str] = (),
+    mode: str | None = None,
+    depth: str | None = None,
+    alpha: str | None = None,
+    frames: int | str | None = None,
     progress: bool | ProgressCallback = False,
 ) -> ConvertReport:
     """Packs ``source`` into a new store at ``destination``.
@@ -143,9 +146,14 @@ def convert(
             A run that is interrupted starts afresh.
         progressive: Of ``original``: ``baseline`` makes progressive JPEG files baseline ones of the same pixels and
             metadata, since crops of these decode many times as fast; each is decoded before and after. None keeps them.
-        accept_loss: Images are read as 8-bit RGB. A file that has more ends the run with a :class:`UsageError`, unless
-            this names what is lost: ``depth`` (bits beyond eight), ``frames`` (but the first), ``channels`` (beyond
-            three) or ``alpha`` (where it is not opaque). The same call goes on where the run stopped.
+        mode: The mode of all images, such as ``RGB``, ``L`` (gray) or ``I;16``, see :class:`packstore.core.modes.Mode`;
+            ``keep`` for that of the first image, which all others have to share. None reads image files as 8-bit RGB,
+            and keeps arrays as they are. A file that has more than the mode ends the run with a :class:`UsageError`,
+            unless the next three say what becomes of it; the same call goes on where the run stopped.
+        depth: Of values of more than 8 bits: ``keep`` (the mode of the first image), ``scale`` (from the range of their
+            dtype, of floating point from 0 … 1), ``clip`` (above 255 to 255) or ``window:LO,HI``.
+        alpha: ``keep``, ``drop`` or ``over:COLOUR`` (``black``, ``white``, ``#rrggbb``).
+        frames: Of files of several: ``first``, or the number of one from 0.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
@@ -187,7 +195,10 @@ def convert(
         index=index,
         link=link,
         progressive=progressive,
-        accept_loss=accept_loss,
+        mode=mode,
+        depth=depth,
+        alpha=alpha,
+        frames=frames,
     )
     started = time.monotonic()
     with progress_callback(progress) as report:

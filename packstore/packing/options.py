@@ -11,14 +11,17 @@ from typing import Literal
 from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
+from packstore.core.modes import RGB, parse_mode
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
-from packstore.images.losses import check_losses
 from packstore.images.normalization import MeanAndStd, as_normalization
+from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.given import check_given
 from packstore.sources.ignoring import check_patterns
 
+KEEP = "keep"
+"""The value of ``mode``, ``depth`` and ``alpha`` that keeps what the first image has."""
 _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
 
 
@@ -55,7 +58,10 @@ class ConvertOptions:
     index: bool | None = None
     link: bool | Literal["relative"] = False
     progressive: Literal["baseline"] | None = None
-    accept_loss: str | Sequence[str] = ()
+    mode: str | None = None
+    depth: str | None = None
+    alpha: str | None = None
+    frames: int | str | None = None
 
     def __post_init__(self) -> None:
         text_or_none(source_kind=self.source_kind, split=self.split, format=self.format, encoding=self.encoding)
@@ -73,7 +79,7 @@ class ConvertOptions:
                 whole_number(name, getattr(self, name))
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
         object.__setattr__(self, "columns", check_given(self.columns))
-        object.__setattr__(self, "accept_loss", check_losses(self.accept_loss))
+        _check_mode(self.mode, self.depth, self.alpha, None if self.frames is None else str(self.frames))
         true_or_false(overwrite=self.overwrite, restart=self.restart)
         if self.link not in (True, False, "relative"):
             raise UsageError(f"link should be True, False or 'relative', got {self.link!r}")
@@ -82,7 +88,7 @@ class ConvertOptions:
         if self.fit is not None and self.size is None:
             raise UsageError("fit says how an image comes to a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":
-            as_normalization(self.normalize)
+            as_normalization(self.normalize, parse_mode("F"))  # any scale: which is known with the images' mode
         if self.source_kind is not None:
             SOURCES.check(self.source_kind)
         if self.cluster is not None and _CLUSTER.fullmatch(self.cluster) is None:
@@ -94,3 +100,14 @@ class ConvertOptions:
     def shard_bytes(self) -> int | None:
         """:attr:`shard_size` in bytes."""
         return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
+
+
+def _check_mode(mode: str | None, depth: str | None, alpha: str | None, frames: str | None) -> None:
+    """Raises :class:`UsageError` for values that these options do not take."""
+    named = RGB.name if mode in (None, KEEP) else mode
+    if not isinstance(named, str):
+        raise UsageError(f"mode should be the name of a mode or keep, got {mode!r}")
+    kept = {name: None if value == KEEP else value for name, value in (("depth", depth), ("alpha", alpha))}
+    reading = Reading(named, kept["depth"], kept["alpha"], frames)
+    if mode is not None and depth == KEEP and parse_mode(reading.mode).dtype == "uint8" and mode != KEEP:
+        raise UsageError(f"mode {mode} has 8 bits, so depth cannot be kept; use --mode keep")

@@ -13,15 +13,17 @@ from pathlib import Path
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
+from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath, location
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
 from packstore.images.encode.options import turned_by_readers
-from packstore.images.losses import check_losses
 from packstore.images.normalization import as_normalization
+from packstore.images.reading import Reading
 from packstore.images.seek_index import has_index
-from packstore.images.sniff import LOSSES, MAX_PIXELS
+from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.modes import reading_of
 from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_left, open_source
@@ -117,7 +119,8 @@ def plan_of(
         remote, format = isinstance(destination, UrlPath), resolve_format(destination, options.format)
         survey = opened.survey(options.split, progress)
         ask_about_left(opened, survey)
-        encode, auto = _resolve_encoding(format, opened.normalization, survey, options)
+        reading = reading_of(opened, survey, options)
+        encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
         probe = _Probe(opened, options)
         shape = _uniform_shape(encode, survey, probe)
         plan = Plan(
@@ -174,8 +177,13 @@ def make_encoder(
     """The encoder for what a source yields. ``reencode`` makes new JPEG records even of a ``jpeg`` store's."""
     store = survey.store
     files = ENCODINGS[survey.encoding].layout is None
+    mode = survey.mode if store is None else store.image.mode
     return Encoder(
-        encode, "original" if reencode and files else survey.encoding, shape, store.normalization if store else None
+        encode,
+        "original" if reencode and files else survey.encoding,
+        shape,
+        store.normalization if store else None,
+        parse_mode(mode or RGB.name),
     )
 
 
@@ -256,11 +264,15 @@ def check_destination(destination: Path, options: ConvertOptions) -> None:
             raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
 
 
-def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertOptions) -> tuple[EncodeOptions, bool]:
+def _resolve_encoding(
+    format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
+) -> tuple[EncodeOptions, bool]:
     """The encoding and its options with all defaults filled in; and whether the normalisation is to be computed."""
     source: type[Encoding] = ENCODINGS[survey.encoding]
     normalized = source.layout == "CHW"
     default = None if normalized else FORMATS[format].default_encoding
+    if default == "float16" and reading.pixels.dtype != "uint8":
+        default = "float32"  # half precision has 11 bits
     asked = options.encoding or default or survey.encoding
     encoding: type[Encoding] = ENCODINGS[asked].of_source(source)
     normalize = options.normalize
@@ -277,8 +289,8 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
         normalization = survey.store.normalization if survey.store else None
     else:
         if normalize is None:
-            normalize = usual
-        normalization = None if normalize == "auto" else as_normalization(normalize)
+            normalize = usual if reading.mode == RGB.name else "none"
+        normalization = None if normalize == "auto" else as_normalization(normalize, reading.pixels)
     if normalize == "auto" and normalized:
         raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")
     encode = EncodeOptions(
@@ -294,7 +306,8 @@ def _resolve_encoding(format: str, usual: str, survey: Survey, options: ConvertO
         decoder=options.decoder,
         max_pixels=options.max_pixels,
         progressive=options.progressive,
-        accept_loss=None if survey.store is not None else check_losses(options.accept_loss),
+        reading=reading,
+        asks=survey.store is None,
     )
     return encode, normalize == "auto"
 
@@ -327,7 +340,7 @@ class _Probe:
 
     def shapes(self, encode: EncodeOptions, survey: Survey) -> dict[tuple[int, ...], str]:
         """The shapes of sampled images, each with the key of an image that has it."""
-        pixels = replace(encode, encoding="uint8", size=None, normalization=None)
+        pixels = replace(encode, encoding=encode.reading.pixels.dtype, size=None, normalization=None)
         encoder = make_encoder(pixels, survey, None)
         found: dict[tuple[int, ...], str] = {}
         for entry in self.entries(survey.records):
@@ -349,7 +362,7 @@ def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tupl
         return None if survey.shape is None else (*survey.shape[1:], survey.shape[0])
     if encode.size is not None:
         height, width = (encode.size, encode.size) if isinstance(encode.size, int) else encode.size
-        return (height, width, 3)
+        return (height, width, encode.reading.pixels.channels)
     if survey.shape is not None:
         return survey.shape
     if layout == "HWC":
@@ -402,7 +415,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "split": plan.options.split,
         **({} if encode.progressive is None else {"progressive": encode.progressive}),
         **({"link": "absolute" if plan.links_from is None else "relative"} if plan.options.link else {}),
-        **({"accept_loss": ",".join(encode.accept_loss)} if encode.accept_loss else {}),
+        **encode.reading.answers(),
         **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
     for name in ("ignore", "columns"):
@@ -425,12 +438,6 @@ def counted_options(manifest: Manifest) -> dict[str, int]:
     """Counts of records that a manifest has among its options."""
     known = (*_GEOMETRY, "quality", "split")
     return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
-
-
-def accepted_losses(manifest: Manifest) -> list[str]:
-    """The losses that were accepted when a store was packed."""
-    given = manifest.options.get("accept_loss")
-    return [name for name in given.split(",") if name in LOSSES] if isinstance(given, str) else []
 
 
 def made_alike(manifest: Manifest, other: Manifest) -> bool:
@@ -456,6 +463,7 @@ def encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = 
         check="none",
         decoder=decoder,
         max_pixels=max_pixels,
+        reading=Reading.recorded(manifest.image.mode, o),
     )
 
 

@@ -19,6 +19,7 @@ import packstore
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Skipped
 from packstore.images.encode import Encoder
+from packstore.images.reading import EXPECTED
 from packstore.images.seek_index import make_indexes
 from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, Packed
 from packstore.packing.plan import Plan, recorded_options
@@ -37,7 +38,7 @@ def identity_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> Iden
 
 def fingerprint_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
     """What the records of a conversion follow from, as JSON values by name. Loads the libraries that make them."""
-    survey = plan.survey
+    survey, options = plan.survey, recorded_options(plan)
     normalization = plan.encode.normalization
     return {
         "source": plan.source.identity(),
@@ -47,8 +48,9 @@ def fingerprint_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> d
         "bytes of the source": survey.size_bytes,
         "format": plan.format,
         "encoding": plan.encode.encoding,
-        # The answer to a question about losses changes no record that was packed before it.
-        "options": {name: value for name, value in recorded_options(plan).items() if name != "accept_loss"},
+        "options": {name: value for name, value in options.items() if name not in EXPECTED},
+        # The answer to a question changes no record that was packed before it was asked.
+        **{f"{name}?": options.get(name) for name in EXPECTED},
         "normalization": dataclasses.asdict(normalization) if normalization else None,
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SampleError
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback
@@ -29,11 +30,13 @@ def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Dataset
     names = list(plan.survey.splits)
     split = next((name for name in names if name.lower().startswith("train")), None)
     total = plan.survey.splits[split] if split else plan.survey.records
-    pixels = make_encoder(replace(plan.encode, encoding="uint8", normalization=None), plan.survey, plan.shape)
+    mode = plan.encode.reading.pixels
+    measured = "float32" if mode.dtype == "float32" else mode.dtype
+    pixels = make_encoder(replace(plan.encode, encoding=measured, normalization=None), plan.survey, plan.shape)
     source, skip = plan.source, plan.options.on_error == "skip"
 
     def measure(batch: list[Entry]) -> tuple[int, int, DatasetStatistics]:
-        statistics = DatasetStatistics()
+        statistics = DatasetStatistics(mode)
         for entry in batch:
             try:
                 record, shape, *_ = pixels(entry.key, source.image(entry))
@@ -41,10 +44,14 @@ def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Dataset
                 if not skip:
                     raise
                 continue  # it is counted and named when the conversion itself meets it
-            statistics.update(np.frombuffer(record, np.uint8).reshape(shape or pixels.columns()[0].shape))
+            values = np.frombuffer(record, NUMPY_DTYPE[measured])
+            if shape is not None and measured == "float32":  # kept with the channels first
+                height, width, channels = shape
+                values = values.reshape(channels, height, width).transpose(1, 2, 0)
+            statistics.update(values.reshape(shape or pixels.columns()[0].shape))
         return len(batch), sum(map(source.nbytes, batch)), statistics
 
-    statistics = DatasetStatistics()
+    statistics = DatasetStatistics(mode)
     done = done_bytes = 0
     entries = source.fetch(source.entries(split or plan.options.split))
     pieces = batches(entries, DECODE_RECORDS, DECODE_BYTES, source.nbytes)

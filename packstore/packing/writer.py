@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -73,7 +73,10 @@ class Writer:
         progress: As of :func:`packstore.convert`.
         format: As of :func:`packstore.convert`.
         index: As of :func:`packstore.convert`.
-        accept_loss: As of :func:`packstore.convert`.
+        mode: As of :func:`packstore.convert`, but not ``keep``.
+        depth: As of :func:`packstore.convert`, but not ``keep``.
+        alpha: As of :func:`packstore.convert`, but not ``keep``.
+        frames: As of :func:`packstore.convert`.
         normalize: As of :func:`packstore.convert`, but not ``auto``, which needs all images first.
     """
 
@@ -100,7 +103,10 @@ class Writer:
         decoder: str = "auto",
         max_pixels: int = MAX_PIXELS,
         index: bool | None = None,
-        accept_loss: str | Sequence[str] = (),
+        mode: str | None = None,
+        depth: str | None = None,
+        alpha: str | None = None,
+        frames: int | str | None = None,
         progress: bool | ProgressCallback = False,
     ) -> None:
         """Checks the destination; nothing is written before samples are there.
@@ -117,7 +123,7 @@ class Writer:
             split=split, format=format, encoding=encoding, size=size, fit=fit, resize=resize, max_side=max_side,
             quality=quality, normalize=normalize, exif_transpose=exif_transpose, check=check, on_error=on_error,
             overwrite=overwrite, shard_size=shard_size, workers=workers, decoder=decoder, max_pixels=max_pixels,
-            index=index, accept_loss=accept_loss,
+            index=index, mode=mode, depth=depth, alpha=alpha, frames=frames,
         )  # fmt: skip
         self._progress = progress
         self._fields = None if fields is None else as_fields(fields)

@@ -14,6 +14,7 @@ from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
 from packstore.seeing.colors import color_of, ink_on
 from packstore.seeing.fonts import default_font
@@ -44,8 +45,10 @@ def pictures_of(
 
     Raises :class:`UsageError` as :class:`packstore.PackedDataset` does for ``exif_transpose``."""
     turned = choose_orientation(manifest, exif_transpose)
-    decoder = get_decoder(max_pixels=max_pixels)
-    return Pictures(manifest.column(name), decoder, turned, manifest.normalization, None, _CPU)
+    column = manifest.column(name)
+    reading = Reading.recorded(column.mode, manifest.options if name == "image" else {})
+    decoder = get_decoder(max_pixels=max_pixels, reading=reading)
+    return Pictures(column, decoder, turned, manifest.normalization, None, _CPU)
 
 
 def thumbnail(pictures: Pictures, reader: Reader, record: int, side: int) -> Pixels | None:

@@ -196,8 +196,9 @@ class Survey:
             name is ``""`` in a source without splits.
         columns: All columns but the main image's, in order. Of labels that the listing knows, fixed int64 with their
             classes; and those of :attr:`sampled`, with their companions.
-        encoding: What :meth:`Source.read` returns: ``original`` for image files, ``uint8`` for arrays ``(H, W, 3)``; a
-            store's own encoding.
+        encoding: What :meth:`Source.read` returns: ``original`` for image files, ``uint8`` or another dtype for arrays
+            ``(H, W, C)``; a store's own encoding.
+        mode: Name of the mode of arrays, as in :attr:`packstore.core.column.Column.mode`; None for RGB of 8 bits.
         shape: Shape that all arrays share, or None for files and ragged stores.
         size_bytes: Bytes of all images as they lie in the source.
         size_counts: How many images have which size, rounded up by :func:`rounded_size`: formats that pad images
@@ -225,6 +226,7 @@ class Survey:
     gives_keys: bool = False
     counted: bool = True
     resumable: bool = True
+    mode: str | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
     @property

@@ -18,7 +18,8 @@ from packstore.core.files import refuse_empty
 from packstore.core.manifest import Column, Manifest
 from packstore.core.registry import notebook_html
 from packstore.core.urls import UrlPath, location
-from packstore.images.decoders import get_decoder
+from packstore.images.decoders import Decoder, get_decoder
+from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store, with_checksums
 from packstore.stores.base import Reader
@@ -31,11 +32,12 @@ from packstore.training.item_options import (
     check_output,
     choose_columns,
     choose_orientation,
+    choose_reading,
     choose_split,
     column_names,
     detection_columns,
 )
-from packstore.training.pictures import Pictures
+from packstore.training.pictures import Pictures, check_pil, for_torch
 from packstore.training.samples import Keys, Samples
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import Values, as_tensor
@@ -57,10 +59,12 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     =============  ==============================================================================================
     output         an image is
     =============  ==============================================================================================
-    ``"tensor"``   uint8 ``(3, H, W)`` RGB from image files and uint8 stores; float32 ``(3, H, W)``, normalised, from
-                   floating point stores. Always writable memory of its own.
-    ``"numpy"``    uint8 ``(H, W, 3)`` RGB, or floating point ``(3, H, W)`` in the store's dtype (bfloat16 as float32)
-    ``"pil"``      ``PIL.Image`` in mode RGB, for torchvision's transforms (see ``denormalize``)
+    ``"tensor"``   uint8 ``(C, H, W)`` from image files and uint8 stores, RGB or of the store's ``mode``; int32 of 16
+                   bits; float32 ``(C, H, W)``, normalised, from floating point stores. Always writable memory of its
+                   own.
+    ``"numpy"``    ``(H, W, C)`` in the mode's dtype, or floating point ``(C, H, W)`` in the store's (bfloat16 as
+                   float32)
+    ``"pil"``      ``PIL.Image`` in mode RGB or the store's, for torchvision's transforms (see ``denormalize``)
     ``"bytes"``    the record as it is stored: an image file's bytes, or raw pixels
     ``"dict"``     as of ``"tensor"``, and an item is a dict by column name
     ``"tv_tensors"``  torchvision's ``Image``; masks, boxes and keypoints are its types, too. An item is the image, or
@@ -109,6 +113,11 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             scaled to 0 … 1 then, as torchvision's ``ToTensor`` does.
         denormalize: With ``output="pil"``: undo the normalisation of a floating point store, to within a rounded 1 of
             255. A store that holds pixels or files gives the same images with it and without.
+        mode: The mode as which image files are read, such as ``"L"`` for gray, ``(1, H, W)``; None for the store's. Of
+            a colour JPEG ``"L"`` is its luma, as torchvision's ``decode_image(mode="GRAY")`` gives it.
+        depth: What becomes of more than 8 bits if the mode has 8: ``"scale"``, ``"clip"`` or ``"window:LO,HI"``; None
+            for what the store says.
+        alpha: ``"drop"`` or ``"over:COLOUR"`` for a mode without alpha; None for what the store says.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded, which
             bounds the memory: up to 20 bytes a pixel in each thread or process that decodes.
         checksums: What is compared with the store's checksums when it is read. ``"auto"``: what costs little. Image
@@ -141,6 +150,9 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         exif_transpose: bool | None = None,
         dtype: torch.dtype | None = None,
         denormalize: bool = False,
+        mode: str | None = None,
+        depth: str | None = None,
+        alpha: str | None = None,
         checksums: Checksums = "auto",
         max_pixels: int = MAX_PIXELS,
         **unknown: Never,
@@ -167,17 +179,20 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.dtype = dtype
         self.decoder_name = decoder
         self.max_pixels = whole_number("max_pixels", max_pixels)
-        self.decoder = get_decoder(decoder, max_pixels=self.max_pixels)
         self.checksums: Checksums = checksums
         self._reader: Reader | None = self._open()
         self._head = head_of(self._reader)
         self._pid = os.getpid()
         self.manifest: Manifest = self._reader.manifest
+        self.reading = choose_reading(self.manifest, mode, depth, alpha)
+        self.decoder = get_decoder(decoder, max_pixels=self.max_pixels, reading=self.reading)
         self.split = choose_split(self.manifest, split)
         chosen = self._reader.split(self.split)
         self._start, self._length = chosen.start, len(chosen)
         self.columns = choose_columns(self.manifest, columns)
         check_output(self.manifest, self.columns, output, dtype, denormalize)
+        if output == "pil":
+            check_pil(self.reading.pixels)
         if transform is not None:
             types = [self.manifest.column(name).type for name in self.columns]
             check_targets([transform], types, "transforms=, which is called with all of an item")
@@ -477,7 +492,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return None
         images = np.take(whole, records, axis=0)
         reader.check_images(records, images)  # the copies, which nothing changes any more
-        return self.pictures.finish(torch.from_numpy(images))
+        return self.pictures.finish(torch.from_numpy(for_torch(images, self.manifest.image)))
 
     def _each_image(self, records: NDArray[np.int64]) -> Iterable[Any]:
         """The images of ``records`` in the form that items have; None for each where these have none."""
@@ -490,7 +505,14 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     def _pictures(self, column: Column) -> Pictures:
         normalization = self.manifest.normalization
-        return Pictures(column, self.decoder, self.exif_transpose, normalization, self.dtype, self.device)
+        decoder = self.decoder_of(column)
+        return Pictures(column, decoder, self.exif_transpose, normalization, self.dtype, self.device)
+
+    def decoder_of(self, column: Column) -> Decoder:
+        """The decoder of a column of images: the dataset's, or of a further column one of its mode."""
+        if column.name == "image":
+            return self.decoder
+        return get_decoder(self.decoder_name, max_pixels=self.max_pixels, reading=Reading.recorded(column.mode, {}))
 
     def _field(self, column: Column) -> Pictures | Values:
         if column.name == "image":

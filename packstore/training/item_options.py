@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -10,6 +11,7 @@ from packstore.core.arguments import true_or_false
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import keeps_exif, turned_by_readers
+from packstore.images.reading import Reading
 
 OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
 _OF_TENSORS = ("tensor", "dict", "tv_tensors")
@@ -64,6 +66,21 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
             )
         return turned_by_readers(manifest)
     return bool(wanted)
+
+
+def choose_reading(manifest: Manifest, mode: str | None, depth: str | None, alpha: str | None) -> Reading:
+    """How images are read: as the store says, unless a dataset asks for another mode, depth or alpha."""
+    recorded = Reading.recorded(manifest.image.mode, manifest.options)
+    named = {"mode": mode, "depth": depth, "alpha": alpha}
+    given = {name: value for name, value in named.items() if value is not None}
+    if not given:
+        return recorded
+    if not manifest.holds_files:
+        raise UsageError(
+            f"{', '.join(given)} say how image files are read, and this store holds {manifest.encoding} pixels of mode "
+            f"{manifest.image.pixels}; pack it again with --mode, or leave them out"
+        )
+    return replace(recorded, chosen=mode is not None, **given)
 
 
 def check_output(

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.columns import Buffer
-from packstore.core.errors import DecodeError, PackstoreError, StoreError, printable
+from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
+from packstore.core.modes import Mode
 from packstore.images.decoders import Decoder
 from packstore.stores.base import Reader
 
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
 
 _TOGETHER = 16
 """Image files that are read before any of them is decoded."""
+
+
+TENSOR_DTYPES = {
+    "uint8": torch.uint8,
+    "uint16": torch.int32,
+    "int16": torch.int32,
+    "int32": torch.int32,
+    "float32": torch.float32,
+}
+"""The dtype of tensors by that of pixels: torch's own uint16 lacks most operations."""
+_PIL_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I", "F")
+"""Modes that Pillow has."""
+
+
+def for_torch(pixels: NDArray[Any], column: Column) -> NDArray[Any]:
+    """Pixels in the dtype of :data:`TENSOR_DTYPES`; floating point values of a column as they are."""
+    wide = column.layout != "CHW" and pixels.dtype in (np.uint16, np.int16)
+    return pixels.astype(np.int32) if wide else pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +72,7 @@ class Pictures:
             return self.pil(reader, record)
         if output == "numpy":
             return self.numpy(reader, record)
-        return self.finish(torch.from_numpy(self.pixels(reader, record)))
+        return self.finish(torch.from_numpy(for_torch(self.pixels(reader, record), self.column)))
 
     def of_each(self, output: str, reader: Reader, records: Sequence[int]) -> Iterator[Any]:
         """:meth:`of` each of ``records``; image files are decoded together, which takes less time."""
@@ -68,9 +87,14 @@ class Pictures:
                 if isinstance(image, DecodeError):
                     raise at_record(image, reader, record, self.column.name)
                 if output == "pil":
-                    yield _picture(image)
+                    yield _picture(image, self.mode)
                 else:
-                    yield image if output == "numpy" else self.finish(torch.from_numpy(image))
+                    yield image if output == "numpy" else self.finish(torch.from_numpy(for_torch(image, self.column)))
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of images as they are read."""
+        return self.decoder.reading.pixels if self.column.layout is None else self.column.pixels
 
     @property
     def floats(self) -> bool:
@@ -86,7 +110,8 @@ class Pictures:
         pixels = pixels.to(self.device).movedim(-1, -3)
         if self.dtype is None or self.dtype == torch.uint8:
             return pixels
-        return pixels.to(torch.float32).div_(255).to(self.dtype)
+        wide = pixels.to(torch.float64 if self.mode.dtype == "int32" else torch.float32)
+        return wide.div_(self.mode.white).to(self.dtype)
 
     def pixels(self, reader: Reader, record: int) -> NDArray[Any]:
         """One image as an array that shares no memory with the store, in the store's layout.
@@ -113,7 +138,7 @@ class Pictures:
     def pil(self, reader: Reader, record: int) -> Image:
         """One image as a picture, its normalisation undone."""
         if not self.floats:
-            return _picture(self.pixels(reader, record))
+            return _picture(self.pixels(reader, record), self.mode)
         pixels = self.numpy(reader, record).astype(np.float32)
         if self.normalization is not None:
             mean, std = (
@@ -121,13 +146,22 @@ class Pictures:
                 for values in (self.normalization.mean, self.normalization.std)
             )
             pixels = pixels * std + mean
-        return _picture((pixels * 255).round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
+        if self.mode.dtype != "float32":
+            limits = np.iinfo(self.mode.dtype)
+            pixels = (pixels.astype(np.float64) * self.mode.white).round().clip(limits.min, limits.max)
+        return _picture(pixels.astype(self.mode.dtype).transpose(1, 2, 0), self.mode)
 
 
-def _picture(pixels: NDArray[np.uint8]) -> Image:
+def check_pil(mode: Mode) -> None:
+    """Raises :class:`UsageError` unless Pillow has images of a mode."""
+    if mode.name not in _PIL_MODES:
+        raise UsageError(f"output='pil' gives Pillow's images, which has none of mode {mode}; use 'tensor' or 'numpy'")
+
+
+def _picture(pixels: NDArray[Any], mode: Mode) -> Image:
     from PIL.Image import fromarray
 
-    return fromarray(pixels)
+    return fromarray(pixels[..., 0] if mode.channels == 1 else pixels)
 
 
 def stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:

@@ -129,7 +129,7 @@ def test_normalizations_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "mnist", "1,2,3", "1,2/1,2", "0,0,0/1,1,0", "0,0,0/1,1,-1", "a,b,c/1,1,1", "nan,0,0/1,1,1"]
+    "text", ["", "mnist", "1,2,3", "1,2/1,2,3", "0,0,0/1,1,0", "0,0,0/1,1,-1", "a,b,c/1,1,1", "nan,0,0/1,1,1"]
 )
 def test_other_normalizations_are_refused(text: str) -> None:
     with pytest.raises(
@@ -170,7 +170,7 @@ def test_whatever_says_a_normalization() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, 5, True, (), ((0.5,) * 3,), ((0.5,) * 3, 0.5), ((0.5,) * 2, (0.5,) * 2), ("a", "b"), ("abc", "abc")]
+    "value", [None, 5, True, (), ((0.5,) * 3,), ((0.5,) * 3, 0.5), ((0.5,) * 2, (0.5,) * 3), ("a", "b"), ("abc", "abc")]
 )
 def test_whatever_says_no_normalization(value: object) -> None:
     with pytest.raises(UsageError, match="a normalisation should be one of"):
@@ -550,8 +550,13 @@ def test_statistics_are_those_of_all_pixels(images: list[NDArray[np.uint8]], cut
 
 
 def test_statistics_do_not_overflow() -> None:
-    statistics = DatasetStatistics()
-    statistics.counts[:, 255] = statistics.counts[:, 0] = 2**55
+    statistics, both = DatasetStatistics(), DatasetStatistics()
+    statistics.update(np.array([[[0] * 3, [255] * 3]], np.uint8))
+    for _ in range(55):  # 2**55 of each
+        both.merge(statistics)
+        statistics.merge(both)
+        both = DatasetStatistics()
+    assert statistics.pixels == 2**56
     assert statistics.normalization() == Normalization((0.5,) * 3, (0.5,) * 3)
 
 

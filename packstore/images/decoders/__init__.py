@@ -12,15 +12,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import DecodeError, UsageError, printable
-from packstore.images.decoders import backends
+from packstore.images.decoders import backends, native
 from packstore.images.decoders import pillow as _pillow
 from packstore.images.decoders.orientation import read_orientation, upright
 from packstore.images.decoders.region import load_region
 from packstore.images.engine import get_engine
 from packstore.images.jpeg import is_whole
+from packstore.images.reading import PLAIN, Reading, bring
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
 
 if TYPE_CHECKING:
@@ -76,23 +77,24 @@ class Decoder:
     Attributes:
         name: One of :data:`DECODERS`.
         max_pixels: Images of more pixels are refused.
+        reading: The mode of pixels, and what becomes of more bits, alpha and frames.
         version: Name and version of the library behind it.
         has_engine: Whether it is our engine, with a library beside it for what that does not take.
         has_regions: Whether it decodes no more than the box of any JPEG, by libjpeg-turbo 3.
     """
 
-    def __init__(self, name: str, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, name: str, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> None:
         """Use :func:`get_decoder`. Raises :class:`UsageError` as that does."""
         self.name = name
         self.max_pixels = max_pixels
+        self.reading = reading
         self._fast, self.version = _load(name)
         self._region = load_region() if name in _WITH_TURBOJPEG else None
-        self.has_engine = name == "engine"
+        self.has_engine = name == "engine" and reading.is_plain
 
-    def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[np.uint8]:
-        """The image in ``data`` as Pillow's ``convert("RGB")`` sees it, within :data:`TOLERANCE`.
-
-        An animation gives its first frame.
+    def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[Any]:
+        """The image in ``data`` as :attr:`reading` says; as RGB, as Pillow's ``convert("RGB")`` sees it, within
+        :data:`TOLERANCE`. An animation gives its first frame unless the reading names another.
 
         Args:
             data: The bytes of one image file.
@@ -101,7 +103,8 @@ class Decoder:
             info: What :func:`packstore.images.sniff.sniff` says of ``data``, where the caller knows it already.
 
         Returns:
-            uint8, shape ``(H, W, 3)``, RGB, C-contiguous, writable, owned by the caller.
+            Shape ``(H, W, C)`` with the channels and dtype of the mode (RGB: uint8, three), C-contiguous, writable,
+            owned by the caller.
 
         Raises:
             DecodeError: Not an image, of an unknown kind, damaged, truncated, or of more than ``max_pixels`` pixels.
@@ -112,7 +115,7 @@ class Decoder:
 
     def decode_each(
         self, files: Sequence[Buffer], *, exif_transpose: bool = False
-    ) -> Iterator[NDArray[np.uint8] | DecodeError]:
+    ) -> Iterator[NDArray[Any] | DecodeError]:
         """What :meth:`decode` gives of each of ``files``, or raises; our engine takes less time for them together."""
         views = [memoryview(data).cast("B") for data in files]
         known = get_engine().decode_each(views, self.max_pixels) if self.has_engine else repeat(None)
@@ -123,7 +126,7 @@ class Decoder:
             except DecodeError as error:
                 yield error
 
-    def decode_small(self, data: Buffer, side: int, *, exif_transpose: bool = False) -> NDArray[np.uint8]:
+    def decode_small(self, data: Buffer, side: int, *, exif_transpose: bool = False) -> NDArray[Any]:
         """A small version of the image in ``data``, to look at.
 
         A JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded, as long as both sides keep at least ``side`` pixels.
@@ -132,7 +135,7 @@ class Decoder:
         Returns and raises as :meth:`decode`.
         """
         view = memoryview(data).cast("B")
-        header = _fast_header(view, None)
+        header = _fast_header(view, None) if self.reading.is_plain else None
         if header is None or min(header.height, header.width) < 2 * side:
             return self.decode(view, exif_transpose=exif_transpose)
         image = _pillow.decode(view, self.max_pixels, side)
@@ -165,7 +168,7 @@ class Decoder:
         box: Box,
         *,
         info: ImageInfo | None = None,
-    ) -> NDArray[np.uint8]:
+    ) -> NDArray[Any]:
         """The pixels of a box: those that :meth:`decode` gives, bit for bit.
 
         As little as possible is decoded, and damage elsewhere goes unseen:
@@ -210,7 +213,8 @@ class Decoder:
     def _regional(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """The pixels of ``box``, by a library that decodes them alone; None where that is not possible."""
         # A truncated file lacks rows that lie below most boxes: looking for the end marker finds it.
-        header = _fast_header(data, info) if self._region is not None and data[-2:] == _END else None
+        known = self._region is not None and self.reading.is_plain and data[-2:] == _END
+        header = _fast_header(data, info) if known else None
         if header is None or not _within(box, header.height, header.width):
             return None
         if box[2] > _WORTH * header.height and box[3] > _WORTH * header.width:
@@ -224,12 +228,16 @@ class Decoder:
             return None
         return image if image.shape == (*box[2:], 3) else None
 
-    def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
+    def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
         pixels = get_engine().decode(data, self.max_pixels) if self.has_engine else None
         return self._decode_otherwise(data, info) if pixels is None else pixels
 
-    def _decode_otherwise(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8]:
-        """What our engine does not take."""
+    def _decode_otherwise(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
+        """The pixels of a file that our engine does not take."""
+        if not self.reading.is_plain:
+            wanted = self.reading.pixels
+            gray = wanted.channels == 1 and wanted.dtype == "uint8"
+            return bring(*native.decode(data, self.max_pixels, self.reading.frame, gray=gray), self.reading)
         header = _fast_header(data, info) if self._fast is not None else None
         if self._fast is None or header is None:
             return _pillow.decode(data, self.max_pixels)
@@ -244,15 +252,17 @@ class Decoder:
             return _pillow.decode(data, self.max_pixels)
         return image
 
-    def __reduce__(self) -> tuple[type[Decoder], tuple[str, int]]:
-        return Decoder, (self.name, self.max_pixels)
+    def __reduce__(self) -> tuple[type[Decoder], tuple[str, int, Reading]]:
+        return Decoder, (self.name, self.max_pixels, self.reading)
 
     def __repr__(self) -> str:
         return f"<Decoder {self.name!r}: {self.version}>"
 
 
-def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS) -> Decoder:
+def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> Decoder:
     """The decoder called ``name``, or for ``"auto"`` the first of :data:`DECODERS` that is available.
+
+    A ``reading`` other than 8-bit RGB is Pillow's and tifffile's work, whatever the name.
 
     Raises:
         UsageError: An unknown name, or a decoder that is not available here (with the reason); or the environment
@@ -261,13 +271,13 @@ def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS) -> Decoder:
     if max_pixels < 1:
         raise UsageError(f"max_pixels should be at least 1, got {max_pixels}")
     if name != "auto":
-        return Decoder(name, max_pixels)
+        return Decoder(name, max_pixels, reading)
     for candidate in DECODERS:
         try:
             _load(candidate)
         except UsageError:
             continue
-        return Decoder(candidate, max_pixels)
+        return Decoder(candidate, max_pixels, reading)
     attempts = "; ".join(f"{candidate}: {reason}" for candidate, reason in available_decoders().items())
     raise UsageError(f"no decoder is available: {attempts}")
 

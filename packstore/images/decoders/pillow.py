@@ -8,7 +8,7 @@ import re
 import threading
 import warnings
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,11 @@ from packstore.images.jpeg import too_many_scans, without_metadata
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff, too_many_pixels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from PIL import Image
 
+_T = TypeVar("_T")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Only these plugins ever see a stranger's bytes (not EPS, which would start ghostscript). Image.open would import all
 # plugins, and check the image against a limit of the whole process, with a warning.
@@ -38,7 +39,7 @@ _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
 _AVIF = "PIL.AvifImagePlugin", "AvifImageFile"
 _HEIF = "pillow_heif.as_plugin", "HeifImageFile"
 _ORIENTATION = 0x0112
-_SUBFILE, _SAMPLES = 254, 277  # tags of TIFF 6.0
+_SUBFILE = 254  # a tag of TIFF 6.0
 _MOST_PAGES = 64
 
 _warnings_lock = threading.Lock()
@@ -88,15 +89,17 @@ class Description(NamedTuple):
 
     Attributes:
         mode: Pillow's, of the first frame.
-        channels: Samples of a pixel as they are stored; those of ``mode`` where the file does not say.
         frames: How many frames, or pages of a TIFF that are no smaller versions of others.
+        has_alpha: It has an alpha channel, or a colour that is transparent.
         transparent: Some pixel of the first frame is not opaque.
+        tags: Of a TIFF; else None.
     """
 
     mode: str
-    channels: int
     frames: int
+    has_alpha: bool
     transparent: bool
+    tags: Any = None
 
 
 def describe(data: memoryview) -> Description | None:
@@ -110,16 +113,44 @@ def describe(data: memoryview) -> Description | None:
                 frames = sum(_is_page(image, number) for number in range(min(frames, _MOST_PAGES)))
             if frames > 1 or tags is not None:
                 image.seek(0)
-            channels = len(image.getbands()) if tags is None else int(tags.get(_SAMPLES, 1))
             mode, has_alpha = image.mode, "A" in image.getbands() or "transparency" in image.info
             if has_alpha and mode.startswith("I;16"):
                 has_alpha = False
             lowest = image.convert("RGBA").getchannel("A").getextrema()[0] if has_alpha else 255
-            return Description(mode, channels, frames, lowest < 255)  # type: ignore[operator] # of one band
+            return Description(mode, frames, has_alpha, lowest < 255, tags)  # type: ignore[operator] # of one band
     except MemoryError:
         raise
     except Exception:  # plugins raise almost anything; who decodes the file says what is wrong with it
         return None
+
+
+def read(data: memoryview, max_pixels: int, frame: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
+    """What ``convert`` makes of a frame that Pillow has loaded; ``gray`` has a JPEG give its luma alone.
+
+    Raises :class:`DecodeError` as :func:`decode`, and for a frame that the file lacks."""
+    if bytes(data[:3]) == b"\xff\xd8\xff":
+        data = memoryview(without_metadata(data))
+    try:
+        with _open(data) as image:
+            check_cost(data, *image.size, max_pixels)
+            if frame:
+                _seek(image, frame)
+            if gray:
+                image.draft("L", None)
+            with _quiet_about_size(image.size[0] * image.size[1]):
+                image.load()
+            return convert(image)
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:  # as in decode
+        raise DecodeError(f"damaged image: {_describe(error)}") from error
+
+
+def _seek(image: Image.Image, frame: int) -> None:
+    count = getattr(image, "n_frames", 1)
+    if frame >= count:
+        raise DecodeError(f"the image has {count} frames, and frame {frame} is read (from 0)")
+    image.seek(frame)
 
 
 def _is_page(image: Any, number: int) -> bool:

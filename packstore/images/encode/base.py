@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ImageData
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
+from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import TOLERANCE, Decoder, get_decoder
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.decoders.pillow import heif_plugin
@@ -26,6 +27,7 @@ from packstore.images.encode.differences import (
 )
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.losses import find_losses, refuse_losses
+from packstore.images.reading import bring
 from packstore.images.resize import Pixels, fit, limit, limited_size, target_size
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, too_many_pixels, unread_bits
 
@@ -35,7 +37,7 @@ class Encoded(NamedTuple):
 
     Attributes:
         record: The bytes of the image column.
-        shape: ``(height, width, 3)`` of the pixels where they were decoded or known, else None.
+        shape: ``(height, width, channels)`` of the pixels where they were decoded or known, else None.
         kept: Why the record is the file as it came, although it should have been rewritten; else None.
         oriented: The source's file has an EXIF orientation by which the image is to be turned.
     """
@@ -58,18 +60,25 @@ class SourceImages:
         encoding: What the source yields: :class:`~packstore.images.encode.original.Original` for image files,
             ``Uint8`` for arrays, and a store's own encoding.
         normalization: What a source of floats was normalised with.
+        mode: The mode of a source of arrays; image files have each their own.
     """
 
     def __init__(
-        self, options: EncodeOptions, encoding: type[Encoding], normalization: Normalization | None = None
+        self,
+        options: EncodeOptions,
+        encoding: type[Encoding],
+        normalization: Normalization | None = None,
+        mode: Mode = RGB,
     ) -> None:
         self.options = options
         self.encoding = encoding
         self.normalization = normalization
+        self.mode = mode
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        return get_decoder(self.options.decoder, max_pixels=self.options.max_pixels)
+        options = self.options
+        return get_decoder(options.decoder, max_pixels=options.max_pixels, reading=options.reading)
 
     def file(self, key: str, image: ImageData) -> tuple[bytes | memoryview, ImageInfo | None]:
         """The bytes of an image file and what its header says; None for that where nothing is checked."""
@@ -87,9 +96,9 @@ class SourceImages:
         reason = too_many_pixels(info.width, info.height, self.options.max_pixels) or unread_bits(info)
         if reason is not None:
             raise HeaderError(reason)
-        accepted = self.options.accept_loss
-        if accepted is not None and (losses := find_losses(image, info)):
-            refuse_losses(key, losses, accepted)
+        reading = self.options.reading
+        if self.options.asks and (losses := find_losses(image, info, reading)):
+            refuse_losses(key, losses, reading)
         _thread.latest = image, info
         return image, info
 
@@ -114,24 +123,27 @@ class SourceImages:
 
     def array(self, key: str, image: ImageData) -> NDArray[Any]:
         """The array of a source that yields arrays."""
-        encoding = self.encoding
+        encoding, expected = self.encoding, self.mode.channels
         if not isinstance(image, np.ndarray):
             raise SampleError(key, f"the source gave {len(image)} bytes; expected an array ({encoding.dtype})")
         channels = image.shape[2 if encoding.layout == "HWC" else 0] if image.ndim == 3 else 0
-        if channels != 3 or image.dtype.itemsize != NUMPY_DTYPE[encoding.dtype].itemsize:
+        if channels != expected or image.dtype.itemsize != NUMPY_DTYPE[encoding.dtype].itemsize:
             raise SampleError(
-                key, f"the source gave {image.dtype} of shape {image.shape}; expected {encoding.dtype} with 3 channels"
+                key,
+                f"the source gave {image.dtype} of shape {image.shape}; expected {encoding.dtype} with {expected} "
+                f"channel{'s' if expected > 1 else ''}",
             )
         return image
 
     def pixels(self, key: str, image: ImageData) -> Pixels:
-        """uint8 ``(H, W, 3)``, turned and resized as the options say. Not for a source of floats."""
+        """Pixels of the mode of the options, ``(H, W, C)``, turned and resized as they say. Not for a source of
+        floats."""
         options = self.options
         if self.encoding.layout is None:
             data, info = self.file(key, image)
             pixels = self.decoder.decode(data, exif_transpose=options.exif_transpose, info=info)
         else:
-            pixels = self.array(key, image)
+            pixels = bring(self.array(key, image), self.mode, options.reading)
         if options.size is not None:
             return fit(pixels, options.size, options.fit)
         return limit(pixels, options.resize, options.max_side)
@@ -147,8 +159,8 @@ class Encoding(ABC):
     At rest there are three layouts, so that every reader knows them:
 
     - None: the bytes of image files, of a kind that :mod:`packstore.images.decoders` reads;
-    - ``HWC``: uint8 pixels;
-    - ``CHW``: normalised floating point values.
+    - ``HWC``: pixels that are whole numbers;
+    - ``CHW``: floating point values, normalised or as they are.
 
     Attributes:
         name: Its name in the registry and in manifests.
@@ -160,7 +172,8 @@ class Encoding(ABC):
             readers turn them then.
         images: What the source yields.
         options: How samples become records.
-        shape: ``(height, width, 3)`` that all images have; None for files and where sizes vary.
+        shape: ``(height, width, channels)`` that all images have; None for files and where sizes vary.
+        mode: Of all records.
         passes_through: Records are the source's bytes, untouched.
     """
 
@@ -176,7 +189,10 @@ class Encoding(ABC):
         Raises :class:`UsageError` when the source cannot be brought to this encoding."""
         self.images = images
         self.options = images.options
-        self.passes_through = self.holds(images.encoding) and not self.options.changes_pixels
+        self.mode = self.options.reading.pixels
+        same = images.encoding.layout is None or images.mode == self.mode
+        self.passes_through = self.holds(images.encoding) and same and not self.options.changes_pixels
+        self._check_mode()
         self.shape = self._fixed_shape(shape)
         self._example = ""  # key of an image that had the expected shape, for messages
 
@@ -204,8 +220,11 @@ class Encoding(ABC):
             decoder = self.images.decoder
             measure = functools.partial(pixel_difference, allowed=allowed)
             return compare_file(decoder, decoder.decode(expected.record), found, measure)
-        values, wanted = (np.frombuffer(data, np.uint8).astype(np.int16) for data in (found, expected.record))
-        return value_difference(np.abs(values - wanted), allowed, f"{allowed} of 255")
+        wider: type[np.integer[Any]] = np.int16 if self.dtype == "uint8" else np.int64
+        values, wanted = (
+            np.frombuffer(data, NUMPY_DTYPE[self.dtype]).astype(wider) for data in (found, expected.record)
+        )
+        return value_difference(np.abs(values - wanted), allowed, f"{allowed} of {int(self.mode.white)}")
 
     def versions(self) -> dict[str, str]:
         """Name and version of each library on which the bytes of records depend, by what it does. Loads them.
@@ -219,15 +238,16 @@ class Encoding(ABC):
         Raises:
             UsageError: The encoding needs to know the shape, and neither ``size`` nor ``shape`` was given.
         """
+        mode = None if self.mode == RGB else self.mode.name
         if self.layout is None:
-            return (Column("image", "ragged", "uint8", type="image"),)
+            return (Column("image", "ragged", "uint8", type="image", mode=mode),)
         if self.shape is not None:
             height, width, channels = self.shape
             shape = self.shape if self.layout == "HWC" else (channels, height, width)
-            return (Column("image", "fixed", self.dtype, shape, layout=self.layout, type="image"),)
+            return (Column("image", "fixed", self.dtype, shape, layout=self.layout, type="image", mode=mode),)
         if self.layout == "HWC":
             return (
-                Column("image", "ragged", "uint8", layout="HWC", type="image"),
+                Column("image", "ragged", self.dtype, layout="HWC", type="image", mode=mode),
                 Column("shape", "fixed", "int32", (3,)),
             )
         raise UsageError(
@@ -246,8 +266,8 @@ class Encoding(ABC):
         oriented = not plain and read_orientation(data, info) != 1
         if self.options.check != "decode":
             return Encoded(data, None, None, oriented)
-        height, width, _ = images.decoder.decode(data, info=info).shape
-        return Encoded(data, (height, width, 3), None, oriented)
+        height, width, channels = images.decoder.decode(data, info=info).shape
+        return Encoded(data, (height, width, channels), None, oriented)
 
     def of_array(self, key: str, array: NDArray[Any]) -> Encoded:
         """``array``, in this encoding's layout, as a record; no copy where it is contiguous.
@@ -256,7 +276,7 @@ class Encoding(ABC):
             UsageError: All images should have one size, and this one has another.
         """
         height, width = array.shape[:2] if self.layout == "HWC" else array.shape[1:]
-        shape = (int(height), int(width), 3)
+        shape = (int(height), int(width), self.mode.channels)
         if shape == self.shape:
             self._example = self._example or key
         elif self.shape is not None:
@@ -288,9 +308,18 @@ class Encoding(ABC):
         if self.layout is None:
             return None
         if options.size is not None:
-            return (*target_size(options.size), 3)
+            return (*target_size(options.size), self.mode.channels)
         if shape is None:
             return None
-        if len(shape) != 3 or shape[2] != 3:
-            raise UsageError(f"the images have shape {shape}; expected (height, width, 3)")
-        return (*limited_size(shape[0], shape[1], options.resize, options.max_side), 3)
+        if len(shape) != 3:
+            raise UsageError(f"the images have shape {shape}; expected (height, width, channels)")
+        return (*limited_size(shape[0], shape[1], options.resize, options.max_side), self.mode.channels)
+
+    def _check_mode(self) -> None:
+        """Raises :class:`UsageError` if records cannot have the mode of the options."""
+        if self.layout == "HWC" and self.dtype != self.mode.dtype:
+            fitting = "float32" if self.mode.dtype == "float32" else self.mode.dtype
+            raise UsageError(
+                f"the encoding {self.name} does not hold images of mode {self.mode}; use --encoding {fitting}, or say "
+                "with --depth how values become 8 bits"
+            )

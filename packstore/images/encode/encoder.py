@@ -9,6 +9,7 @@ import numpy as np
 from packstore.core.columns import Buffer, ImageData
 from packstore.core.errors import DecodeError, SampleError, UsageError
 from packstore.core.manifest import Column, Normalization
+from packstore.core.modes import RGB, Mode
 from packstore.core.registry import ENCODINGS
 from packstore.images.encode.base import Encoded, Encoding, SourceImages
 from packstore.images.encode.options import EncodeOptions, check_encoding
@@ -32,14 +33,16 @@ class Encoder:
         source_encoding: str = "original",
         shape: tuple[int, ...] | None = None,
         source_normalization: Normalization | None = None,
+        source_mode: Mode = RGB,
     ) -> None:
         """
         Args:
             options: How samples become records.
             source_encoding: What the source yields: ``original`` for image files, ``uint8`` for arrays, a store's own
                 encoding.
-            shape: ``(height, width, 3)`` that all images have, where that is known; ``options.size`` has priority.
+            shape: ``(height, width, channels)`` that all images have, if that is known; ``options.size`` has priority.
             source_normalization: What a source of floats was normalised with.
+            source_mode: The mode of a source of arrays.
 
         Raises:
             UsageError: The source cannot be brought to the encoding.
@@ -53,7 +56,7 @@ class Encoder:
                 "nor other sizes can be made without loss; pack from the images"
             )
         self.options = options
-        self.encoding = target(SourceImages(options, source, source_normalization), shape)
+        self.encoding = target(SourceImages(options, source, source_normalization, source_mode), shape)
         self.passes_through = self.encoding.passes_through
         self._encode = self.encoding.keep if self.passes_through else self._make
 
@@ -62,7 +65,7 @@ class Encoder:
 
         Args:
             key: For messages.
-            image: Bytes of an image file; or uint8 ``(H, W, 3)``; or out of a store of floats ``(3, H, W)`` in its
+            image: Bytes of an image file; or pixels ``(H, W, C)``; or out of a store of floats ``(C, H, W)`` in its
                 dtype (bfloat16 as uint16 bit patterns).
 
         Raises:

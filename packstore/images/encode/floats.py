@@ -1,5 +1,8 @@
 """The encodings ``float16``, ``bfloat16`` and ``float32``: normalised pixels.
 
+Pixels are scaled to 0 … 1 by the largest value of their dtype, 255 or 65,535; modes whose values have no upper bound
+(int16, int32, float32) are not scaled.
+
 One uint8 channel has 256 values, so ``(x / 255 - mean) / std`` is computed 256 times a channel, in float32, and looked
 up from then on. That gives the same bits as computing it for each pixel, in 105 µs for 224 x 224 pixels whatever the
 dtype (computing: 84 µs for float32, 288 µs for float16), on the calling thread alone: torch would start a pool of
@@ -16,17 +19,18 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE, ImageData, bfloat16_bits
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
+from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import TOLERANCE
 from packstore.images.encode.base import Encoded, Encoding, SourceImages
 from packstore.images.encode.differences import RESIZE_TOLERANCE, value_difference
 from packstore.images.encode.options import GEOMETRY
-from packstore.images.resize import Pixels
 
-_PLAIN = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+_BY_TABLE = {"uint8": 1 << 8, "uint16": 1 << 16}
+"""Values of a channel of dtypes that are looked up."""
 
 
 class Floats(Encoding):
-    """``(x / 255 - mean) / std`` of all images at one size, as ``(3, H, W)``.
+    """``(x / white - mean) / std`` of all images at one size, as ``(C, H, W)``; ``white`` is 255 for 8 bits.
 
     Attributes:
         half_ulp: Largest relative error of a value by rounding.
@@ -42,7 +46,8 @@ class Floats(Encoding):
         asked = self.options.encoding == self.name  # else for the original of a source of floats
         self.normalization = self.options.normalization if asked else images.normalization
         if images.encoding.layout != "CHW":
-            self._tables = normalization_tables(self.dtype, self.normalization)
+            self._check_channels()
+            self._normalize = _Normalize(self.dtype, self.normalization, self.mode)
         elif self.normalization != images.normalization:
             raise UsageError(
                 f"the source is normalised with {_describe(images.normalization)}, not with "
@@ -53,20 +58,30 @@ class Floats(Encoding):
         source = self.images.encoding
         if source.layout == "CHW":
             return self.of_array(key, cast_floats(self.images.array(key, image), source.dtype, self.dtype))
-        return self.of_array(key, normalize(self.images.pixels(key, image), self._tables))
+        return self.of_array(key, self._normalize(self.images.pixels(key, image)))
 
     def difference(self, expected: Encoded, found: memoryview) -> str | None:
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         values, wanted = (
-            to_float32(np.frombuffer(data, NUMPY_DTYPE[self.dtype]), self.dtype).reshape(3, -1)
+            to_float32(np.frombuffer(data, NUMPY_DTYPE[self.dtype]), self.dtype).reshape(self.mode.channels, -1)
             for data in (found, expected.record)
         )
         with np.errstate(invalid="ignore"):  # not-a-number counts as wrong
             difference = np.abs(values - wanted)
-        mean, std = (np.array(m)[:, None] for m in moments(self.normalization))
+        mean, std = (np.array(m)[:, None] for m in moments(self.normalization, self.mode.channels))
         arithmetic = 2.0**-22 * (1 + np.abs(mean)) / std  # float32, before the value was rounded to its encoding
-        limit = allowed / 255 / std + arithmetic + self.half_ulp * (np.abs(wanted) + np.abs(values))
+        limit = allowed / self.mode.white / std + arithmetic + self.half_ulp * (np.abs(wanted) + np.abs(values))
         return value_difference(difference, limit, f"{float(np.max(limit)):.3g}")
+
+    def _check_channels(self) -> None:
+        """Raises :class:`UsageError` if mean and standard deviation are not those of the mode's channels."""
+        channels = self.mode.channels
+        if self.normalization is not None and len(self.normalization.mean) != channels:
+            raise UsageError(
+                f"the images have {channels} channel{'s' if channels > 1 else ''} (mode {self.mode}), and the "
+                f"normalisation has {len(self.normalization.mean)}; give --normalize auto, none, or {channels} means "
+                "and standard deviations"
+            )
 
 
 class Float16(Floats):
@@ -84,30 +99,51 @@ class Float32(Floats):
     half_ulp = 2.0**-24
 
 
-def normalization_tables(encoding: str, normalization: Normalization | None) -> NDArray[Any]:
-    """The value of each (channel, uint8 pixel) in a floating point encoding.
+class _Normalize:
+    """Pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding."""
+
+    def __init__(self, encoding: str, normalization: Normalization | None, mode: Mode) -> None:
+        self._encoding = encoding
+        self._mean, self._std = (
+            np.array(each, np.float32)[:, None, None] for each in moments(normalization, mode.channels)
+        )
+        by_table = mode.dtype in _BY_TABLE
+        self._tables = normalization_tables(encoding, normalization, mode) if by_table else None
+
+    def __call__(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        if self._tables is not None:
+            return normalize(pixels, self._tables)
+        planes = pixels.transpose(2, 0, 1).astype(np.float32)
+        if pixels.dtype == np.int32 and not np.array_equal(planes.astype(np.int64), pixels.transpose(2, 0, 1)):
+            raise UsageError("float32 holds whole numbers up to 16,777,216, and some pixels are larger: use int32")
+        return from_float32((planes - self._mean) / self._std, self._encoding)
+
+
+def normalization_tables(encoding: str, normalization: Normalization | None, mode: Mode = RGB) -> NDArray[Any]:
+    """The value of each (channel, pixel value) in a floating point encoding.
 
     Args:
         encoding: ``float16``, ``bfloat16`` or ``float32``.
-        normalization: None gives ``x / 255``.
+        normalization: None gives ``x / 255``, or of 16 bits ``x / 65535``.
+        mode: Of the pixels, of uint8 or uint16.
 
     Returns:
-        Shape ``(3, 256)``, float16, float32, or uint16 bit patterns for bfloat16.
+        Shape ``(C, 256)`` or ``(C, 65536)``, float16, float32, or uint16 bit patterns for bfloat16.
 
     Raises:
         UsageError: The values are too large for the encoding.
     """
-    mean, std = (np.array(values, np.float32)[:, None] for values in moments(normalization))
-    values = (np.arange(256, dtype=np.float32) / np.float32(255) - mean) / std
+    mean, std = (np.array(values, np.float32)[:, None] for values in moments(normalization, mode.channels))
+    values = (np.arange(_BY_TABLE[mode.dtype], dtype=np.float32) / np.float32(mode.white) - mean) / std
     return from_float32(values, encoding)
 
 
-def normalize(pixels: Pixels, tables: NDArray[Any]) -> NDArray[Any]:
-    """uint8 ``(H, W, 3)`` to ``(3, H, W)`` of the dtype of ``tables``, see :func:`normalization_tables`."""
-    height, width, _ = pixels.shape
-    values = np.empty((3, height, width), tables.dtype)
-    for channel in range(3):
-        # A uint8 is never out of range; "clip" spares numpy a buffer that mode="raise" needs with out=.
+def normalize(pixels: NDArray[Any], tables: NDArray[Any]) -> NDArray[Any]:
+    """Pixels ``(H, W, C)`` to ``(C, H, W)`` of the dtype of ``tables``, see :func:`normalization_tables`."""
+    height, width, channels = pixels.shape
+    values = np.empty((channels, height, width), tables.dtype)
+    for channel in range(channels):
+        # A pixel is never out of range; "clip" spares numpy a buffer that mode="raise" needs with out=.
         np.take(tables[channel], pixels[..., channel], out=values[channel], mode="clip")
     return values
 
@@ -139,10 +175,11 @@ def cast_floats(values: NDArray[Any], source: str, target: str) -> NDArray[Any]:
     return from_float32(to_float32(values, source), target)
 
 
-def moments(normalization: Normalization | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def moments(normalization: Normalization | None, channels: int = 3) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Means and standard deviations; 0 and 1 for None."""
-    chosen = normalization or _PLAIN
-    return chosen.mean, chosen.std
+    if normalization is None:
+        return (0.0,) * channels, (1.0,) * channels
+    return normalization.mean, normalization.std
 
 
 def _describe(normalization: Normalization | None) -> str:

@@ -9,6 +9,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import DECODERS, MAX_PIXELS
+from packstore.images.reading import PLAIN, Reading
 from packstore.images.resize import FITS, Size, target_size
 
 CHECKS = ("header", "decode", "none")
@@ -39,8 +40,8 @@ class EncodeOptions:
             always checked in full; ``none`` then leaves it to the decoder to say what is wrong.
         decoder: ``auto`` or the name of a decoder.
         progressive: ``baseline`` makes progressive JPEG files baseline ones, without loss; None keeps them.
-        accept_loss: Losses of reading files as 8-bit RGB, names of :data:`packstore.images.losses.LOSSES`, that are
-            accepted: about others a question ends the run. None asks nothing.
+        reading: The mode of images, and what becomes of more bits, alpha and further frames.
+        asks: Whether a file that would lose something by it ends the run with a question.
         max_pixels: An image of more pixels is refused, by its header.
     """
 
@@ -56,7 +57,8 @@ class EncodeOptions:
     decoder: str = "auto"
     max_pixels: int = MAX_PIXELS
     progressive: str | None = None
-    accept_loss: tuple[str, ...] | None = None
+    reading: Reading = PLAIN
+    asks: bool = False
 
     def __post_init__(self) -> None:
         check_encoding("encoding", self.encoding)

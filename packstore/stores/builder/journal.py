@@ -224,11 +224,12 @@ def read_journal(run: Path, receipt: Receipt) -> NDArray[Any]:
 
 
 def difference(found: Fingerprint, wanted: Fingerprint) -> str | None:
-    """What differs between two fingerprints, the first in the order of ``wanted``; None when equal."""
+    """What differs between two fingerprints, the first in the order of ``wanted``; None when equal. A name that ends
+    with a question mark may have had no value before."""
     wanted = json.loads(json.dumps(wanted))
     for name in [*wanted, *(name for name in found if name not in wanted)]:
         mine, other = wanted.get(name), found.get(name)
-        if mine != other:
+        if mine != other and not (name.endswith("?") and other is None):
             if isinstance(mine, dict) and isinstance(other, dict):
                 inner = difference(other, mine)
                 return f"{name}: {inner}" if inner else name

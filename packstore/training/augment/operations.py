@@ -112,14 +112,14 @@ def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
     return size
 
 
-def render(pixels: NDArray[np.uint8], crops: Crops, index: int, out: NDArray[np.uint8]) -> None:
+def render(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]) -> None:
     """Image ``index`` of ``crops`` from the pixels of its box: resized, cropped, mirrored, written to ``out``.
 
     Args:
-        pixels: uint8 ``(h, w, 3)`` with the height and width of the box, in any strides but negative ones.
+        pixels: ``(h, w, C)`` with the height and width of the box, in any strides but negative ones.
         crops: numpy crops.
         index: Which of them.
-        out: uint8 ``(H, W, 3)`` with the height and width of the window; every byte is written.
+        out: ``(H, W, C)`` of that dtype with the height and width of the window; every byte is written.
     """
     height, width = crops.size[index].tolist()
     if pixels.shape[:2] != (height, width):
@@ -131,7 +131,7 @@ def render(pixels: NDArray[np.uint8], crops: Crops, index: int, out: NDArray[np.
     y0, y1 = max(0, -top), min(rows, height - top)
     x0, x1 = max(0, -left), min(columns, width - left)
     if (y0, y1, x0, x1) != (0, rows, 0, columns):
-        out[:] = int(crops.fill)
+        out[:] = crops.fill
     if crops.pads != "constant":
         inner_y, inner_x = (
             source_index(np.arange(first, first + count), length, crops.pads).clip(0, length - 1)
@@ -143,7 +143,7 @@ def render(pixels: NDArray[np.uint8], crops: Crops, index: int, out: NDArray[np.
     if crops.flip is not None and crops.flip[index]:
         # torch mirrors pixels of three bytes 15 times as fast as numpy. In pieces below 32,768 elements, because larger
         # ones it would share out to other threads, of which there is one for each image already.
-        step = max(1, 32767 // max(1, columns * 3))
+        step = max(1, 32767 // max(1, columns * out.shape[2]))
         for start in range(0, rows, step):
             piece = torch.from_numpy(out[start : start + step])
             piece.copy_(piece.flip(1))

@@ -22,7 +22,7 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
     On the CPU bytes become those of torchvision: of torch's kernels, for box and lanczos of Pillow's.
 
     Args:
-        images: uint8 or floating point.
+        images: Floating point, or whole numbers, to which results are rounded.
         size: Height and width.
         sampling: One of :data:`SAMPLINGS`.
     """
@@ -39,7 +39,8 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
     if sampling in ("box", "lanczos"):
         return _resize_by_pillow(images, size, sampling)
     # Of half precision torch has no such kernel; of the plain ones it has none for bytes that rounds as torchvision.
-    wide = images if images.dtype in (torch.uint8, torch.float32, torch.float64) else images.float()
+    kept = images.dtype in (torch.uint8, torch.float32, torch.float64)
+    wide = images if kept else images.double() if images.dtype == torch.int32 else images.float()
     mode, plain = sampling.removeprefix("plain "), sampling.startswith("plain")
     if plain and images.dtype == torch.uint8 and images.device.type != "cpu":
         wide = images.float()
@@ -47,6 +48,8 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
     result = torch.nn.functional.interpolate(wide, size, mode=mode, **named)
     if images.dtype == torch.uint8 and result.dtype != torch.uint8:
         result = result.round_().clamp_(0, 255)
+    elif not images.dtype.is_floating_point and result.dtype != images.dtype:
+        result = result.round_()
     return result.to(images.dtype)
 
 
@@ -116,7 +119,7 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = 
     step = max(1, _WEIGHTS // max(1, images.shape[-2] * size[0], images.shape[-1] * size[1]))
     for start in range(0, max(1, len(images)), step):
         part, boxes = images[start : start + step], box if len(box) == 1 else box[start : start + step]
-        wide = part if part.dtype == torch.float64 else part.float()
+        wide = part.double() if part.dtype in (torch.float64, torch.int32) else part.float()
         rows = weights(boxes[:, 0], boxes[:, 2], images.shape[-2], size[0], sampling).to(wide.dtype)
         columns = weights(boxes[:, 1], boxes[:, 3], images.shape[-1], size[1], sampling).to(wide.dtype)
         with _full_precision(images.device.type):
@@ -127,6 +130,8 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = 
                 product = torch.matmul(rows[:, None], product)
         if images.dtype == torch.uint8:
             product = product.round_().clamp_(0, 255)
+        elif not images.dtype.is_floating_point:
+            product = product.round_()
         results.append(product.to(images.dtype))
     result = results[0] if len(results) == 1 else torch.cat(results)
     return result.contiguous(memory_format=torch.channels_last) if is_channels_last(images) else result

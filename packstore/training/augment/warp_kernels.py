@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, fill_of
 from packstore.training.random_draws import MASK, mix
 
@@ -62,7 +63,7 @@ def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
     found = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
     if way != "zeros":
         fill = _on_device(np.array([fill_of(each) for each in flags.tolist()], np.float32), images.device)
-        fill = fill.to(found.dtype)[:, :, None, None]
+        fill = _of_channels(fill, images.shape[1]).to(found.dtype)[:, :, None, None]
         if way == "edge":  # Pillow: pixels whose centre lies outside
             outside = (grid.abs() > 1).any(3)[:, None]
             found = torch.where(outside, fill, found)
@@ -71,6 +72,8 @@ def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
             found = torch.where(share < 0.5, fill, found) if mode == "nearest" else (found - fill) * share + fill
     if images.dtype == torch.uint8:
         found = found.round_().clamp_(0, 255)
+    elif not images.dtype.is_floating_point:
+        found = found.round_()
     return found.to(images.dtype)
 
 
@@ -82,13 +85,26 @@ def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int
 
 
 def erase(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.float32]) -> Tensor:
-    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width; ``values``, ``(B, 3)``, are of each channel."""
+    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width; ``values``, ``(B, 3)``, are of red, green, blue."""
     device = images.device
     top, left, height, width = (each[:, None] for each in _on_device(boxes.T, device))
     y, x = (torch.arange(length, device=device) for length in images.shape[-2:])
     rows, columns = (y >= top) & (y < top + height), (x >= left) & (x < left + width)
-    colours = _on_device(values[:, : images.shape[1]], device).to(images.dtype)[:, :, None, None]
+    colours = _of_channels(_on_device(values, device), images.shape[1]).to(images.dtype)[:, :, None, None]
     return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], colours, images)
+
+
+def _of_channels(values: Tensor, channels: int) -> Tensor:
+    """Values of red, green and blue, ``(B, 3)``, for images of other channels, ``(B, channels)``.
+
+    Raises:
+        UsageError: They differ, and the images have no colours.
+    """
+    if channels == 3:
+        return values
+    if bool((values != values[:, :1]).any()):
+        raise UsageError(f"a colour fills images of three channels, and these have {channels}: give one number")
+    return values[:, :1].expand(-1, channels)
 
 
 def erase_with_noise(images: Tensor, boxes: NDArray[np.int64], seeds: NDArray[np.int64]) -> Tensor:

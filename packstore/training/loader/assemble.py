@@ -20,6 +20,7 @@ from packstore.core.column import SEEK_INDEX
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.core.manifest import Column
+from packstore.core.modes import RGB
 from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
 from packstore.images.engine import Form, Places, Requests, get_engine
@@ -30,12 +31,12 @@ from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.dataset import image_array
 from packstore.training.loader.checks import Checks, Images
 from packstore.training.loader.finish import Finish
-from packstore.training.loader.kernel import Kernel
+from packstore.training.loader.kernel import Kernel, has_kernel
 from packstore.training.loader.prepared import Header, Prepared
 from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.rows import Rows, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
-from packstore.training.pictures import at_record, stored_bytes
+from packstore.training.pictures import TENSOR_DTYPES, at_record, for_torch, stored_bytes
 from packstore.training.random_draws import MASK, Draws
 
 _HEAD = 2048  # where nearly every frame header is
@@ -56,7 +57,7 @@ class Assembler:
     """Writes records into rows of batch buffers; used from many threads.
 
     Attributes:
-        shape: Shape of a row: ``(H, W, 3)`` uint8, or ``(3, H, W)`` of a floating point store, or as it is finished.
+        shape: Shape of a row: ``(H, W, C)``, or ``(C, H, W)`` of a floating point store, or as it is finished.
         dtype: Its dtype.
         planes: Whether it has the channels first.
     """
@@ -110,14 +111,18 @@ class Assembler:
             and reader.manifest.column(SEEK_INDEX.name).nbytes > 0
         )
         self._has_shapes = not self._encoded and column.kind == "ragged"
+        self._mode = column.pixels if not self._encoded else decoder.reading.pixels
+        self._for_engine = self._mode == RGB or column.layout == "CHW"
         self._view: Callable[[int], Any] = self._views.view if self._main else partial(stored_bytes, reader, column)
         self._own_sizes = False
         self._finish = finish
         self._programs = programs
         self.planes = column.layout == "CHW" if finish is None else finish.planes
-        stored = Finish(getattr(torch, column.dtype) if column.layout == "CHW" else torch.uint8, column.layout == "CHW")
+        floats, channels = column.layout == "CHW", self._mode.channels
+        dtype = getattr(torch, column.dtype) if floats else TENSOR_DTYPES[self._mode.dtype]
+        stored = Finish(dtype, floats, channels=channels)
         self._kernel: Kernel | None = None
-        if column.kind == "fixed" and column.layout is not None and (operations or programs or finish is not None):
+        if has_kernel(column) and (operations or programs or finish is not None):
             size = column.shape[1:] if column.layout == "CHW" else column.shape[:2]
             self._kernel = Kernel((size[0], size[1]), operations, finish or stored, programs)
         self.shape = self._row(column)
@@ -125,7 +130,9 @@ class Assembler:
             self.shape = finish.shape(self.shape[:2]) if self._kernel is None else self._kernel.shape
         self.dtype = (finish or stored).dtype
         self._cold = _COLD_BATCHES  # batches for which the system is asked to fetch all records beforehand
-        self._whole = image_array(self._views) if self._main else None
+        # Without the engine, rows that operations make are made one by one.
+        as_one = self._main and (self._kernel is not None or not operations)
+        self._whole = image_array(self._views) if as_one else None
 
     def _row(self, image: Column) -> tuple[int, ...]:
         """Shape of a row, before it is finished."""
@@ -151,7 +158,7 @@ class Assembler:
                 if reason is not None:
                     raise at_record(DecodeError(reason), self._reader, 0, image.name)
                 height_width = max(1, first[0]), max(1, first[1])
-        return *height_width, 3
+        return *height_width, self._mode.channels
 
     def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
         """Shape of a row of a batch of ``records``: :attr:`shape`; a single image's own where sizes may differ.
@@ -169,10 +176,12 @@ class Assembler:
         unfit = not height or too_many_pixels(width, height, self._decoder.max_pixels) is not None
         if unfit:
             return self.shape
-        return (height, width, 3) if self._finish is None else self._finish.shape((height, width))
+        if self._finish is None:
+            return height, width, self._mode.channels
+        return self._finish.shape((height, width))
 
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of a buffer as ``(B, 3, H, W)``: a view with channels last where pixels are stored like that."""
+        """Rows of a buffer as ``(B, C, H, W)``: a view with channels last where pixels are stored like that."""
         return rows if self.planes else rows.permute(0, 3, 1, 2)
 
     def sizes(self, prepared: Prepared) -> NDArray[np.int64]:
@@ -332,8 +341,13 @@ class Assembler:
                 raise MemoryError(f"the engine has no memory for images of {self._whole.shape[1:]}")
             return failed
         out = prepared.out[first:stop] if self._finish is None else prepared.rows.pixels[first:stop]
-        np.take(self._whole, records, axis=0, out=as_numpy(out), mode="clip")
-        failed = self._damaged(prepared, first, as_numpy(out), errors)  # the copies, which nothing changes any more
+        copies = as_numpy(out)
+        if copies.dtype == self._whole.dtype:
+            np.take(self._whole, records, axis=0, out=copies, mode="clip")
+        else:  # torch has no such dtype
+            stored = np.take(self._whole, records, axis=0)
+            copies[:], copies = stored, stored
+        failed = self._damaged(prepared, first, copies, errors)  # the copies, which nothing changes any more
         if self._finish is not None:
             self._finish.rows(out, prepared.out[first:stop])
         return failed
@@ -410,14 +424,14 @@ class Assembler:
         """Whether a part of the image may be all that is decoded."""
         return header is not None and self._decoder.decodes_parts(header)
 
-    def _crop(self, prepared: Prepared, row: int, header: Header) -> NDArray[np.uint8]:
+    def _crop(self, prepared: Prepared, row: int, header: Header) -> NDArray[Any]:
         orientation = prepared.turned.get(row, 1)
         pixels = self._decoder.decode_crop(
             prepared.views[row],
             _stored(prepared, row),
             info=header,
         )
-        return upright(pixels, orientation)
+        return for_torch(upright(pixels, orientation), self._column)
 
     def _indexes(self, prepared: Prepared) -> list[Any] | Places:
         """The seek index of each image. One that cannot be read is none of the file's, which the engine counts."""
@@ -475,7 +489,7 @@ class Assembler:
         """Requests to the engine; None where it cannot do them."""
         sizes, out = prepared.sizes, as_numpy(prepared.out)
         window = out.shape[2:] if self.planes else out.shape[1:3]
-        if requests is None and self._encoded:
+        if requests is None and (self._encoded or not self._for_engine):
             return None
         if crops is None:
             crops = Crops.full(sizes)
@@ -492,10 +506,10 @@ class Assembler:
 
     def _pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         if self._encoded:
-            return self._decoder.decode(view, info=header)
+            return for_torch(self._decoder.decode(view, info=header), self._column)
         image = self._column
         shape = tuple(self._reader.value(image.shape_name, record).tolist()) if self._has_shapes else image.shape
-        return shaped(view, image, shape, "it")
+        return for_torch(shaped(view, image, shape, "it"), image)
 
 
 class _Images:

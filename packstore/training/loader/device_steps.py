@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
+from packstore.core.modes import RGB, Mode
 from packstore.images.normalization import as_normalization
 from packstore.images.programs import GEOMETRIC
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
@@ -29,6 +30,7 @@ from packstore.training.loader.finish import BY_ENGINE, Finish
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.stats import Stats
+from packstore.training.pictures import TENSOR_DTYPES
 from packstore.training.random_draws import Draws
 
 
@@ -64,6 +66,7 @@ class DeviceSteps:
         in_threads: bool = False,
         decoding: bool = False,
         seed: int | None = None,
+        mode: Mode = RGB,
     ) -> None:
         """
         Args:
@@ -76,6 +79,7 @@ class DeviceSteps:
                 CPU, where torch's own threads would get in their way.
             decoding: Whether there are threads that decode images for the CPU.
             seed: Of the operations; None for that of the options.
+            mode: Of the images as they are read.
         """
         self._options = options
         self._seed = options.draws_seed if seed is None else seed
@@ -87,7 +91,7 @@ class DeviceSteps:
         self._floats = manifest.holds_floats
         normalization = options.normalize
         if normalization is not None and not isinstance(normalization, Normalization):
-            normalization = as_normalization(normalization)
+            normalization = as_normalization(normalization, mode)
         if normalization is not None and self._floats:
             raise UsageError(
                 f"a {manifest.encoding} store holds images that are normalised already; leave normalize out"
@@ -95,8 +99,14 @@ class DeviceSteps:
         dtype = options.dtype
         if normalization is not None and dtype is None:
             dtype = torch.float32
-        self._normalizer = None if dtype is None else Normalizer(normalization, dtype)
-        self.finish = self._finish(manifest) if in_threads and not left else None
+        if normalization is not None and len(normalization.mean) != mode.channels:
+            raise UsageError(
+                f"normalize= has {len(normalization.mean)} means, and the images are of mode {mode}: give "
+                f"{mode.channels} means and standard deviations"
+            )
+        self._stored = TENSOR_DTYPES[mode.dtype]
+        self._normalizer = None if dtype is None else Normalizer(normalization, dtype, mode)
+        self.finish = self._finish(manifest) if in_threads and not left and mode == RGB else None
 
     def _finish(self, manifest: Manifest) -> Finish | None:
         """What the threads make of pixels; None where they stay as they are."""
@@ -171,7 +181,8 @@ class DeviceSteps:
         images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format
         if self._normalizer is None:
             return images
-        return self._normalizer(images) if images.dtype == torch.uint8 else images.to(self._normalizer.dtype)
+        pixels = images.dtype == self._stored and not self._floats  # else normalised, or made by a user's function
+        return self._normalizer(images) if pixels else images.to(self._normalizer.dtype)
 
     def __call__(
         self, images: torch.Tensor, records: torch.Tensor, epoch: int, ids: NDArray[np.int64]

@@ -21,18 +21,20 @@ class Finish:
 
     Attributes:
         dtype: Their dtype.
-        planes: Whether they are ``(3, h, w)`` and not ``(h, w, 3)``.
+        planes: Whether they are ``(C, h, w)`` and not ``(h, w, C)``.
         normalizer: From bytes to floating point; None where the dtype is uint8, or the store's is floating point.
+        channels: Of a pixel.
     """
 
     dtype: torch.dtype
     planes: bool
     normalizer: Normalizer | None = None
+    channels: int = 3
 
     def shape(self, size: Sequence[int]) -> tuple[int, int, int]:
         """Shape of a row of ``size``: height and width."""
         height, width = size
-        return (3, height, width) if self.planes else (height, width, 3)
+        return (self.channels, height, width) if self.planes else (height, width, self.channels)
 
     def size(self, shape: Sequence[int]) -> tuple[int, int]:
         """Height and width of a row of ``shape``."""

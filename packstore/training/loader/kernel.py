@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.manifest import Column
+from packstore.core.modes import RGB
 from packstore.images.engine import Requests
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
@@ -15,6 +17,13 @@ from packstore.training.loader.finish import Finish
 from packstore.training.loader.programs import Programs
 from packstore.training.loader.rows import as_numpy
 from packstore.training.random_draws import Draws
+
+
+def has_kernel(image: Column) -> bool:
+    """Whether the engine knows pixels as a column has them: RGB of bytes, or three floating point channels."""
+    if image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
+        return False
+    return image.pixels == RGB if image.layout == "HWC" else image.shape[0] == 3
 
 
 class Kernel:

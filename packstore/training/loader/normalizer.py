@@ -8,29 +8,32 @@ from typing import Any
 import torch
 
 from packstore.core.manifest import Normalization
+from packstore.core.modes import RGB, Mode
 from packstore.images.engine import Form
 from packstore.training.augment.base import is_channels_last
 from packstore.training.loader.rows import SERIAL_ELEMENTS
 
 
 class Normalizer:
-    """``(x / 255 - mean) / std`` of uint8 images on any device, as one multiplication and one addition in float32.
+    """``(x / white - mean) / std`` of images on any device, as one multiplication and one addition in float32.
+
+    ``white`` is the mode's: 255 of bytes, 65,535 of 16 bits, 1 of values without an upper bound.
 
     Attributes:
         dtype: Floating point type of the result.
     """
 
-    def __init__(self, normalization: Normalization | None, dtype: torch.dtype) -> None:
+    def __init__(self, normalization: Normalization | None, dtype: torch.dtype, mode: Mode = RGB) -> None:
         """``normalization`` None scales to 0 … 1."""
         self.dtype = dtype
         self._shifts = normalization is not None
         if normalization is None:
-            normalization = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+            normalization = Normalization((0.0,) * mode.channels, (1.0,) * mode.channels)
         mean, std = (
             torch.tensor(v, dtype=torch.float64, device="cpu") for v in (normalization.mean, normalization.std)
         )
-        self._scale = (1 / (255 * std)).to(torch.float32).view(1, 3, 1, 1)
-        self._shift = (-mean / std).to(torch.float32).view(1, 3, 1, 1)
+        self._scale = (1 / (mode.white * std)).to(torch.float32).view(1, -1, 1, 1)
+        self._shift = (-mean / std).to(torch.float32).view(1, -1, 1, 1)
         self._there: tuple[torch.Tensor, torch.Tensor] = self._scale, self._shift  # on the device of the latest images
         self._line: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -39,7 +42,7 @@ class Normalizer:
         return self.__dict__ | {"_there": (self._scale, self._shift)}
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Of uint8 ``(B, 3, H, W)``, in its memory format."""
+        """Of ``(B, C, H, W)``, in its memory format."""
         if images.device.type == "cpu" and is_channels_last(images):
             # By the line: with the channels innermost, loops over three numbers take eight times as long.
             count, channels, height, width = images.shape
@@ -61,7 +64,7 @@ class Normalizer:
 
     def form(self, form: Form) -> Form:
         """``form`` with the factors of this."""
-        scale, shift = self._scale.view(3).tolist(), self._shift.view(3).tolist()
+        scale, shift = self._scale.flatten().tolist(), self._shift.flatten().tolist()
         return replace(form, scale=tuple(scale), shift=tuple(shift))
 
     def rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
@@ -83,9 +86,9 @@ class Normalizer:
                 there.copy_(part * scales)
 
     def _by_line(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scale and shift of a line of ``width`` pixels, ``(width * 3,)`` each, on the CPU."""
+        """Scale and shift of a line of ``width`` pixels, ``(width * C,)`` each, on the CPU."""
         factors = self._line
-        if factors is None or len(factors[0]) != 3 * width:
+        if factors is None or len(factors[0]) != self._scale.shape[1] * width:
             # A thread that finds another's is as well served.
             factors = self._line = self._scale.view(-1).repeat(width), self._shift.view(-1).repeat(width)
         return factors

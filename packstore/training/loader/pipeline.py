@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
+from packstore.core.modes import RGB
 from packstore.stores.remote.reader import FetchCounts, RemoteReader
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.mosaic import Mosaic, check_columns
@@ -20,12 +21,11 @@ from packstore.training.loader.checks import Checks
 from packstore.training.loader.columns import Fields
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.finish import Finish
-from packstore.training.loader.kernel import Kernel
+from packstore.training.loader.kernel import Kernel, has_kernel
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import (
     augments_one_by_one,
     form_of_images,
-    has_kernel,
     operations_at_decoding,
     size_of_all,
 )
@@ -77,7 +77,8 @@ class Pipeline:
         self.operations_at_decoding = () if resident else at_decoding
         if self.one_by_one:
             at_decoding = ()
-        self.programs = Programs.after(options.augment, len(at_decoding)) if _runs_programs(image) else NO_PROGRAMS
+        runs_programs = dataset.reading.pixels == RGB and image.layout != "CHW"
+        self.programs = Programs.after(options.augment, len(at_decoding)) if runs_programs else NO_PROGRAMS
         if not on_cpu or options.pre_transform is not None or (resident and not kernel) or self.one_by_one:
             self.programs = NO_PROGRAMS
         self.device_steps = DeviceSteps(
@@ -91,6 +92,7 @@ class Pipeline:
             else 0,
             in_threads=on_cpu and (kernel or not resident) and options.views is None,
             decoding=on_cpu and not resident,
+            mode=dataset.reading.pixels,
         )
         self.kernel = self._kernel(image, at_decoding) if kernel else None
         self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
@@ -247,10 +249,3 @@ def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
             f"dataset gives {', '.join(dataset.columns)}"
         )
     return found
-
-
-def _runs_programs(image: Column) -> bool:
-    """Whether the threads that decode have bytes of three channels."""
-    if image.layout is None:
-        return True
-    return image.layout == "HWC" and image.dtype == "uint8" and (image.kind == "ragged" or image.shape[-1] == 3)

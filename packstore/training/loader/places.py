@@ -13,6 +13,7 @@ from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.per_image import PerImage, as_operations
 from packstore.training.augment.unequal import gives_sizes
 from packstore.training.dataset import PackedDataset
+from packstore.training.loader.kernel import has_kernel
 from packstore.training.loader.options import Collate, LoaderOptions
 
 
@@ -96,13 +97,6 @@ def _stored_size(image: Column) -> Size | None:
         return None
     height, width = image.shape[1:] if image.layout == "CHW" else image.shape[:2]
     return height, width
-
-
-def has_kernel(image: Column) -> bool:
-    """Whether the engine knows pixels as a column has them."""
-    if image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
-        return False
-    return image.shape[0 if image.layout == "CHW" else 2] == 3
 
 
 def _known_samplings(image: Column) -> set[int]:

@@ -87,5 +87,6 @@ class Prepared:
         pixels = self.out
         if self.finish is not None:
             height, width = self.finish.size(self.out.shape[1:])
-            pixels = torch.empty((len(self.out), height, width, 3), dtype=torch.uint8, device="cpu")
+            shape = (len(self.out), height, width, self.finish.channels)
+            pixels = torch.empty(shape, dtype=torch.uint8, device="cpu")
         return Rows(pixels, self.crops)

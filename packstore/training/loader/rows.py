@@ -52,7 +52,7 @@ class Rows:
     def __init__(self, out: torch.Tensor, crops: Crops | None) -> None:
         """
         Args:
-            out: ``(B, *shape)``; with crops, uint8 ``(B, h, w, 3)``.
+            out: ``(B, *shape)``; with crops ``(B, h, w, C)``.
             crops: numpy crops, where there are any.
         """
         self.pixels = out
@@ -71,16 +71,18 @@ class Rows:
         resizes = (crops.size != crops.box[:, 2:]).any(1) & (crops.window == whole).all(1)
         if crops.sampling is not None:
             resizes &= crops.sampling == 0
+        if out.dtype != torch.uint8:  # which are rounded in another way
+            resizes &= False
         self.resizes = resizes.tolist()
         self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
 
     def place(self, row: int, pixels: NDArray[Any]) -> None:
-        """Crops a whole image, uint8 ``(H, W, 3)``, and writes it."""
+        """Crops a whole image, ``(H, W, C)``, and writes it."""
         top, left, height, width = self.boxes[row]
         self.place_box(row, pixels[top : top + height, left : left + width])
 
     def place_box(self, row: int, pixels: NDArray[Any]) -> None:
-        """Writes the pixels of the row's box, uint8 ``(h, w, 3)``; they may be scaled down already.
+        """Writes the pixels of the row's box, ``(h, w, C)``; they may be scaled down already.
 
         Raises:
             SizeError: The result has another size than the rows.
@@ -116,7 +118,7 @@ def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _mirror(row: NDArray[Any]) -> None:
-    """Mirrors ``row``, uint8 ``(H, W, 3)``, left to right in place."""
+    """Mirrors ``row``, ``(H, W, C)``, left to right in place."""
     lines = max(1, SERIAL_ELEMENTS // (row.shape[1] * row.shape[2]))
     for first in range(0, row.shape[0], lines):
         part = torch.from_numpy(row[first : first + lines])
@@ -124,7 +126,7 @@ def _mirror(row: NDArray[Any]) -> None:
 
 
 def _planes(pixels: NDArray[Any]) -> torch.Tensor:
-    """uint8 ``(h, w, 3)`` as a tensor ``(1, 3, h, w)``, channels last, over the same memory; not to be written to where
+    """``(h, w, C)`` as a tensor ``(1, C, h, w)``, channels last, over the same memory; not to be written to where
     ``pixels`` is not."""
     planes = pixels.transpose(2, 0, 1)[None]
     if pixels.flags.writeable:

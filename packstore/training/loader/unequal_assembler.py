@@ -58,19 +58,19 @@ class UnequalAssembler(Assembler):
         self._list = tuple(list_of_operations)
         self._box_columns = box_columns
         self._finish = finish
-        self.made = finish or Finish(self.dtype, self.planes)
+        self.made = finish or Finish(self.dtype, self.planes, channels=self._mode.channels)
         self.planes, self.dtype, self.as_list = self.made.planes, self.made.dtype, size is None
         self.shape = self.made.shape(size or (1, 1))  # of a list nothing is written there
         self._whole = self._kernel = None
 
     def _row(self, image: Column) -> tuple[int, ...]:
-        return 0, 0, 3
+        return 0, 0, self._mode.channels
 
     def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
         return self.shape
 
     def bytes_made(self, prepared: Prepared) -> int:
-        return int(prepared.sizes.prod(1).sum()) * 3
+        return int(prepared.sizes.prod(1).sum()) * self._mode.channels
 
     def prepare(
         self,
@@ -170,7 +170,7 @@ class UnequalAssembler(Assembler):
         return Course(np.array([found], np.int64), self._list, draws).run(0, image)
 
     def _put(self, prepared: Prepared, row: int, image: torch.Tensor) -> None:
-        """Writes an image ``(1, 3, h, w)`` into its row, or into memory of its own."""
+        """Writes an image ``(1, C, h, w)`` into its row, or into memory of its own."""
         made, finish, size = self.made, self._finish, (image.shape[-2], image.shape[-1])
         expected = torch.uint8 if finish is not None and finish.normalizer is not None else self.dtype
         if image.dtype != expected:

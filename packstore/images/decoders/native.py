@@ -1,0 +1,218 @@
+"""Pixels as image files have them: all channels, bits and alpha, any frame.
+
+Pillow reads most; netpbm of 16 bits is read here, since Pillow rescales it; TIFF that Pillow has no mode for is
+tifffile's. TIFF tags are those of TIFF 6.0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError
+from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
+from packstore.images.decoders import pillow
+from packstore.images.decoders.png import decode_png
+from packstore.images.sniff import HeaderError, ImageInfo, sniff
+
+_PILLOW = {
+    "1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBX": "RGB", "RGBA": "RGBA",
+    "RGBa": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB", "I;16": "I;16", "I;16L": "I;16",
+    "I;16B": "I;16", "I;16N": "I;16", "I": "I", "F": "F",
+}  # fmt: skip
+"""The mode as which an image of Pillow's mode is read."""
+_WITH_ALPHA = {"L": "LA", "RGB": "RGBA"}
+_TIFF_KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
+_EXACT = {"uint8": "uint8", "bool": "uint8", "int8": "int16", "uint16": "uint16", "int16": "int16", "int32": "int32",
+          "float16": "float32", "float32": "float32"}  # fmt: skip
+"""The dtype of a mode that holds every value of a TIFF's."""
+_IF_SMALL = {"uint32": "int32", "int64": "int32", "uint64": "int32", "float64": "float32"}
+"""The dtype of a mode that may hold the values of a TIFF's; each is compared."""
+_NETPBM = re.compile(rb"P([2356])((?:\s|#[^\r\n]*[\r\n])+)(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})\s")
+
+
+class Description(NamedTuple):
+    """What an image file has.
+
+    Attributes:
+        mode: The mode as which all of it is read.
+        frames: How many frames, or pages of a TIFF that are no smaller versions of others.
+        transparent: Some pixel of the first frame is not opaque.
+    """
+
+    mode: Mode
+    frames: int = 1
+    transparent: bool = False
+
+
+def describe(data: memoryview, info: ImageInfo) -> Description | None:
+    """Reads the header of a file, and its alpha if it has one. None for a file that cannot be opened."""
+    if info.kind == "jpeg":
+        return Description(parse_mode("L" if info.components == 1 else "RGB"))
+    found = pillow.describe(data)
+    if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
+        mode = _tiff_mode(found.tags) if found is not None else _tiff_mode(_first_page_tags(data))
+        return None if mode is None else Description(mode, 1 if found is None else found.frames)
+    if found is None:
+        return None
+    mode = _mode_of_pillow(found.mode, found.has_alpha, info)
+    return Description(mode, found.frames, found.transparent)
+
+
+def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
+    """The pixels of a file, ``(H, W, C)``, freshly owned, and their mode.
+
+    Args:
+        data: The file.
+        max_pixels: A larger image is refused.
+        frame: Number of a frame or page, from 0.
+        gray: Of a JPEG in colour give its luma alone, as libjpeg does.
+
+    Raises:
+        DecodeError: Damaged, too large, without such a frame, or of a kind that a missing library reads.
+    """
+    try:
+        info = sniff(data)
+    except HeaderError as error:
+        raise DecodeError(error.reason) from None
+    pillow.check_cost(data, info.width, info.height, max_pixels)
+    if info.kind == "png" and info.precision == 16 and info.components > 1 and not frame:
+        pixels = decode_png(data)
+        return pixels, mode_of(pixels.shape[2], "uint16")
+    if info.kind == "pnm" and info.precision > 8 and not frame:
+        return _netpbm(bytes(data), info)
+    if info.kind == "tiff":
+        found = pillow.describe(data)
+        if found is None or not _pillow_reads_all(found.tags):
+            return _tiff(data, frame, max_pixels)
+
+    def convert(image: Any) -> tuple[NDArray[Any], Mode]:
+        has_alpha = "A" in image.getbands() or "transparency" in image.info
+        mode = _mode_of_pillow(image.mode, has_alpha, info)
+        array = np.array(image if image.mode == mode.name else _converted(image, mode))
+        if mode.dtype == "uint16":
+            array = array.astype(np.uint16)
+        return array.reshape(*array.shape[:2], mode.channels), mode
+
+    return pillow.read(data, max_pixels, frame, gray, convert)
+
+
+def _converted(image: Any, mode: Mode) -> Any:
+    return image if mode.dtype == "uint16" else image.convert(mode.name)
+
+
+def _mode_of_pillow(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
+    if info.kind in ("png", "pnm") and info.precision > 8:
+        return mode_of(info.components, "uint16")
+    found = _PILLOW.get(name, "RGB")
+    return parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)
+
+
+def _netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
+    """Samples as they are stored: Pillow would stretch a maximum below 65,535 to it."""
+    match, count = _NETPBM.match(data), info.width * info.height * info.components
+    if match is None:
+        raise DecodeError("damaged image: a netpbm header with comments between its numbers; write it without them")
+    try:
+        if match[1] in b"56":
+            values = np.frombuffer(data, ">u2", count, match.end()).astype(np.uint16)
+        else:
+            values = np.array(data[match.end() :].split()[:count], np.uint16)
+        return values.reshape(info.height, info.width, info.components), mode_of(info.components, "uint16")
+    except (ValueError, OverflowError) as error:
+        raise DecodeError(f"damaged image: {error}") from None
+
+
+def _pillow_reads_all(tags: Any) -> bool:
+    """Whether Pillow has a mode for every bit and channel of a TIFF."""
+    if tags is None:
+        return False
+    bits, samples, kind = tags.get(258, (1,)), int(tags.get(277, 1)), tags.get(339, (1,))
+    bits, kind = (each if isinstance(each, tuple) else (each,) for each in (bits, kind))
+    if max(bits) <= 8:
+        inks, extra = tags.get(262) == 5, tags.get(338, ())
+        alpha = samples in (2, 4) and tuple(extra if isinstance(extra, tuple) else (extra,)) in ((1,), (2,))
+        return kind[0] == 1 and (samples in (1, 3) or alpha or (inks and samples == 4))
+    return samples == 1 and (bits[0], kind[0]) in ((16, 1), (32, 2), (32, 3))
+
+
+def _tiff_mode(tags: Any) -> Mode | None:
+    """The mode that holds all of a TIFF's values; None for a dtype that no mode holds."""
+    try:
+        bits, kind = (np.atleast_1d(tags.get(number, 1)).tolist()[0] for number in (258, 339))
+        name = str(np.dtype(f"{_TIFF_KINDS[kind]}{max(8, bits) // 8}"))
+        return _mode(int(tags.get(277, 1)), _EXACT.get(name, name), tags.get(338))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _mode(channels: int, dtype: str, extra: Any) -> Mode | None:
+    if not 1 <= channels <= MAX_CHANNELS or dtype not in _EXACT.values():
+        return None
+    alpha = extra is not None and any(number in (1, 2) for number in np.atleast_1d(extra).tolist())
+    usual = mode_of(channels, dtype)
+    return usual if usual.has_alpha <= alpha else parse_mode(f"multi:{channels}:{dtype}")
+
+
+def _first_page_tags(data: memoryview) -> dict[int, Any]:
+    try:
+        with _tifffile().TiffFile(io.BytesIO(data)) as file:
+            return {tag.code: tag.value for tag in file.pages[0].tags}
+    except MemoryError:
+        raise
+    except Exception:  # who decodes the file says what is wrong with it
+        return {}
+
+
+def _tiff(data: memoryview, frame: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
+    library = _tifffile()
+    try:
+        with library.TiffFile(io.BytesIO(data)) as file:
+            pages = [page for page in file.pages if not page.is_reduced]
+            if frame >= len(pages):
+                raise DecodeError(f"the image has {len(pages)} pages, and page {frame} is read (from 0)")
+            page = pages[frame]
+            height, width, channels = page.imagelength, page.imagewidth, page.samplesperpixel
+            pillow.check_size(width, height, max_pixels)
+            if math.prod(page.shape) != height * width * channels:
+                raise DecodeError(f"a TIFF page of shape {page.shape}; expected {height} x {width} x {channels}")
+            array = page.asarray(maxworkers=1)
+            if channels > 1 and page.planarconfig == 2:
+                array = array.reshape(channels, height, width).transpose(1, 2, 0)
+            extra = None if not page.extrasamples else [int(each) for each in page.extrasamples]
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:  # tifffile and imagecodecs raise almost anything on damaged files
+        raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
+    array = _held(array.reshape(height, width, channels))
+    mode = _mode(channels, str(array.dtype), extra)
+    if mode is None:
+        raise DecodeError(f"a TIFF of {channels} channels of {array.dtype}, which packstore does not read")
+    return np.ascontiguousarray(array), mode
+
+
+def _held(array: NDArray[Any]) -> NDArray[Any]:
+    """Values in the dtype of a mode. Raises :class:`DecodeError` if none holds them all."""
+    name = array.dtype.newbyteorder("=").name
+    target = _EXACT.get(name) or _IF_SMALL.get(name)
+    if target is None:
+        raise DecodeError(f"a TIFF of {name} values, which packstore does not read")
+    values = array.astype(target)
+    if name not in _EXACT and not np.array_equal(values.astype(array.dtype), array, equal_nan=target == "float32"):
+        raise DecodeError(f"a TIFF of {name} values that {target} does not hold; write it as {target} first")
+    return values * 255 if name == "bool" else values
+
+
+def _tifffile() -> Any:
+    try:
+        return importlib.import_module("tifffile")
+    except ImportError:
+        raise DecodeError(
+            "a TIFF with more bits or channels than Pillow reads, which takes tifffile: pip install 'packstore[tiff]'"
+        ) from None

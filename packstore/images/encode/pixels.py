@@ -1,0 +1,28 @@
+"""The encodings ``uint8``, ``uint16``, ``int16`` and ``int32``: decoded pixels, whole numbers."""
+
+from __future__ import annotations
+
+from packstore.core.columns import ImageData
+from packstore.images.encode.base import Encoded, Encoding
+
+
+class Uint8(Encoding):
+    """Pixels ``(H, W, C)``: an array where all images have one size, else ragged with a ``shape`` column."""
+
+    name = dtype = "uint8"
+    layout = "HWC"
+
+    def encode(self, key: str, image: ImageData) -> Encoded:
+        return self.of_array(key, self.images.pixels(key, image))
+
+
+class Uint16(Uint8):
+    name = dtype = "uint16"
+
+
+class Int16(Uint8):
+    name = dtype = "int16"
+
+
+class Int32(Uint8):
+    name = dtype = "int32"

@@ -1,0 +1,169 @@
+"""How image files become pixels of a mode: what is done with more bits, alpha and further frames.
+
+A store has one mode a column. :class:`Reading` says which, and answers what would otherwise be lost without a word;
+:func:`bring` applies it to pixels as a file or an array has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError, ManifestError, UsageError
+from packstore.core.modes import RGB, Mode, mode_of, parse_mode
+
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_DEPTH = re.compile(rf"scale|clip|window:({_NUMBER}),({_NUMBER})")
+_OVER = re.compile(r"over:(black|white|#[0-9a-fA-F]{6})")
+_FRAMES = re.compile(r"first|0|[1-9][0-9]{0,5}")
+_COLOURS = {"black": "#000000", "white": "#ffffff"}
+_LUMA = np.array([19595, 38470, 7471], np.int64)
+"""Pillow's weights of RGB for gray (ITU-R 601-2), in units of 2**-16."""
+EXPECTED = {
+    "depth": "scale, clip or window:LO,HI",
+    "alpha": "drop or over:COLOUR with black, white or #rrggbb",
+    "frames": "first, or the number of a frame from 0",
+}
+"""What the answers may be, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How images are read.
+
+    Attributes:
+        mode: Name of the mode of all images.
+        depth: How values of more bits become 8 bits: ``scale`` (from the range of their dtype; floating point from
+            0 … 1), ``clip`` (values above 255 become 255) or ``window:LO,HI`` (these become 0 and 255). None:
+            unanswered.
+        alpha: Where the mode has no alpha: ``drop`` or ``over:COLOUR``. None: unanswered, and dropped.
+        frames: ``first``, or the number of a frame from 0. None: unanswered, and the first is read.
+        chosen: The user named the mode. Else it is that of the first image, and no other loses channels for it.
+    """
+
+    mode: str = RGB.name
+    depth: str | None = None
+    alpha: str | None = None
+    frames: str | None = None
+    chosen: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            parse_mode(self.mode)
+        except ManifestError as error:
+            raise UsageError(str(error)) from None
+        for name, pattern in (("depth", _DEPTH), ("alpha", re.compile(rf"drop|{_OVER.pattern}")), ("frames", _FRAMES)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or pattern.fullmatch(value) is None):
+                raise UsageError(f"{name} should be {EXPECTED[name]}, got {value!r}")
+        if self.depth is not None and self.window is not None and not self.window[0] < self.window[1]:
+            raise UsageError(f"depth should be a window from a lower to a higher value, got {self.depth!r}")
+
+    @property
+    def pixels(self) -> Mode:
+        """:attr:`mode`, parsed."""
+        return parse_mode(self.mode)
+
+    @property
+    def window(self) -> tuple[float, float] | None:
+        """The values that become 0 and 255; None unless :attr:`depth` names them."""
+        match = None if self.depth is None else _DEPTH.fullmatch(self.depth)
+        return None if match is None or match[1] is None else (float(match[1]), float(match[2]))
+
+    @property
+    def frame(self) -> int:
+        return int(self.frames) if self.frames is not None and self.frames.isdigit() else 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether images are read as 8-bit RGB and nothing else is asked for."""
+        return self.mode == RGB.name and self.depth is None and self.alpha in (None, "drop") and not self.frame
+
+    def answers(self) -> dict[str, str]:
+        """The answers that are given, by name, as a manifest keeps them."""
+        given = {name: getattr(self, name) for name in EXPECTED}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @classmethod
+    def recorded(cls, mode: str | None, options: Mapping[str, Any]) -> Reading:
+        """How a store reads its images: by the mode of their column and the options in its manifest."""
+        given = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
+        return cls(mode or RGB.name, given.get("depth"), given.get("alpha"), given.get("frames"))
+
+
+PLAIN = Reading()
+"""As 8-bit RGB."""
+
+
+def bring(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[Any]:
+    """Pixels in the mode of a reading; themselves if they have it.
+
+    Args:
+        pixels: ``(H, W, C)`` of the mode ``found``.
+        found: Their mode.
+        reading: What they become. Alpha that the mode lacks is dropped, unless the reading names a colour below it; of
+            more channels than the mode has, the first ones are taken; colours become gray by Pillow's weights.
+
+    Raises:
+        DecodeError: Values of another dtype, and the reading does not say what becomes of them.
+    """
+    wanted = reading.pixels
+    if found == wanted:
+        return pixels
+    if found.has_alpha and not wanted.has_alpha:
+        pixels = _without_alpha(pixels, found, reading)
+        found = mode_of(found.channels - 1, found.dtype)
+    if found.dtype != wanted.dtype:
+        pixels = _of_dtype(pixels, found, wanted, reading)
+    return np.ascontiguousarray(_of_channels(pixels, found, wanted))
+
+
+def _without_alpha(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[Any]:
+    colours, match = pixels[..., :-1], _OVER.fullmatch(reading.alpha or "")
+    if match is None:
+        return colours
+    text = _COLOURS.get(match[1], match[1])
+    below = np.array([int(text[at : at + 2], 16) for at in (1, 3, 5)], np.float64) * (found.white / 255)
+    if colours.shape[-1] == 1:
+        below = below @ _LUMA / (1 << 16) * np.ones(1)
+    share = pixels[..., -1:].astype(np.float64) / found.white
+    blended: NDArray[Any] = np.rint(colours * share + below * (1 - share)).astype(pixels.dtype)
+    return blended
+
+
+def _of_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading) -> NDArray[Any]:
+    if wanted.dtype != "uint8" or reading.depth is None:
+        raise DecodeError(
+            f"an image of mode {found}, and {wanted} is read; depth says how values become 8 bits: {EXPECTED['depth']}"
+        )
+    low, high = reading.window or (0.0, 255.0)
+    if reading.depth == "scale":
+        limits = np.iinfo(found.dtype) if found.dtype != "float32" else None
+        low, high = (0.0, 1.0) if limits is None else (float(limits.min), float(limits.max))
+    scaled = (pixels.astype(np.float64) - low) * (255 / (high - low))
+    whole: NDArray[np.uint8] = np.rint(np.clip(np.nan_to_num(scaled), 0, 255)).astype(np.uint8)
+    return whole
+
+
+def _of_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArray[Any]:
+    colours, alpha = wanted.channels - wanted.has_alpha, pixels[..., found.channels - 1 :] if found.has_alpha else None
+    given = pixels[..., : found.channels - found.has_alpha]
+    if given.shape[-1] < colours and given.shape[-1] != 1:
+        raise DecodeError(f"an image of mode {found}, from which {wanted} cannot be made")
+    if given.shape[-1] == 1 and colours > 1:
+        if not wanted.has_colour:
+            raise DecodeError(f"an image of mode {found}, from which {wanted} cannot be made")
+        given = np.repeat(given, colours, axis=-1)
+    elif colours == 1 and found.has_colour:
+        given = ((given @ _LUMA + (1 << 15)) >> 16).astype(given.dtype)[..., None]
+    given = given[..., :colours]
+    if not wanted.has_alpha:
+        return given
+    if alpha is None:
+        alpha = np.full((*given.shape[:-1], 1), wanted.white, given.dtype)
+    return np.concatenate([given, alpha], axis=-1)

@@ -1,0 +1,80 @@
+"""The mode of a conversion's images: the one that was asked for, that of the source, or that of its first image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from packstore.core.errors import SourceError, UsageError, printable
+from packstore.core.modes import RGB, Mode, mode_of
+from packstore.core.registry import ENCODINGS
+from packstore.images.decoders import native
+from packstore.images.reading import Reading
+from packstore.images.sniff import HeaderError, check_header
+from packstore.packing.options import KEEP, ConvertOptions
+from packstore.sources.base import Source, Survey
+
+
+def reading_of(source: Source, survey: Survey, options: ConvertOptions) -> Reading:
+    """How the images of a source are read. Reads its first image if an option says ``keep``.
+
+    Image files are read as RGB unless asked otherwise; arrays and stores have a mode of their own.
+
+    Raises:
+        UsageError: An option that cannot be answered here.
+        SourceError: The first image cannot be read.
+    """
+    store = survey.store
+    base = Reading(survey.mode or RGB.name) if store is None else Reading.recorded(store.image.mode, store.options)
+    answers = {name: getattr(options, name) for name in ("depth", "alpha", "frames")}
+    given = {name: str(value) for name, value in answers.items() if value not in (None, KEEP)}
+    reading = Reading.recorded(base.mode, base.answers() | given)
+    if options.mode not in (None, KEEP):
+        return replace(reading, mode=options.mode, chosen=True)
+    if ENCODINGS[survey.encoding].layout is not None:
+        return _of_arrays(reading, options)
+    if KEEP not in (options.mode, options.depth, options.alpha):
+        return reading
+    return replace(reading, mode=_mode_to_keep(_first_mode(source, survey, options), options).name)
+
+
+def _of_arrays(reading: Reading, options: ConvertOptions) -> Reading:
+    """Arrays are kept as they are unless depth or alpha says otherwise."""
+    mode = reading.pixels
+    if reading.depth is not None and mode.dtype != "uint8":
+        mode = mode_of(mode.channels, "uint8")
+    if reading.alpha is not None and mode.has_alpha:
+        mode = mode_of(mode.channels - 1, mode.dtype)
+    return replace(reading, mode=mode.name)
+
+
+def _mode_to_keep(found: Mode, options: ConvertOptions) -> Mode:
+    """The mode that keeps what the options say of the mode ``found``."""
+    if options.mode == KEEP:
+        return found
+    dtype = found.dtype if options.depth == KEEP else "uint8"
+    has_alpha = found.has_alpha and options.alpha == KEEP
+    colours = found.channels - found.has_alpha
+    if dtype == "uint8" and colours == 1:
+        colours = RGB.channels  # as files are read unless they are asked to be gray
+    return mode_of(colours + has_alpha, dtype)
+
+
+def _first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode:
+    if not survey.counted:
+        raise UsageError("keep reads the first image beforehand, and an iterable can be read once; name the mode")
+    for entry in islice(source.some(options.split, survey.records, 1), 1):
+        found = source.image(entry)
+        data = getattr(found, "image", found)
+        if isinstance(data, np.ndarray):
+            return mode_of(data.shape[2], str(data.dtype))
+        try:
+            described = native.describe(memoryview(data), check_header(data))
+        except HeaderError as error:
+            raise SourceError(f"{printable(entry.key)}: {error.reason}, and its mode is to be kept") from None
+        if described is None:
+            raise SourceError(f"{printable(entry.key)}: its mode cannot be read; name one with --mode")
+        return described.mode
+    raise SourceError(f"{printable(str(source.path))}: there is no image whose mode could be kept")
