@@ -27,6 +27,7 @@ _NO_WORD = re.compile(
     r"\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
 )
 """Ends of names that say nothing of what an image is: numbers, copies, versions."""
+_CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
 _ENDS_IN_WORD = re.compile(r"[ _.-][^ _.\d-]\w+$")
 _SUFFIXES = 64
 """Numbered suffixes (``.0001``) must not fill the memory: those beyond so many of a folder count as one, ``""``."""
@@ -124,6 +125,14 @@ def contents_of(tree: Tree) -> Contents:
     if tree.root not in known:
         known[tree.root] = Contents.of(tree)
     return known[tree.root]
+
+
+def lone_image_folder(tree: Tree) -> str | None:
+    """The only folder with images in a tree, if it lies at the top and its name says no more than that (``images``)."""
+    if not any(map(_CALLED_IMAGES.fullmatch, map(str.lower, tree.names("").folders))):
+        return None
+    holding = [path for path, each in contents_of(tree).folders.items() if each.images.count]
+    return holding[0] if len(holding) == 1 and _CALLED_IMAGES.fullmatch(holding[0].lower()) else None
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from packstore.sources.base import (
     rounded_size,
     stamp_of,
 )
+from packstore.sources.beside import join
+from packstore.sources.contents import lone_image_folder
 from packstore.sources.folder import FolderSource
 from packstore.sources.labels import LabelsFile, LabelsSummary, Row, number_of, split_name
 from packstore.sources.ledger import Claims, Role
@@ -37,7 +39,8 @@ _REPORT_EVERY = 5000
 
 
 class FlatSource(FolderSource):
-    """The images directly in a folder, sorted by name; or, with a labels file, those that it names, at any depth and in
+    """The images directly in a folder, or in its only folder of images if that is called so (``images``), sorted by
+    name; or, with a labels file, those that it names, at any depth and in
     its order.
 
     Without a labels file there is no label column. With one, labels that are all integers are class numbers as they
@@ -51,7 +54,9 @@ class FlatSource(FolderSource):
         self._labels = None if options.labels is None else LabelsFile(options.labels)
         self.by_suffix = self._labels is None
         self._summary: LabelsSummary | None = None
-        self.evidence = "images at its top" if options.labels is None else f"the labels in {options.labels.name}"
+        self._folder = (lone_image_folder(self.tree) if self._labels is None else None) or ""
+        where = f"images in {printable(self._folder)} and nowhere else" if self._folder else "images at its top"
+        self.evidence = where if options.labels is None else f"the labels in {options.labels.name}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """See :meth:`Source.survey`. Raises :class:`SourceError` for an empty folder, and for a labels file with a
@@ -64,7 +69,7 @@ class FlatSource(FolderSource):
 
     def _survey_unlabelled(self, progress: ProgressCallback) -> Survey:
         ignored: Counter[str] = Counter()
-        listing = self.tree.list("", ignored)
+        listing = self.tree.list(self._folder, ignored)
         if not listing.images:
             above = (*self.tree.above, listing.identity)
             if any(self.tree.holds_images(name, above) for name in sorted(listing.directories)):
@@ -73,7 +78,7 @@ class FlatSource(FolderSource):
         sizes = readable_sizes(listing.sizes, self.max_bytes)
         progress(Progress("scan", len(listing.images), len(listing.images), sum(sizes)))
         claims = Claims()
-        claims.claim_all("", listing.images)
+        claims.claim_all(self._folder, listing.images)
         return Survey(
             splits={"": len(listing.images)},
             columns=(),
@@ -81,7 +86,7 @@ class FlatSource(FolderSource):
             shape=None,
             size_bytes=sum(sizes),
             size_counts=count_sizes(sizes),
-            key_bytes=sum(map(key_size, listing.images)),
+            key_bytes=sum(key_size(join(self._folder, name)) for name in listing.images),
             ledger=self.ledger(claims),
         )
 
@@ -109,10 +114,12 @@ class FlatSource(FolderSource):
         return stamp_of([self._labels.path]) if self._labels is not None else ""
 
     def _unlabelled(self) -> Iterator[Entry]:
-        listing = self.tree.list("")
+        listing = self.tree.list(self._folder)
         numbers = zip(listing.images, listing.sizes, listing.modified, listing.changed, strict=True)
         for name, size, modified, changed in numbers:
-            yield Entry(name, "", (), max(size, 0), NO_FILE if size < 0 else None, modified, changed)
+            yield Entry(
+                join(self._folder, name), "", (), max(size, 0), NO_FILE if size < 0 else None, modified, changed
+            )
 
     def _labelled(self, labels: LabelsFile, summary: LabelsSummary, splits: Sequence[str]) -> Iterator[Entry]:
         numbers = None if summary.classes is None else {name: n for n, name in enumerate(summary.classes)}
@@ -188,13 +195,14 @@ class FlatSource(FolderSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A folder with an image directly in it, or with a labels file; any other folder may be one that is empty."""
+    """A folder with an image directly in it, or with a labels file, or whose images lie in a folder called so; any
+    other folder may be one that is empty."""
     if options.labels is not None:
         return Certainty.CERTAIN
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    if not tree.list("").images:
+    if not tree.list("").images and lone_image_folder(tree) is None:
         return Certainty.POSSIBLE
     return Certainty.PARTIAL if find_annotations(tree) else Certainty.CERTAIN
 

@@ -29,6 +29,7 @@ from packstore.sources.base import (
     count_sizes,
     readable_sizes,
 )
+from packstore.sources.contents import lone_image_folder
 from packstore.sources.folder import FolderSource
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import (
@@ -342,7 +343,8 @@ def _count_loose(ignored: Counter[str] | None, images: int, kind: str) -> None:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A folder is one as soon as an image lies in a folder below it.
 
-    Without any image it is possible where there are folders: opened as one, it says which of them are empty.
+    A single folder called like images is no class. Without any image it is possible where there are folders: opened as
+    one, it says which of them are empty.
     """
     tree = open_tree(path)
     if tree is None:
@@ -350,6 +352,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     root = tree.list("")
     above = (*tree.above, root.identity)
     if any(tree.holds_images(name, above) for name in sorted(root.directories)):
+        if not options.named and lone_image_folder(tree) is not None:
+            return Certainty.NO
         return Certainty.PARTIAL if find_annotations(tree) else Certainty.CERTAIN
     return Certainty.POSSIBLE if root.directories and not root.images else Certainty.NO
 

@@ -21,7 +21,7 @@ _NO_CLASS = re.compile(
     r"images?(_\d+)?|imgs?(_\d+)?|jpegimages|photos?|pictures?|frames?|rgb|nir|swir|depths?|thermal|infrared|sketch(es)?|"
     r"masks?|labels?|annotations?|targets?|instances?|semantic(_rgb)?|segmentations?|gt(_.*)?|ground_?truth|"
     r"(\d\w\w_)?manual|before|after|pre|post|inputs?|outputs?|query|queries|gallery|multi-?query|"
-    r"(.*[_-])?(train|test|val|training|testing|validation)(ing)?([_-]?(\d+|images?|imgs?|data|set|gt))*"
+    r"(images|labels)(tr|ts|va)|(.*[_-])?(train|test|val|training|testing|validation)(ing)?([_-]?(\d+|images?|imgs?|data|set|gt))*"
 )
 _OF_IMAGES = {"images", "image", "imgs", "img", "jpegimages"}
 _LIKE_SPLIT = re.compile(

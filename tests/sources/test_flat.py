@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.errors import SampleError, SourceError
+from packstore import convert, verify
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.progress import Progress
 from packstore.images.sniff import max_file_bytes
 from packstore.sources import Entry, Source, labels, open_source
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
+from tests.makers.annotated import fill, jpeg
 from tests.makers.images import tiny
 
 FILES = ("b.jpg", "a.jpg", "sub/c.png", "sub/deep/d.JPEG")
@@ -375,3 +378,21 @@ def test_a_labels_file_that_is_one_endless_line(tmp_path: Path) -> None:
     os.truncate(tmp_path / "labels.csv", 8 << 30)
     with pytest.raises(SourceError, match=r"labels\.csv, line 1: longer than 1,048,576 characters, so this is no CSV"):
         open_source(tmp_path, labels=tmp_path / "labels.csv").survey()
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_the_only_folder_of_images_is_no_class_if_it_is_called_so(size: int, tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", {f"images/{n:04}.jpg": jpeg(n) for n in range(size)} | {"README.md": "# negatives"})
+    with closing(open_source(root)) as source:
+        assert (source.kind, source.survey().records) == ("flat", size)
+        assert next(iter(source.entries())).key == "images/0000.jpg"
+        convert(root, tmp_path / "x.lmdb")
+        verify(tmp_path / "x.lmdb", against=root)
+    with closing(open_source(root, kind="imagefolder")) as source:
+        assert source.survey().columns[0].classes == ("images",)
+    fill(root, {"images.csv": "".join(f"{n:04}.jpg,cat\n" for n in range(size))})
+    with closing(open_source(root)) as source:
+        assert source.kind == "table"
+    fill(root, {"cats/1.jpg": jpeg(1)})
+    with pytest.raises(AmbiguousSourceError):
+        open_source(root, ignore=["*.csv"])

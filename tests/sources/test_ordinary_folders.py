@@ -194,7 +194,7 @@ def test_folders_that_are_no_classes_are_a_question(name: str, tmp_path: Path) -
 
 
 def test_no_answer_is_lost(tmp_path: Path) -> None:
-    root = fill(tmp_path / "set", numbered("images"))
+    root = fill(tmp_path / "set", numbered("depth"))
     with pytest.raises(AmbiguousSourceError) as caught:
         open_source(root)
-    assert Answer(source=root / "images") in caught.value.answers
+    assert Answer(source=root / "depth") in caught.value.answers

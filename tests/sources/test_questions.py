@@ -231,6 +231,14 @@ def test_published_modalities_are_columns(make: Make, tmp_path: Path) -> None:
         assert not source.survey().ledger.left
 
 
+def test_drive_with_the_other_name_of_its_test_split(tmp_path: Path) -> None:
+    root = drive(tmp_path)
+    (root / "test").rename(root / "testing")
+    with closing(open_source(root)) as source:
+        assert (source.kind, source.survey().splits) == ("published", {"training": 5, "testing": 4})
+        assert not source.survey().ledger.left
+
+
 def read_mask(source: Source, entry: Entry, column: str = "mask") -> Any:
     sample = source.read(entry)
     assert isinstance(sample, Sample)

@@ -200,8 +200,11 @@ MASKS = (
     ),
     FolderSet(
         "DRIVE",
-        ("training/images|test/images|images", "training/1st_manual|test/1st_manual|1st_manual"),
-        r"(?P<_top>((?P<split>training|test)/)?)images/(?P<number>\d\d)_(?P<_end>training|test)\.(tif|png)",
+        (
+            "training/images|test/images|testing/images|images",
+            "training/1st_manual|test/1st_manual|testing/1st_manual|1st_manual",
+        ),
+        r"(?P<_top>((?P<split>training|test|testing)/)?)images/(?P<number>\d\d)_(?P<_end>training|test)\.(tif|png)",
         beside={
             "vessels": "{_top}1st_manual/{number}_manual1.gif",
             "vessels_2": "{_top}2nd_manual/{number}_manual2.gif",
