@@ -242,6 +242,7 @@ SOURCES = Registry(
         "funsd": "packstore.sources.annotation_formats.funsd:KIND",
         "published": "packstore.sources.named.published:PUBLISHED",
         "hf_imagefolder": "packstore.sources.huggingface.imagefolder:KIND",
+        "conversations": "packstore.sources.conversations:KIND",
         "captions": "packstore.sources.captions:KIND",
         "segmentation": "packstore.sources.segmentation:KIND",
         "caption_files": "packstore.sources.caption_files:KIND",
