@@ -61,7 +61,7 @@ TOOLS = (
     *(
         "execnet",
         "mypy",
-        "packstore[heif,jpeg4py,opencv,parquet,plot,ray,remote,tfrecord,tiff,view,zarr,zstd]",
+        "packstore[heif,jpeg4py,opencv,parquet,plot,ray,remote,tiff,view,zarr,zstd]",
         "packstore",
         "playwright",
         "pytest-xdist",

@@ -26,7 +26,7 @@ from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty
+from packstore.core.files import check_paths, refuse_empty, refuse_inside
 from packstore.core.manifest import Column, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -181,16 +181,6 @@ def open_damaged(path: Path) -> Reader:
         reader.close()
         raise StoreError(f"{error}; {hint}") from error
     return reader
-
-
-def refuse_inside(destination: Path, other: Path) -> None:
-    """Raises :class:`DestinationError` when ``destination`` is ``other`` or lies in it, or the other way around."""
-    new, old = destination.resolve(), other.resolve()
-    if new == old or new.is_relative_to(old) or old.is_relative_to(new):
-        raise DestinationError(
-            f"{printable(str(destination))} and {printable(str(other))} are the same or lie in each other; "
-            "write the new store elsewhere"
-        )
 
 
 def refuse_name(destination: Path, format: str) -> None:

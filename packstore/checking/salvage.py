@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_store
-from packstore.checking.repair import refuse_inside, refuse_name
+from packstore.checking.repair import refuse_name
 from packstore.checking.store_check import row_checksums_of
 from packstore.core.arguments import true_or_false
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths
+from packstore.core.files import check_paths, refuse_inside
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.seek_index import index_values

@@ -71,6 +71,16 @@ def check_paths(*paths: str | os.PathLike[str] | None) -> None:
         raise UsageError(said)
 
 
+def refuse_inside(destination: Path, other: Path) -> None:
+    """Raises :class:`DestinationError` if one of the paths is the other or lies in it."""
+    new, old = destination.resolve(), other.resolve()
+    if new == old or new.is_relative_to(old) or old.is_relative_to(new):
+        raise DestinationError(
+            f"{printable(str(destination))} and {printable(str(other))} are the same, or one lies in the other; choose "
+            "another destination"
+        )
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns an :class:`OSError` (no space, no permission, read-only ...) into a :class:`DestinationError`."""

@@ -14,7 +14,7 @@ from packstore import __version__
 from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
 from packstore.core.export_manifest import ExportManifest
-from packstore.core.files import check_paths, refuse_empty
+from packstore.core.files import check_paths, refuse_empty, refuse_inside
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import canonical
 from packstore.core.registry import EXPORTS
@@ -124,7 +124,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         raise UsageError(f"shard_size is for exports of several shards, and {kind.name} {why}; leave it out")
     reader = stack.enter_context(open_store(path))
     manifest = reader.manifest
-    _refuse_inside(destination, path)
+    refuse_inside(destination, path)
     if not manifest.records:
         raise StoreError(f"{printable(str(path))} holds no records, so there is nothing to export")
     recoding = plan_recoding(kind, manifest, options.encode, options.quality or 90)
@@ -191,12 +191,3 @@ def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
         f"{printable(str(destination))}: the name has no suffix of an export; choose the kind with --to: "
         f"{', '.join(kind.name for kind in kinds)}"
     )
-
-
-def _refuse_inside(destination: Path, store: Path) -> None:
-    new, old = destination.resolve(), store.resolve()
-    if new == old or new.is_relative_to(old) or old.is_relative_to(new):
-        raise UsageError(
-            f"{printable(str(destination))} and {printable(str(store))} are the same, or one lies in the other; write "
-            "the export elsewhere"
-        )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.arguments import true_or_false
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import refuse_empty
+from packstore.core.files import refuse_empty, refuse_inside
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
@@ -165,16 +165,6 @@ def plan_merge(
     base = replace(first, format=format, origin=origin_of(readers), options=options_kept | counts, skipped=skipped)
     plan = Composition(destination, base, columns, tuple(pieces), True, shard_size_of(first), options.overwrite)
     return plan, sum(map(len, left_out))
-
-
-def refuse_inside(destination: Path, store: Path) -> None:
-    """Raises :class:`UsageError` where a new store would lie in one that it is made of, or take its place."""
-    new, old = destination.resolve(), store.resolve()
-    if new == old or new.is_relative_to(old) or old.is_relative_to(new):
-        raise UsageError(
-            f"{printable(str(destination))} and {printable(str(store))} are the same or lie in each other; write the "
-            "new store elsewhere"
-        )
 
 
 def shard_size_of(manifest: Manifest) -> int | None:

@@ -22,7 +22,7 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty
+from packstore.core.files import check_paths, refuse_empty, refuse_inside
 from packstore.core.findings import DROPPED, records_to_drop
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -30,7 +30,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import location
 from packstore.packing.composing import Composition, Copied, Linked, Piece, origin_of
-from packstore.packing.merge import MergeReport, refuse_inside, run_composition, shard_size_of
+from packstore.packing.merge import MergeReport, run_composition, shard_size_of
 from packstore.packing.plan import counted_options, resolve_format
 from packstore.packing.where import Where, parse_where
 from packstore.stores import open_store

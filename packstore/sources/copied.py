@@ -59,7 +59,7 @@ class CopiedSource(Source):
             self._end = weakref.finalize(self, _close, os.getpid(), stack.pop_all())
         self.kind, self.normalization = self._source.kind, self._source.normalization
         self.evidence = self._source.evidence
-        self._found = _stamp(path, found)
+        self._found = _stamp(found)
         top = str(path).partition("://")[2].partition("/")[2]
         self._states = {_inside(path, o.name, top): object_state(o) for o in found}
 
@@ -103,7 +103,7 @@ class CopiedSource(Source):
 
     def stamp(self) -> str:
         assert isinstance(self.path, RemotePath)
-        now = _stamp(self.path, listed(self.path)[1])
+        now = _stamp(listed(self.path)[1])
         if now != self._found:
             raise SourceError(f"{printable(str(self.path))} has changed since it was fetched; run this again")
         return now
@@ -207,7 +207,7 @@ def _shown(store: ObjectStore, info: ObjectInfo) -> str:
     return printable(f"{store.url}/{info.name}")
 
 
-def _stamp(path: Path, found: Objects) -> str:
+def _stamp(found: Objects) -> str:
     digest = hashlib.sha256()
     for info in found:
         digest.update(repr((info.name, info.nbytes, info.etag or info.modified)).encode("utf-8", "surrogatepass"))

@@ -344,7 +344,7 @@ def test_what_cannot_be_salvaged(source: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds no store"):
         packstore.salvage(tmp_path / "empty", tmp_path / "fixed.h5")
     packstore.convert(source, tmp_path / "a.lmdb")
-    with pytest.raises(DestinationError, match="lie in each other"):
+    with pytest.raises(DestinationError, match="one lies in the other"):
         packstore.salvage(tmp_path / "a.lmdb", tmp_path / "a.lmdb" / "fixed.lmdb")
     assert not (tmp_path / "fixed.h5").exists()
 
@@ -401,7 +401,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     assert (plain.returncode, report["recovered"], [p["record"] for p in report["missing"]]) == (3, 11, [4])
     nothing = run("salvage", tmp_path, "--out", tmp_path.parent / "nothing.h5")
     assert nothing.returncode == 1
-    assert "lie in each other" in nothing.stderr or "holds no store" in nothing.stderr
+    assert "one lies in the other" in nothing.stderr or "holds no store" in nothing.stderr
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["damaged", "no manifest"])

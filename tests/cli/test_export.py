@@ -49,7 +49,6 @@ def test_there_and_back(store: Path, tmp_path: Path) -> None:
         (("out.zip", "--shard-size", "1MB"), "shard_size is for exports of several shards, and zip is one file"),
         (("out", "--to", "webdataset", "--shard-size", "5"), "has no unit"),
         (("out.zip", "--quality", "80"), "for encode='jpeg'"),
-        (("in.lmdb/out.zip",), "one lies in the other"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_2(store: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -58,6 +57,12 @@ def test_what_cannot_be_is_one_line_and_exit_2(store: Path, arguments: tuple[str
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert not (store.parent / "out").exists()
+
+
+def test_no_export_lies_in_its_store(store: Path) -> None:
+    done = run("export", store, store / "out.zip")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "one lies in the other; choose another destination" in done.stderr
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from packstore.core.tfrecord import varint
-from packstore.sources.records.highway import highway_hash
+from packstore.images.engine import highway_hash
 
 BLOCK = 1 << 16
 SIGNATURE = bytes.fromhex(

@@ -140,7 +140,7 @@ def test_stores_that_do_not_fit(photos: Path, stores: Path, tmp_path: Path) -> N
         packstore.merge([tmp_path / "flat.h5"], tmp_path / "out.h5")
     with pytest.raises(UsageError, match="takes a list of stores"):
         packstore.merge(str(tmp_path / "flat.h5"), tmp_path / "out.h5")
-    with pytest.raises(UsageError, match="the same or lie in each other"):
+    with pytest.raises(DestinationError, match="one lies in the other"):
         packstore.merge([stores / "first.h5", stores / "second.h5"], stores / "first.h5", overwrite=True)
     assert not (tmp_path / "out.h5").exists()
 

@@ -2,7 +2,7 @@
 
 The pixels are those of libjpeg-turbo and of torch's resizing, bit for bit. What the engine does not know, or does not
 find flawless, it refuses, image by image: :mod:`packstore.images.decoders` then gives the same pixels, or says what is
-wrong. So nothing depends on it but time.
+wrong.
 """
 
 from packstore.images.engine.native import (

@@ -405,12 +405,9 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = Fa
     return lines[1:, 1:]
 
 
-def highway_hash(data: bytes) -> int | None:
-    """HighwayHash of 64 bits with the key of Riegeli, without the GIL; None where there is no engine."""
-    library = _library()[0]
-    if library is None:
-        return None
-    return int(library.packstore_engine_highway_hash(_address(data), len(data)))
+def highway_hash(data: bytes) -> int:
+    """HighwayHash of 64 bits with the key of Riegeli, without the GIL. Raises :class:`EngineError`."""
+    return int(_need_library().packstore_engine_highway_hash(_address(data), len(data)))
 
 
 def read_files(
@@ -494,12 +491,17 @@ def list_names(directory: int) -> tuple[str, str] | None:
 def get_engine() -> Engine:
     """Returns the calling thread's engine. Raises :class:`EngineError` if it cannot be loaded."""
     engine: Engine | None = getattr(_thread, "engine", None)
-    library, problem = _library()
-    if library is None:
-        raise EngineError(f"packstore's engine cannot be used here: {problem}")
+    library = _need_library()
     if engine is None or engine._library is not library:
         engine = _thread.engine = Engine(library)
     return engine
+
+
+def _need_library() -> ctypes.CDLL:
+    library, problem = _library()
+    if library is None:
+        raise EngineError(f"packstore's engine cannot be used here: {problem}")
+    return library
 
 
 def engine_problem() -> str | None:

@@ -56,8 +56,6 @@ _EMNIST = {
     "mnist": tuple(string.digits),
 }
 
-_BY_FOLDER = {"fashion": _FASHION, "kmnist": _KMNIST, "kuzushiji": _KMNIST, "mnist": _MNIST}
-
 
 class IdxSource(ArraySource):
     """The idx files of one data set in a folder, in its ``raw``, or in ``MNIST/raw`` and the like."""

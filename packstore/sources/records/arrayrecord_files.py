@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.images.engine import highway_hash
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.records.files import OpenFiles
-from packstore.sources.records.highway import highway_hash
 from packstore.sources.records.protobuf import Message
 
 SUFFIXES = (".array_record", ".arrayrecord")

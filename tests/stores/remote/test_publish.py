@@ -13,7 +13,7 @@ import pytest
 
 import packstore
 from packstore.cli.append import describe_report
-from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
+from packstore.core.errors import DestinationError, SourceError, StoreError
 from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath, location
 from packstore.objects import ObjectStore, RemoteError, open_objects
@@ -261,7 +261,7 @@ def test_selecting_and_merging(place: str, tmp_path: Path, temporary: Path) -> N
     packstore.select(tmp_path / "c.lmdb", f"{place}/ants.h5", where=where)
     found = [open_store(ants).manifest.dataset_digest for ants in (tmp_path / "ants.h5", f"{place}/ants.h5")]
     assert found[0] == found[1]
-    with pytest.raises(UsageError, match="are the same or lie in each other"):
+    with pytest.raises(DestinationError, match="one lies in the other"):
         packstore.select(f"{place}/a.lmdb", f"{place}/a.lmdb")
     assert listing(temporary) <= {stand_in_folder(at(place)).parent.name}
 
