@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
@@ -21,7 +22,7 @@ from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill
-from tests.makers.annotation_formats import DOG_RUNS, MAKERS, Files, images, kitti_mots
+from tests.makers.annotation_formats import DOG_RUNS, MAKERS, Files, images, kitti_mots, via3, via_csv
 
 CORPUS = Path(__file__).parents[1] / "corpus/annotated"
 
@@ -244,6 +245,40 @@ def test_what_is_kept(kind: str, tmp_path: Path) -> None:
     assert values.get("labels", []) == labels
     assert values.get("segmentations") == segmentations
     assert values["json"]
+
+
+@pytest.mark.parametrize("samples", [6, 300, pytest.param(3000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("make", [via_csv, via3])
+def test_exports_as_csv_and_projects_of_via_3_are_read_as_projects_of_via_2(
+    make: Callable[[int], Files], samples: int, tmp_path: Path
+) -> None:
+    found = read_all(fill(tmp_path / "other", make(samples)))
+    expected = read_all(fill(tmp_path / "via", MAKERS["via"](samples)))
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert {name: value for name, value in found[key].items() if name != "json"} == {
+            name: value for name, value in values.items() if name != "json"}  # fmt: skip
+    assert found["a00001.jpg"]["json"]["regions"][0]["shape_attributes"]["width"] == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("rect", "blob"), (",4,0", ",4"), ('""x"": 1', '""x"": null'), ("{}", "{"), ("file_size", "size"), (',"', ',"x')],
+)
+def test_what_a_csv_of_via_may_hold_is_said(old: str, new: str, tmp_path: Path) -> None:
+    files = via_csv(6)
+    files["via_export_csv.csv"] = str(files["via_export_csv.csv"]).replace(old, new)
+    assert problem(fill(tmp_path, files), "via")
+
+
+@pytest.mark.parametrize("old", ['"aname"', '"xy": [2', '"fid_list"', '"attribute"', '"0": "dog"', '"vid": "1"'])
+def test_what_a_project_of_via_3_may_lack_is_said_or_nothing_is_lost(old: str, tmp_path: Path) -> None:
+    files = via3(6)
+    files["via_project.json"] = str(files["via_project.json"]).replace(
+        old, old.replace('"', '"z', 1).replace("[2", "[9")
+    )
+    said = problem(fill(tmp_path, files), "via")
+    assert said is None or said.isprintable()
 
 
 def test_points_tags_and_turned_boxes_are_kept(tmp_path: Path) -> None:

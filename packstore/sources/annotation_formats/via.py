@@ -1,21 +1,48 @@
-"""VGG Image Annotator 1 and 2 (https://www.robots.ox.ac.uk/~vgg/software/via/): a JSON file of regions in pixels.
+"""VGG Image Annotator (https://www.robots.ox.ac.uk/~vgg/software/via/): regions in pixels, as JSON or as CSV.
 
-A region's class is its attribute of the project's only kind that is a list, or one called like a class, or its only
-one; all attributes are in ``json``.
+Projects and exports of VIA 1 and 2, and projects of VIA 3, whose regions of images become those of VIA 2. A region's
+class is its attribute of the project's only kind that is a list, or one called like a class, or its only one; all
+attributes are in ``json``.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
-from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, of_box, of_polygon, real, reals
+from packstore.sources.annotation_formats.objects import (
+    Annotation,
+    Sides,
+    from_corner,
+    load_json,
+    of_box,
+    of_polygon,
+    real,
+    reals,
+)
 
 _METADATA, _PROJECT = "_via_img_metadata", ("_via_settings", "_via_attributes", "_via_data_format_version",
                                             "_via_image_id_list")  # fmt: skip
 _NAMES = re.compile(r"(class|label|type|name|category|object)(_?(name|type|class|label))?", re.I)
+
+
+_HEAD = ("filename", "file_size", "file_attributes", "region_count", "region_id", "region_shape_attributes",
+         "region_attributes")  # fmt: skip
+_SHAPES: dict[int, tuple[str, ...]] = {
+    1: ("point", "cx", "cy"),
+    2: ("rect", "x", "y", "width", "height"),
+    3: ("circle", "cx", "cy", "r"),
+    4: ("ellipse", "cx", "cy", "rx", "ry"),
+    5: ("polyline",),
+    6: ("polyline",),
+    7: ("polygon",),
+}
+"""Shapes of VIA 3 by their numbers: what VIA 2 calls them, and the numbers that follow."""
+_IMAGE = 2
 
 
 class ViaSource(DocumentSource):
@@ -23,16 +50,47 @@ class ViaSource(DocumentSource):
 
     kind = "via"
     title = "VIA"
+    names = re.compile(r".*\.(json|csv)", re.I)
     signature = re.compile(
+        rb'\A"?#?filename"?,"?file_size"?,|\A\s*\{\s*"project"\s*:\s*\{[^{}]*"(pid|creator)"\s*:|'
         rb'"_via_img_metadata"\s*:|"_via_settings"\s*:|^\s*\{\s*"[^"]+"\s*:\s*\{(?=[^{]*"(size|fileref)"\s*:)[^{]*"filename"\s*:'
     )
+
+    def load(self, data: bytes) -> Any:
+        """See :meth:`DocumentSource.load`."""
+        start = data.removeprefix(b"\xef\xbb\xbf").lstrip()
+        return load_json(data) if start[:1] in (b"{", b"[", b"") else _read_csv(data.decode("utf-8-sig"))
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
         """See :meth:`DocumentSource.entries_of`."""
         for name in _PROJECT:
             self.ignored[f"values {name!r} of files of annotations"] += name in document
-        for entry in document.get(_METADATA, document).values():
+        if "project" in document:
+            self.ignored["values 'project' and 'config' of files of annotations"] += 1
+        for entry in (
+            self._read_project(document) if "project" in document else document.get(_METADATA, document).values()
+        ):
             yield Entry(entry["filename"], entry)
+
+    def _read_project(self, document: Any) -> Iterator[Any]:
+        """The images of a project of VIA 3, each with its file, its metadata and its regions as VIA 2 has them."""
+        names = {number: each["aname"] for number, each in document["attribute"].items()}
+        options = {number: each.get("options") or {} for number, each in document["attribute"].items()}
+        by_view: dict[str, list[Any]] = {}
+        for metadata in document["metadata"].values():
+            by_view.setdefault(str(metadata["vid"]), []).append(metadata)
+        for view, each in document["view"].items():
+            files = [document["file"][str(number)] for number in each["fid_list"]]
+            if len(files) != 1 or files[0].get("type", _IMAGE) != _IMAGE:
+                self.ignored["views of videos, sounds or several images"] += 1
+                continue
+            own = by_view.get(str(view), [])
+            regions = []
+            for metadata in own:
+                values = {names[number]: options[number].get(value, value) for number, value in metadata["av"].items()}
+                if metadata["xy"]:
+                    regions.append({"shape_attributes": _shape(metadata["xy"]), "region_attributes": values})
+            yield {"filename": files[0]["fname"], "file": files[0], "metadata": own, "regions": regions}
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         """See :meth:`AnnotatedSource.parse`."""
@@ -58,6 +116,41 @@ class ViaSource(DocumentSource):
                 else:
                     found.objects.append(of_polygon(label, [number for pair in pairs for number in pair]))
         return found
+
+
+def _read_csv(text: str) -> dict[str, Any]:
+    """An export as CSV, a line a region, as one of JSON. Raises :class:`ValueError`."""
+    try:
+        head, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line and "".join(line).strip()]
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    if tuple(name.strip().lstrip("#") for name in head) != _HEAD:
+        raise ValueError(f"its header is {','.join(head)[:80]}; expected {','.join(_HEAD)}")
+    found: dict[str, Any] = {}
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(_HEAD):
+            raise ValueError(f"region {number - 1} has {len(line)} fields, expected {len(_HEAD)}")
+        name, size, attributes, _, _, shape, own = line
+        entry = {
+            "filename": name,
+            "size": size,
+            "regions": [],
+            "file_attributes": load_json(attributes.encode() or b"{}"),
+        }
+        entry = found.setdefault(name, entry)
+        shape_attributes = load_json(shape.encode() or b"{}")
+        if shape_attributes:
+            region = {"shape_attributes": shape_attributes, "region_attributes": load_json(own.encode() or b"{}")}
+            entry["regions"].append(region)
+    return found
+
+
+def _shape(numbers: Any) -> dict[str, Any]:
+    kind, *values = numbers
+    name, *keys = _SHAPES[kind]
+    if keys:
+        return {"name": name, **dict(zip(keys, values, strict=True))}
+    return {"name": name, "all_points_x": values[::2], "all_points_y": values[1::2]}
 
 
 def _label(attributes: dict[str, Any]) -> str | None:
