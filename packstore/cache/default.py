@@ -9,7 +9,7 @@ from pathlib import Path
 from packstore.cache.cache import Cache
 from packstore.cache.folder import Folder
 from packstore.core.errors import UsageError
-from packstore.core.files import url_in
+from packstore.core.files import url_message
 from packstore.core.sizes import parse_bytes
 
 FOLDER, SIZE = "PACKSTORE_CACHE", "PACKSTORE_CACHE_SIZE"
@@ -24,7 +24,7 @@ def default_cache() -> Cache:
         UsageError: PACKSTORE_CACHE_SIZE is no size, or PACKSTORE_CACHE a URL.
     """
     given = os.environ.get(FOLDER)
-    if said := url_in(given):
+    if said := url_message(given):
         raise UsageError(f"{FOLDER}: {said}")
     root = Path(given or _user_folder()).absolute()
     size = os.environ.get(SIZE)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from packstore.core.column import guessed
+from packstore.core.column import guess_column
 from packstore.core.columns import NUMPY_DTYPE, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import MANIFEST_FILE, open_regular
@@ -294,9 +294,9 @@ def _inferred(found: Scavenged, path: Path) -> RecoveredManifest | None:
     for name in names:
         data = found.columns[name]
         if isinstance(data, Ragged):
-            columns.append(guessed(name, "ragged", "uint8"))
+            columns.append(guess_column(name, "ragged", "uint8"))
         else:
             dtype = next(n for n, d in NUMPY_DTYPE.items() if d == data.dtype)
-            columns.append(guessed(name, "fixed", dtype, data.shape[1:], data.nbytes))
+            columns.append(guess_column(name, "fixed", dtype, data.shape[1:], data.nbytes))
     manifest = Manifest(format.name, "original", found.records, tuple(columns), Origin("", ""))
     return RecoveredManifest(manifest, False, "unproven")

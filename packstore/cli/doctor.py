@@ -12,7 +12,7 @@ import click
 
 from packstore.cli.colour import yellow
 from packstore.cli.common import LocalPath, quantity, wrap_text
-from packstore.core.files import url_in
+from packstore.core.files import url_message
 
 if TYPE_CHECKING:
     from packstore.core.progress import Progress
@@ -39,7 +39,7 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
     """
     from packstore.diagnose.doctor import examine
 
-    if path is not None and (said := url_in(path)):
+    if path is not None and (said := url_message(path)):
         raise click.UsageError(f"{said}: doctor examines this machine")
     shown = not as_json and sys.stderr.isatty()
 

@@ -15,7 +15,7 @@ from packstore.cluster.run import Run
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.registry import FORMATS
-from packstore.core.shards import Shard, rows_of
+from packstore.core.shards import Shard, shards_to_rows
 from packstore.objects import ObjectStore
 from packstore.packing.plan import Plan, recorded_options
 from packstore.packing.records import columns_of, origin_of
@@ -72,7 +72,9 @@ def _head(plan: Plan, receipts: Sequence[Receipt], filled: Sequence[Receipt], sh
         options=options,
         versions={"packstore": packstore.__version__} | encoder.versions(),
     )
-    parts = Parts(rows_of(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled])
+    parts = Parts(
+        shards_to_rows(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled]
+    )
     return head_of(base, parts, [image, *_sized(columns[1:], nbytes)], skipped=skipped)
 
 

@@ -1,4 +1,4 @@
-"""Checks of the values that callers give: each raises :class:`UsageError` that names the argument and the value."""
+"""Checks of arguments: each raises :class:`UsageError` with the name and the value of a wrong argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from packstore.core.errors import UsageError
 
 
 def whole_number(name: str, value: Any, least: int | None = 1) -> int:
-    """``value`` as an ``int``, when it is a whole number of at least ``least`` (None: any)."""
+    """Converts ``value`` to an ``int``. Raises :class:`UsageError` unless it is a whole number of at least ``least``;
+    None allows any."""
     try:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
@@ -21,21 +22,21 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
 
 
 def true_or_false(**values: Any) -> None:
-    """Refuses what is neither True nor False: ``overwrite="no"`` would overwrite."""
+    """Raises :class:`UsageError` unless all values are True or False: ``overwrite="no"`` would overwrite."""
     for name, value in values.items():
         if value not in (True, False):
             raise UsageError(f"{name} should be True or False, got {value!r}")
 
 
 def text_or_none(**values: Any) -> None:
-    """Refuses what is neither a ``str`` nor None."""
+    """Raises :class:`UsageError` unless each value is a ``str`` or None."""
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{name} should be text or None, got {value!r}")
 
 
 def function_or_none(**values: Any) -> None:
-    """Refuses what can neither be called nor is None."""
+    """Raises :class:`UsageError` unless each value is callable or None."""
     for name, value in values.items():
         if value is not None and not callable(value):
             raise UsageError(f"{name} should be a function or None, got {value!r}")

@@ -12,16 +12,17 @@ the table          SHA-256  its file                                     the man
 the manifest       SHA-256  its JSON without this digest                 itself
 =================  =======  ===========================================  =====================
 
-The digest of a column says that a byte in it is wrong; only a checksum a record says whose. A *row* holds, for every
-column but ``image``, ``checksum``, ``row_checksum``, ``seek_index`` and ``link_…`` and in the manifest's order, the
-record's bytes of a fixed column, or of a ragged one the XXH3-64 of the value as eight bytes; all little-endian.
+A column's digest tells that a byte of the column is wrong; only the record checksums tell in which record. A *row*
+concatenates a record's values of all columns in the manifest's order, except ``image``, ``checksum``,
+``row_checksum``, ``seek_index`` and ``link_…``: the bytes of a fixed value, or the XXH3-64 of a ragged value as eight
+bytes; all little-endian.
 
-The digest of a fixed column is the SHA-256 of its values, little-endian and in C order. That of a ragged one is the
-SHA-256 of two SHA-256, one after the other: of its ``int64`` offsets (N + 1 of them, from 0) and of its bytes.
+The digest of a fixed column is the SHA-256 of its values, little-endian and in C order. The digest of a ragged column
+is the SHA-256 of two concatenated SHA-256: of its ``int64`` offsets (N + 1 of them, from 0) and of its bytes.
 
-The digest of all records has to be the same however they are shared out to files, and that of a store has to follow
-from those of its shards. So it is no hash of their sequence but a polynomial: see :func:`records_digest`. Like the
-checksums it stands on, it finds what happens by chance, and not what somebody computes in order to deceive.
+The digest of all records must not depend on how they are divided into shards, and must follow from the digests of the
+shards. So it is a polynomial and not a hash of the sequence, see :func:`records_digest`. Like the checksums it is
+computed from, it detects accidental changes, not deliberate forgeries.
 """
 
 from __future__ import annotations
@@ -39,38 +40,38 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.column import LINK_COLUMNS, SEEK_INDEX, Column
 from packstore.core.column import ROW_CHECKSUM as ROW_CHECKSUM
-from packstore.core.columns import Buffer, ColumnData, OneByOne, OneByOneArray, Ragged
+from packstore.core.columns import Buffer, ColumnData, LazyArray, LazyRagged, Ragged
 
 _NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name, SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
 _PRIME = (1 << 127) - 1
 _BASE = int.from_bytes(hashlib.sha256(b"packstore").digest()[:15], "big")
 _RECORDS_AT_ONCE = 1 << 10
 _STEP_BYTES = 1 << 24
-"""A column is hashed in steps, since its values may have to be copied for it."""
+"""A column is hashed in steps of so many bytes, since hashing may copy its values."""
 
 
 image_checksum = xxh3_64_intdigest
-"""The checksum of an image at rest."""
+"""Computes the checksum of a stored image."""
 
 
 def value_hashes(values: Iterable[Buffer], count: int) -> NDArray[np.uint64]:
-    """The XXH3-64 of each of ``count`` values."""
+    """Computes the XXH3-64 of each of ``count`` values."""
     return np.fromiter(map(xxh3_64_intdigest, values), np.uint64, count)
 
 
 def row_columns(columns: Iterable[Column]) -> list[Column]:
-    """The columns of which a row consists, in their order."""
+    """Returns the columns that a row contains, in order."""
     return [column for column in columns if column.name not in _NOT_IN_ROWS]
 
 
 def row_checksum(columns: Iterable[Column], fields: Mapping[str, Any]) -> int:
-    """The row checksum of one record.
+    """Computes the row checksum of one record.
 
     Args:
         columns: All columns of the store.
-        fields: By name, the record's value in each column of :func:`row_columns`: a scalar or array of the column's
-            dtype, or the bytes of a ragged value. None for a value that cannot be read: then the row lacks it, and its
-            checksum is not the stored one.
+        fields: The record's value in each column of :func:`row_columns`, by name: a scalar or array of the column's
+            dtype, or the bytes of a ragged value. None for an unreadable value: it is left out, so that the checksum
+            does not match the stored one.
     """
     return xxh3_64_intdigest(b"".join(_row_bytes(column, fields[column.name]) for column in row_columns(columns)))
 
@@ -85,13 +86,13 @@ def _row_bytes(column: Column, value: Any) -> bytes:
 
 
 def row_checksums(columns: Iterable[Column], values: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.uint64]:
-    """The row checksums of many records at once.
+    """Computes the row checksums of many records at once.
 
     Args:
         columns: All columns of the store.
-        values: By name, of each column in :func:`row_columns`: for a fixed one the values, ``(count, *column.shape)``
-            in the column's dtype; for a ragged one their :func:`value_hashes`.
-        count: How many records.
+        values: For each column of :func:`row_columns`, by name: the values of a fixed column, ``(count,
+            *column.shape)`` in its dtype; the :func:`value_hashes` of a ragged column.
+        count: Number of records.
 
     Returns:
         ``uint64``, shape ``(count,)``.
@@ -109,14 +110,14 @@ def row_checksums(columns: Iterable[Column], values: Mapping[str, NDArray[Any]],
 
 
 def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> str:
-    """The digest of records in their order: the sum of ``r[i] * b ** (n - 1 - i)`` modulo ``2 ** 127 - 1``.
+    """Computes the digest of records in order: the sum of ``r[i] * b ** (n - 1 - i)`` modulo ``2 ** 127 - 1``.
 
     ``r[i]`` is ``checksum + 2 ** 64 * row checksum`` of record ``i`` of ``n``, and ``b`` the first 15 bytes of the
     SHA-256 of ``packstore``, as a big-endian number.
 
     Args:
-        checksums: ``uint64``, of their images.
-        rows: ``uint64``, of their rows, also in a store that does not keep these.
+        checksums: Image checksums, ``uint64``.
+        rows: Row checksums, ``uint64``, even if the store does not keep them.
 
     Returns:
         32 hexadecimal digits.
@@ -133,7 +134,7 @@ def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> s
 
 @cache
 def _powers() -> NDArray[np.float64]:
-    """The powers of ``_BASE`` modulo ``_PRIME``, the highest first; ``(_RECORDS_AT_ONCE, 8)``, 16 bits each."""
+    """Computes the powers of ``_BASE`` modulo ``_PRIME``, highest first; ``(_RECORDS_AT_ONCE, 8)``, 16 bits each."""
     powers = [1]
     while len(powers) < _RECORDS_AT_ONCE:
         powers.append(powers[-1] * _BASE % _PRIME)
@@ -141,8 +142,8 @@ def _powers() -> NDArray[np.float64]:
     return np.frombuffer(data, "<u2").reshape(-1, 8).astype(np.float64)
 
 
-def joined_records_digest(parts: Iterable[tuple[str, int]]) -> str:
-    """The digest of records that follow each other, from the digest and the number of those in each part."""
+def join_records_digests(parts: Iterable[tuple[str, int]]) -> str:
+    """Computes the digest of consecutive parts from the digest and the number of records of each."""
     digest = 0
     for part, records in parts:
         digest = (digest * pow(_BASE, records, _PRIME) + int(part, 16)) % _PRIME
@@ -150,9 +151,9 @@ def joined_records_digest(parts: Iterable[tuple[str, int]]) -> str:
 
 
 def column_digest(values: ColumnData) -> str:
-    """The digest of a column of one file."""
+    """Computes the digest of a column of one file; reads all its values."""
     data = hashlib.sha256()
-    if isinstance(values, OneByOneArray):
+    if isinstance(values, LazyArray):
         for value in values:
             data.update(value.data)
         return data.hexdigest()
@@ -160,7 +161,7 @@ def column_digest(values: ColumnData) -> str:
         _hash(data, values)
         return data.hexdigest()
     offsets = hashlib.sha256(bytes(8))
-    if isinstance(values, OneByOne):
+    if isinstance(values, LazyRagged):
         ends, end = array("q"), 0
         for raw in values:
             data.update(raw)
@@ -168,14 +169,14 @@ def column_digest(values: ColumnData) -> str:
             ends.append(end)
         _hash(offsets, np.frombuffer(ends, np.int64))
     else:
-        # The first offset should be 0; adding it makes the digest differ where it is not.
+        # The first offset should be 0; adding it changes the digest if it is not.
         _hash(offsets, values.offsets[1:], int(values.offsets[0]))
         _hash(data, values.data)
     return ragged_digest(offsets.digest(), data.digest())
 
 
 def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
-    """The digest of a ragged column whose offsets and bytes were hashed as they came."""
+    """Computes the digest of a ragged column from the SHA-256 of its offsets and of its bytes."""
     return hashlib.sha256(offsets_sha256 + data_sha256).hexdigest()
 
 
@@ -188,7 +189,7 @@ def _hash(sha: Any, array: NDArray[Any], add: int = 0) -> None:
 
 
 def file_digest(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a file."""
+    """Reads a file; returns its size and SHA-256."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest

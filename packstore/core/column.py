@@ -1,12 +1,12 @@
-"""What one column of a store is: its type, and how its values lie at rest.
+"""A column of a store: its type, and the stored form of its values.
 
 ==============  ============================================================================================
-type            at rest
+type            stored as
 ==============  ============================================================================================
 ``image``       image files (ragged uint8), or arrays: ``HWC`` whole numbers, ``CHW`` floating point
 ``mask``        PNG files (ragged uint8), or ``HW`` arrays of uint8, uint16 or int32
-``label``       fixed int64: the number of a class
-``labels``      ragged int64: numbers of classes
+``label``       fixed int64: a class number
+``labels``      ragged int64: class numbers
 ``boxes``       ragged float32 ``(n, 4)``: left, top, right, bottom in pixels
 ``keypoints``   ragged float32 ``(n, k)`` or ``(n, points, k)``: x, y and with k = 3 visibility
 ``text``        ragged uint8: UTF-8
@@ -42,17 +42,17 @@ ITEM_SIZE = {
     "float32": 4,
     "float64": 8,
 }
-"""Bytes of one element by dtype name; these are the dtypes that a column may have. All are little-endian at rest."""
+"""Bytes of one element by dtype name, for all dtypes that a column may have. Stored values are little-endian."""
 
 TYPES = ("image", "mask", "label", "labels", "boxes", "keypoints", "text", "json", "bytes", "array")
 
 MAX_ARRAY_BYTES = 1 << 62
-"""Bytes of a column, with each empty dimension counted as one: what numpy can address."""
+"""Most bytes of a column, with each empty dimension counted as one: numpy's limit."""
 _WHOLE_BYTES = 1 << 30
-"""The most bytes of a column that an LMDB holds as one value, unless it is of single numbers; they have to be in memory
-to be written."""
+"""Most bytes of a column that an LMDB holds as one value, unless it holds single numbers. Writing such a value needs
+all of it in memory."""
 _SINGLE_BYTES = 8
-"""The most bytes that a record's single number takes, such as a label or a checksum."""
+"""Most bytes of a record's single number, such as a label or a checksum."""
 
 _COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _RESERVED = ("manifest",)
@@ -73,25 +73,24 @@ class Column:
     """One field of all records.
 
     Attributes:
-        name: ``image``, ``label``, ``key``, ``checksum``, ``shape`` or the user's own; lower-case identifier.
+        name: ``image``, ``label``, ``key``, ``checksum``, ``shape`` or the user's own; a lower-case identifier.
         kind: ``fixed`` (the same shape in every record) or ``ragged`` (any number of rows: ``(n, *shape)``).
         dtype: Name of the element type, a key of :data:`ITEM_SIZE`. Files and text are ``uint8``.
-        shape: Shape of one record's value, or in a ragged column of one row; ``()`` for scalars, files and text.
-        layout: ``HWC`` for pixels that are whole numbers, ``CHW`` for floating point ones, ``HW`` for masks that are
-            arrays, else None. A ragged column with a layout has the shapes of its values in another column,
-            :attr:`shape_name`.
-        classes: Names of the classes where the column holds class numbers, else None.
-        nbytes: Bytes of all values together, without any container's overhead.
-        digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`; None for the image column,
-            whose records are each covered by the ``checksum`` column, and in the manifest of a sharded store, whose
-            shards have one each.
-        type: What its values are, one of :data:`TYPES`.
-        nullable: A record may have no value: then the column :attr:`valid_name` is False, and the value is zeros or,
-            in a ragged column, empty.
+        shape: Shape of one record's value; in a ragged column the shape of one row. ``()`` for scalars, files and text.
+        layout: ``HWC`` for pixels that are whole numbers, ``CHW`` for floating point, ``HW`` for masks as arrays, else
+            None. The shapes of a ragged column with a layout are in another column, :attr:`shape_name`.
+        classes: Class names if the column holds class numbers, else None.
+        nbytes: Bytes of all values, without any container's overhead.
+        digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`. None for the image column,
+            which the column ``checksum`` covers record by record, and in the manifest of a sharded store, whose shards
+            have digests of their own.
+        type: One of :data:`TYPES`.
+        nullable: A record may have no value: then :attr:`valid_name` is False for it, and the value is zeros, or empty
+            in a ragged column.
         coordinates: ``xyxy`` for boxes, ``xy`` or ``xyv`` (with visibility) for keypoints, else None.
-        parallel: For ``labels`` or ``keypoints`` that go with boxes, row by row: the name of the boxes' column.
-        mode: Of images: the name of the :class:`~packstore.core.modes.Mode` that arrays have, or as which files are
-            read; None for RGB of 8 bits.
+        parallel: For ``labels`` or ``keypoints`` that describe boxes row by row: name of the column of boxes.
+        mode: For images: name of the :class:`~packstore.core.modes.Mode` of arrays, or of the pixels into which files
+            are decoded; None for RGB of 8 bits.
     """
 
     name: str
@@ -127,7 +126,7 @@ class Column:
         check(not self.nullable or self.name not in _NEVER_MISSING, "column without values", self.name)
         if self.classes is not None:
             check(self.type in ("label", "labels"), f"{self.type} column with classes", self.name)
-            object.__setattr__(self, "classes", _checked_classes(tuple(self.classes)))
+            object.__setattr__(self, "classes", _check_classes(tuple(self.classes)))
         fits = self.coordinates is None or self.shape[-1:] == (len(self.coordinates),)
         good = self.coordinates in _COORDINATES.get(self.type, (None,)) and fits
         check(good, f"convention of coordinates of a {self.type} column", self.coordinates)
@@ -142,22 +141,22 @@ class Column:
 
     @property
     def record_nbytes(self) -> int:
-        """Bytes of one record's value in a fixed column, of one row in a ragged one."""
+        """Bytes of one record's value in a fixed column, or of one row in a ragged column."""
         return math.prod(self.shape) * ITEM_SIZE[self.dtype]
 
     @property
     def valid_name(self) -> str:
-        """The column that says which records have a value, where this one is nullable."""
+        """Name of the companion column that tells which records have a value; it exists if :attr:`nullable`."""
         return f"{self.name}_valid"
 
     @property
     def shape_name(self) -> str:
-        """The column with the shapes of the values, where this one is ragged with a layout."""
+        """Name of the companion column with the shapes of the values; it exists if ragged with a layout."""
         return "shape" if self.name == "image" else f"{self.name}_shape"
 
     @property
     def companions(self) -> tuple[Column, ...]:
-        """The columns that a store with this one needs besides: :attr:`shape_name` and :attr:`valid_name`, or none."""
+        """The companion columns that a store needs for this column: :attr:`shape_name`, :attr:`valid_name`, or none."""
         found = []
         if self.kind == "ragged" and self.layout is not None:
             found.append(Column(self.shape_name, "fixed", "int32", (len(self.layout),)))
@@ -166,28 +165,33 @@ class Column:
         return tuple(found)
 
     def size_of(self, records: int) -> int:
-        """Bytes of the values of so many records; :attr:`nbytes` may not be known for a fixed column."""
+        """Returns the bytes of the values of so many records, even if :attr:`nbytes` of a fixed column is not set."""
         return self.record_nbytes * records if self.kind == "fixed" else self.nbytes
 
     @property
     def one_by_one(self) -> bool:
-        """Whether an LMDB keeps each value under a key of its own: those that may be large, and those of a large
-        column. Single numbers always lie together."""
+        """Whether an LMDB keeps each value under a key of its own, because values may be large or the column is large.
+        Single numbers are always kept together."""
         if self.kind == "fixed":
             return self.nbytes > _WHOLE_BYTES and self.record_nbytes > _SINGLE_BYTES
         return self.type in ("image", "mask", "bytes") or self.nbytes > _WHOLE_BYTES
 
     @property
     def declared(self) -> tuple[Any, ...]:
-        """What the column is, without what its values are: all fields but size and digest."""
+        """The declaration of the column: all fields except size and digest, which depend on the values."""
         return (
             self.name, self.kind, self.dtype, self.shape, self.layout, self.classes,
             self.type, self.nullable, self.coordinates, self.parallel, self.mode,
         )  # fmt: skip
 
 
+<<<<<<< HEAD
 def _fits(type: str, kind: str, dtype: str, shape: tuple[int, ...], layout: str | None, mode: Mode) -> bool:
     """Whether a column of a type may lie at rest so."""
+=======
+def _fits(type: str, kind: str, dtype: str, shape: tuple[int, ...], layout: str | None) -> bool:
+    """Whether a column of a type may have this stored form."""
+>>>>>>> 3308e66 (Core: docstrings say what a function does, names say what it returns)
     found = kind, dtype, shape, layout
     if type == "image" and layout is not None:
         if layout == "HWC":
@@ -210,8 +214,8 @@ def _fits(type: str, kind: str, dtype: str, shape: tuple[int, ...], layout: str 
 
 
 @lru_cache(16)
-def _checked_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Class names, checked once and kept once: those of the shards of a store are the same object."""
+def _check_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Checks class names once and returns one shared tuple, which all shards of a store then use."""
     check(all(type(c) is str for c in classes), "class names", classes)
     check(len(set(classes)) == len(classes), "class names: some are the same", classes)
     return classes
@@ -221,7 +225,7 @@ KEY = Column("key", "ragged", "uint8", type="text")
 CHECKSUM = Column("checksum", "fixed", "uint64")
 ROW_CHECKSUM = Column("row_checksum", "fixed", "uint64")
 SEEK_INDEX = Column("seek_index", "ragged", "uint8")
-"""Of image files; empty where one has none. It follows from the file, so it is no part of the dataset."""
+"""Seek index of each JPEG file; empty for other files. Derived from the file, so not part of the dataset's digest."""
 LINK_COLUMNS = (
     Column("link_file", "ragged", "uint8", type="text"),
     Column("link_offset", "fixed", "int64"),
@@ -229,21 +233,21 @@ LINK_COLUMNS = (
     Column("link_file_bytes", "fixed", "int64"),
     Column("link_file_modified", "fixed", "int64"),
 )
-"""Where a linked store's images lie: a path (absolute, or relative to the folder of the store) or a URL, offset and
-length in bytes; and size in bytes and time of modification in nanoseconds that the file had (of an object, see
-:func:`packstore.stores.link_files.object_state`). No part of the dataset."""
+"""Locations of a linked store's images: a path (absolute, or relative to the folder of the store) or a URL, offset and
+length in bytes; and the file's size in bytes and modification time in nanoseconds at packing (for an object, see
+:func:`packstore.stores.link_files.object_state`). Not part of the dataset's digest."""
 LINK_LENGTH = "link_length"
 INTERNAL = (
     *("image", "key", "checksum", "row_checksum", "seek_index", "shape"),
     *(column.name for column in LINK_COLUMNS),
 )
-"""Names of the columns that packing makes itself."""
+"""Names of the columns that are not the user's own: the image, the key, and columns that packing creates."""
 
 
-def guessed(
+def guess_column(
     name: str, kind: Literal["fixed", "ragged"], dtype: str, shape: tuple[int, ...] = (), nbytes: int = 0
 ) -> Column:
-    """A column without a manifest that says its type: by its name, else an array."""
+    """Guesses the column for values without a manifest: text or label by its name, else an array."""
     if name == KEY.name and (kind, dtype) == ("ragged", "uint8"):
         return Column(name, kind, dtype, shape, nbytes=nbytes, type="text")
     type = "label" if name == "label" and (kind, dtype, shape) == ("fixed", "int64", ()) else "array"

@@ -1,4 +1,4 @@
-"""Columns in memory: the numpy dtype of each column dtype, ragged values, one value at rest."""
+"""Columns in memory: numpy dtypes, ragged and lazy columns, conversion of values to and from their stored form."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float64": np.dtype("<f8"),
 }
-"""The numpy dtype in which a column dtype is read and written."""
+"""The numpy dtype of each column dtype."""
 
 
 OFFSET = np.dtype("<i8")
 """The numpy dtype of a ragged column's offsets."""
 
 
-class Placed(Sequence[memoryview]):
-    """Parts of a map. A view of one is made when it is asked for, and holds the map by itself.
+class MappedValues(Sequence[memoryview]):
+    """Parts of a memory map. An item is a view, created on access, that keeps the map open.
 
     Attributes:
-        places: Address and number of bytes of each, int64 ``(N, 2)``.
+        places: Address and size in bytes of each part, int64 ``(N, 2)``.
     """
 
     def __init__(self, data: memoryview, address: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """
         Args:
             data: The map.
-            address: Of its first byte.
-            starts: Of each part, in bytes of ``data``, ``(N,)``.
-            sizes: Numbers of bytes, ``(N,)``.
+            address: Address of its first byte.
+            starts: Offset of each part in ``data``, ``(N,)``.
+            sizes: Size of each part in bytes, ``(N,)``.
         """
         self._data = data
         self._address = address
@@ -68,10 +68,10 @@ class Placed(Sequence[memoryview]):
     @overload
     def __getitem__(self, index: int) -> memoryview: ...
     @overload
-    def __getitem__(self, index: slice) -> Placed: ...
-    def __getitem__(self, index: int | slice) -> memoryview | Placed:
+    def __getitem__(self, index: slice) -> MappedValues: ...
+    def __getitem__(self, index: int | slice) -> memoryview | MappedValues:
         if isinstance(index, slice):
-            return Placed(self._data, self._address, self._starts[index], self._sizes[index])
+            return MappedValues(self._data, self._address, self._starts[index], self._sizes[index])
         start = int(self._starts[index])
         return self._data[start : start + int(self._sizes[index])]
 
@@ -85,12 +85,12 @@ class Ragged(Sequence[memoryview]):
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """``int64``, shape ``(N + 1,)``, in bytes, from 0, not decreasing."""
+        """Offsets in bytes, from 0, not decreasing: ``int64``, shape ``(N + 1,)``."""
         return self._offsets
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """``uint8``, shape ``(offsets[-1],)``."""
+        """All values one after the other: ``uint8``, shape ``(offsets[-1],)``."""
         return self._data
 
     @property
@@ -102,7 +102,7 @@ class Ragged(Sequence[memoryview]):
         return len(self._offsets) - 1
 
     def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Address and number of bytes of values in memory, int64 ``(N, 2)``; for as long as :attr:`data` is kept.
+        """Returns address and size in bytes of values in memory, int64 ``(N, 2)``; valid while :attr:`data` exists.
 
         Raises:
             StoreError: An offset is out of range.
@@ -121,20 +121,20 @@ class Ragged(Sequence[memoryview]):
         return data[start:stop].data
 
 
-class OneByOne(Ragged):
-    """A ragged column whose values lie apart, each read when it is asked for.
+class LazyRagged(Ragged):
+    """A ragged column that reads each value on access.
 
     A loop over the values holds one at a time; :attr:`data` loads all of them.
     """
 
     def __init__(self, count: int, read: Callable[[int], Buffer]) -> None:
-        """``read`` gives the bytes of a value by its number, 0 to ``count - 1``."""
+        """``read`` returns the bytes of a value by its number, 0 to ``count - 1``."""
         self._count = count
         self._read = read
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """As those of any ragged column; reads each value for its size."""
+        """Offsets as in :class:`Ragged`; reads all values for their sizes."""
         sizes = np.fromiter((memoryview(value).nbytes for value in self), OFFSET, self._count)
         return np.concatenate([np.zeros(1, OFFSET), np.cumsum(sizes, dtype=OFFSET)])
 
@@ -155,13 +155,13 @@ class OneByOne(Ragged):
         return memoryview(self._read(index))
 
 
-class OneByOneArray(Sequence[NDArray[Any]]):
-    """A fixed column whose values lie apart, each read when it is asked for.
+class LazyArray(Sequence[NDArray[Any]]):
+    """A fixed column that reads each value on access.
 
-    A loop over the values holds one at a time; a slice or an array of numbers as index gives a new array of them."""
+    A loop over the values holds one at a time; indexing by a slice or an array of numbers returns a new array."""
 
     def __init__(self, column: Column, count: int, read: Callable[[int], Buffer]) -> None:
-        """``read`` gives the bytes of a value by its number, 0 to ``count - 1``."""
+        """``read`` returns the bytes of a value by its number, 0 to ``count - 1``."""
         self.dtype = NUMPY_DTYPE[column.dtype]
         self.shape = (count, *column.shape)
         self._column = column
@@ -176,24 +176,23 @@ class OneByOneArray(Sequence[NDArray[Any]]):
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """A value, ``column.shape``, read-only; or of a slice or an array of numbers ``(n, *column.shape)``."""
+        """Returns a value, ``column.shape``, read-only; for a slice or an array of numbers ``(n, *column.shape)``."""
         if isinstance(index, slice):
-            return self._several(range(*index.indices(len(self))))
+            return self._read_values(range(*index.indices(len(self))))
         if isinstance(index, np.ndarray) and index.ndim:
-            return self._several(index.tolist())
+            return self._read_values(index.tolist())
         if not 0 <= index < len(self):
             raise IndexError(f"value {index} of {len(self)}")
         return fixed_value(self._column, self._read(int(index)))
 
-    def _several(self, numbers: Sequence[int]) -> NDArray[Any]:
-        # Read before memory is asked for: a manifest may promise any shape.
+    def _read_values(self, numbers: Sequence[int]) -> NDArray[Any]:
+        # Values are read before memory is allocated: a hostile manifest may claim any shape.
         found = [self[number] for number in numbers]
         return np.stack(found) if found else np.empty((0, *self._column.shape), self.dtype)
 
 
 def fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
-    """One value of a fixed column from its bytes, read-only. Raises :class:`StoreError` where they are too few or too
-    many."""
+    """Converts stored bytes to a read-only value of a fixed column. Raises :class:`StoreError` for a wrong length."""
     view = memoryview(raw).toreadonly()
     if view.nbytes != column.record_nbytes:
         raise StoreError(f"a value of column {column.name!r} has {view.nbytes} bytes, not {column.record_nbytes}")
@@ -204,28 +203,28 @@ def fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
     return value
 
 
-def one_by_one(column: Column, count: int, read: Callable[[int], Buffer]) -> OneByOne | OneByOneArray:
-    """The data of a column whose values lie apart; ``read`` gives the bytes of one by its number."""
-    return OneByOneArray(column, count, read) if column.kind == "fixed" else OneByOne(count, read)
+def one_by_one(column: Column, count: int, read: Callable[[int], Buffer]) -> LazyRagged | LazyArray:
+    """Returns a column that reads each value on access; ``read`` returns the bytes of a value by its number."""
+    return LazyArray(column, count, read) if column.kind == "fixed" else LazyRagged(count, read)
 
 
 WholeColumn = NDArray[Any] | Ragged
 """All values of a column: an array of shape ``(N, *column.shape)``, or :class:`Ragged`."""
 
-ColumnData = WholeColumn | OneByOneArray
-"""The same, or with values that lie apart."""
+ColumnData = WholeColumn | LazyArray
+"""All values of a column, in memory or read on access."""
 
 
 ImageData = bytes | memoryview | NDArray[Any]
-"""An image as a source gives it: the bytes of an image file, or an array: uint8 ``(H, W, 3)`` RGB, or out of a store of
-floats ``(3, H, W)`` in that store's dtype."""
+"""An image from a source: the bytes of an image file; an array uint8 ``(H, W, 3)`` RGB; or, from a store of floats, an
+array ``(3, H, W)`` in that store's dtype."""
 
 
 def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
-    """A user's value as it lies at rest.
+    """Converts a user's value to its stored form.
 
     Args:
-        column: Where it goes.
+        column: The value's column.
         value: ``str`` for text; ``bytes`` for bytes and image files; anything JSON for json; an ``int`` for a label;
             else an array, a list of numbers or a tensor (a uint16 array for bfloat16: its bit patterns). None for a
             missing value of a nullable column.
@@ -234,7 +233,7 @@ def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
         The bytes of a ragged value, or an array of the column's dtype and shape.
 
     Raises:
-        ValueError: The value does not fit; says what was found and what was expected.
+        ValueError: The value does not fit the column; the message has what was found and what was expected.
     """
     if value is None and (column.nullable or column.type != "json"):
         if not column.nullable:
@@ -246,19 +245,19 @@ def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
         return _json_to_rest(column, value)
     if column.type == "bytes" or (column.type in ("image", "mask") and column.layout is None):
         if not isinstance(value, Buffer):
-            raise _unfit(column, "bytes", value)
+            raise _unfit_error(column, "bytes", value)
         return bytes(value)
-    array = _numbers(column, value)
+    array = _to_numbers(column, value)
     if column.layout is not None and column.kind == "ragged":
         dimensions = len(column.layout)
         if array.ndim != dimensions or (dimensions == 3 and array.shape[2] != 3):
-            raise _unfit(column, f"an array {column.layout}", value)
+            raise _unfit_error(column, f"an array {column.layout}", value)
     elif column.kind == "ragged":
         array = array.reshape(0, *column.shape) if array.shape == (0,) else array
         if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
-            raise _unfit(column, f"shape (n, {', '.join(map(str, column.shape))})", value)
+            raise _unfit_error(column, f"shape (n, {', '.join(map(str, column.shape))})", value)
     elif array.shape != column.shape:
-        raise _unfit(column, f"shape {column.shape}", value)
+        raise _unfit_error(column, f"shape {column.shape}", value)
     if column.type == "boxes":
         _check_boxes(column, array)
     if column.classes is not None and array.size:
@@ -270,22 +269,22 @@ def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
 
 
 def shape_to_rest(column: Column, value: Any) -> NDArray[np.int32]:
-    """The value of the column :attr:`Column.shape_name` for a value of ``column``; zeros for a missing one."""
+    """Returns the value of the column :attr:`Column.shape_name` for a value of ``column``; zeros if it is missing."""
     shape = (0,) * len(column.layout or "") if value is None else np.shape(value)
     return np.array(shape, np.int32)
 
 
 def from_rest(column: Column, raw: Any, shape: tuple[int, ...] | None = None) -> Any:
-    """The value whose bytes at rest are ``raw``.
+    """Converts the stored form of a value to the user's form.
 
     Args:
-        column: Where it lies.
-        raw: As :meth:`packstore.stores.Reader.value` returns it.
-        shape: Its shape where the column is ragged with a layout.
+        column: The value's column.
+        raw: The stored value, as :meth:`packstore.stores.Reader.value` returns it.
+        shape: Its shape, needed if the column is ragged with a layout.
 
     Returns:
         ``str`` for text, the object for json, ``int`` for a label, ``bytes`` for bytes and image files, else an array,
-        read-only where it shares memory with ``raw``; bfloat16 as uint16 bit patterns.
+        which is read-only if it shares memory with ``raw``; bfloat16 as uint16 bit patterns.
 
     Raises:
         StoreError: The bytes are damaged: not JSON, or not a whole number of rows.
@@ -313,7 +312,7 @@ def from_rest(column: Column, raw: Any, shape: tuple[int, ...] | None = None) ->
 
 
 def _check_boxes(column: Column, boxes: NDArray[np.float32]) -> None:
-    """Raises :class:`ValueError` for a box that is none. It may be empty, and lie outside of its image."""
+    """Raises :class:`ValueError` for an impossible box. Allows empty boxes, and boxes outside the image."""
     good = np.isfinite(boxes).all(1) & (boxes[:, :2] <= boxes[:, 2:]).all(1)
     if not good.all():
         row = int(good.argmin())
@@ -323,7 +322,7 @@ def _check_boxes(column: Column, boxes: NDArray[np.float32]) -> None:
 
 def _text_to_rest(column: Column, value: Any) -> bytes:
     if not isinstance(value, str):
-        raise _unfit(column, "a str", value)
+        raise _unfit_error(column, "a str", value)
     try:
         return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -337,8 +336,8 @@ def _json_to_rest(column: Column, value: Any) -> bytes:
         raise ValueError(f"a value of column {column.name!r} cannot be JSON: {error}") from None
 
 
-def _numbers(column: Column, value: Any) -> NDArray[Any]:
-    """``value`` as a contiguous array of the column's dtype; its shape is not checked."""
+def _to_numbers(column: Column, value: Any) -> NDArray[Any]:
+    """Converts ``value`` to a contiguous array of the column's dtype. Does not check its shape."""
     if hasattr(value, "detach"):  # a tensor of torch, which is not imported here
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
@@ -346,11 +345,11 @@ def _numbers(column: Column, value: Any) -> NDArray[Any]:
     try:
         given = np.asarray(value)
     except (ValueError, TypeError, OverflowError):
-        raise _unfit(column, f"numbers of {column.dtype}", value) from None
+        raise _unfit_error(column, f"numbers of {column.dtype}", value) from None
     kind = "f" if column.dtype == "bfloat16" else dtype.kind
     taken = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[kind]
     if given.size and given.dtype.kind not in taken:
-        raise _unfit(column, f"numbers of {column.dtype}", value)
+        raise _unfit_error(column, f"numbers of {column.dtype}", value)
     with np.errstate(over="ignore", invalid="ignore"):
         if column.dtype == "bfloat16" and given.dtype != dtype:
             array = bfloat16_bits(given.astype(np.float32))
@@ -363,7 +362,7 @@ def _numbers(column: Column, value: Any) -> NDArray[Any]:
     return array.reshape(given.shape)  # ascontiguousarray makes a scalar one-dimensional
 
 
-def _unfit(column: Column, expected: str, value: Any) -> ValueError:
+def _unfit_error(column: Column, expected: str, value: Any) -> ValueError:
     shape = getattr(value, "shape", None)
     found = type(value).__name__ if shape is None else f"{getattr(value, 'dtype', '')} {tuple(shape)}".strip()
     if shape is None and isinstance(value, (list, tuple)):
@@ -372,8 +371,8 @@ def _unfit(column: Column, expected: str, value: Any) -> ValueError:
 
 
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bfloat16 nearest to each value (ties to even) as its bit pattern; not-a-number becomes the quiet one."""
+    """Rounds each value to the nearest bfloat16 (ties to even), as a bit pattern; NaN becomes the quiet NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    # The carry of rounding would turn some not-a-number into infinity or a negative zero.
+    # The carry of rounding would turn some NaN into infinity or negative zero.
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)

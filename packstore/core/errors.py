@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class PackstoreError(Exception):
-    """Base of all packstore errors. Their text is safe for a terminal, whatever names of strangers are in it."""
+    """Base of all packstore errors. The text is safe for a terminal, whatever file names it contains."""
 
     def __str__(self) -> str:
         return "\n".join(map(printable, super().__str__().split("\n")))
@@ -23,7 +23,7 @@ class UsageError(PackstoreError, ValueError):
 
 
 class UnknownArgumentError(UsageError, TypeError):
-    """An argument that a function does not take; the message names the one that is meant."""
+    """An unknown keyword argument; the message suggests the right name."""
 
 
 class SourceError(PackstoreError):
@@ -35,11 +35,11 @@ class NotInSourceError(SourceError, UsageError):
 
 
 class Answer(NamedTuple):
-    """What answers a question about a source, for the command line that asked.
+    """One way to resolve an ambiguous source: a change of the command line.
 
     Attributes:
-        options: To be added.
-        source: The source to give instead; None for the same.
+        options: Options to add.
+        source: Path to give as source instead; None keeps the path.
     """
 
     options: tuple[str, ...] = ()
@@ -47,11 +47,11 @@ class Answer(NamedTuple):
 
 
 class AmbiguousSourceError(SourceError, UsageError):
-    """A source that can be read in several ways, or not all of it: the user has to say how. The CLI exits with 2.
+    """A source that can be read in several ways, or only in part: the user has to choose. The CLI exits with 2.
 
     Attributes:
-        answers: Each of which answers it, where the message has such; the CLI prints them as commands.
-        source: The source that the question is about, where its answers change it or add to it.
+        answers: Ways to resolve it; the CLI prints each as a command.
+        source: Path of the ambiguous source, if ``answers`` change its path or add options; else None.
     """
 
     def __init__(self, message: str, answers: Sequence[Answer] = (), source: Path | None = None) -> None:
@@ -67,7 +67,7 @@ class SampleError(SourceError):
 
     Attributes:
         key: The sample's key (relative path or id).
-        reason: What is wrong, without the key.
+        reason: The problem, without the key.
     """
 
     def __init__(self, key: str, reason: str) -> None:
@@ -80,11 +80,11 @@ class SampleError(SourceError):
 
 
 class DecodeError(PackstoreError):
-    """Image bytes that no available decoder turns into pixels."""
+    """Image bytes that no available decoder can decode."""
 
 
 class EngineError(PackstoreError):
-    """The compiled engine cannot be loaded; the message says why, and what to do."""
+    """The compiled engine cannot be loaded; the message has the reason and a remedy."""
 
 
 class StoreError(PackstoreError):
@@ -96,11 +96,11 @@ class MissingStoreError(StoreError, UsageError):
 
 
 class DestinationError(StoreError):
-    """A destination that may not be written: it exists, lies inside the source, has no space, no permission."""
+    """A destination that cannot be written: it exists, lies inside the source, has no space, no permission."""
 
 
 class UnreachableError(StoreError):
-    """A part of a store cannot be fetched now: no network, no credentials, no room for it. Nothing is damaged."""
+    """A part of a store cannot be fetched now: no network, no credentials, no space. Nothing is damaged."""
 
 
 class CacheError(StoreError):
@@ -108,7 +108,7 @@ class CacheError(StoreError):
 
 
 class DamagedObjectError(CacheError):
-    """An object came with other bytes than its digest says, each time that it was fetched."""
+    """Each download of an object had other bytes than its digest demands."""
 
 
 class DiskFullError(CacheError, UnreachableError):
@@ -120,8 +120,8 @@ class CacheFullError(CacheError, UnreachableError):
 
     Attributes:
         nbytes: Size of the object.
-        budget: What the cache may hold.
-        in_use: Bytes of the cache that are open, or being fetched.
+        budget: Most bytes of the cache.
+        in_use: Bytes of cached objects that are open or being fetched.
     """
 
     def __init__(self, nbytes: int, budget: int, in_use: int, root: Path) -> None:
@@ -144,15 +144,14 @@ class ManifestError(StoreError):
 
 
 class CorruptRecordError(StoreError):
-    """A record whose image, or whose label, key or other field, does not match its checksum; or whose label is none of
-    the classes.
+    """A record with an image or another value that does not match its checksum, or with a label outside the classes.
 
     Attributes:
         record: Number of the record in its store.
         key: The record's key.
-        expected: The checksum in the store, as 16 hexadecimal digits; or the range of the labels.
-        found: The checksum of what was read; or the label.
-        what: What ``found`` is, in words.
+        expected: The stored checksum, as 16 hexadecimal digits; or the range of labels.
+        found: The checksum of the bytes that were read; or the label.
+        what: Noun for ``found`` in the message.
     """
 
     def __init__(self, record: int, key: str, expected: str, found: str, what: str = "checksum of its image") -> None:
@@ -171,9 +170,9 @@ class CorruptRecordError(StoreError):
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, safe for a terminal: control characters and undecodable bytes are escaped.
+    """Escapes control characters, newlines and undecodable bytes, so that ``text`` is safe for a terminal.
 
-    Names of files come from strangers; a newline or an escape sequence in one must not forge a line of a report.
+    File names come from strangers; a newline or an escape sequence in a name must not forge a line of a report.
     """
     if text.isprintable():
         return text

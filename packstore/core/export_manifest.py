@@ -1,9 +1,9 @@
-"""What an export says of itself: ``packstore.json`` beside its data, and ``packstore.rows.jsonl`` where needed.
+"""The manifest of an export, ``packstore.json``, and the lines of its records, ``packstore.rows.jsonl``.
 
-An export is a store in a foreign format. What that format cannot hold is here: the manifest (class lists, types of
-columns, order of splits, normalisation, what was skipped), and a line a record for whole keys and for the values of
-columns that the format has no place for. A source that finds it gives back the records of the store, bit for bit; other
-readers pass it over.
+An export is a store in a foreign format. These files hold the data that the format cannot hold: the store's manifest
+(class lists, types of columns, order of splits, normalisation, skipped samples), and a line for each record with its
+full key and the values of columns that have no place in the format. With them a source returns the records of the store
+bit for bit; other readers ignore them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAGIC, _VERSION = "packstore_export", 1
 _FORMS = ("kept", "png")
 _MAX_BYTES = 2 * MAX_JSON_BYTES
 _MAX_VALUES = 5_000_000
-"""Values in an export manifest: a million shards have four each; one takes up to about 100 bytes of memory."""
+"""Most values in an export manifest: a million shards have four each; a value takes up to 100 bytes of memory."""
 
 
 class Shard(NamedTuple):
@@ -42,7 +42,7 @@ class Shard(NamedTuple):
     Attributes:
         file: Its path from the export's folder, with ``/``.
         split: Name of the split; ``""`` in a store without splits.
-        records: How many.
+        records: Number of its records.
     """
 
     file: str
@@ -57,12 +57,12 @@ class ExportManifest:
     Attributes:
         kind: The kind of export, a name of :data:`packstore.core.registry.EXPORTS`.
         source: The kind of source that reads it, a name of :data:`packstore.core.registry.SOURCES`.
-        manifest: That of the exported records.
-        held: The columns whose values the format itself holds; of all others they are in the rows.
-        image: ``kept``: images lie there as in the store, as files or arrays. ``png``: arrays lie there as PNG files.
-        shards: The files with the records, in the records' order; empty where a record is a file of its own.
-        files: All other files of the export but this one and the rows.
-        rows: There is a line for each record.
+        manifest: Manifest of the exported records.
+        held: Names of the columns whose values the format holds; the values of others are in the record lines.
+        image: ``kept``: images are stored as in the store, as files or arrays. ``png``: arrays are stored as PNG files.
+        shards: The files with the records, in the records' order; empty if each record is a file of its own.
+        files: All other files of the export except ``packstore.json`` and ``packstore.rows.jsonl``.
+        rows: There are record lines.
     """
 
     kind: str
@@ -76,20 +76,20 @@ class ExportManifest:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """All columns of the store but those of :data:`INTERNAL`."""
+        """All columns of the store except those of :data:`INTERNAL`."""
         return tuple(column for column in self.manifest.columns if column.name not in INTERNAL)
 
     def to_json(self) -> str:
-        """Canonical JSON."""
+        """Formats it as canonical JSON."""
         plain = {name: to_plain(getattr(self, name)) for name in ("kind", "source", "held", "image", "files", "rows")}
         plain |= {"shards": [list(shard) for shard in self.shards], "manifest": json.loads(self.manifest.to_json())}
         return canonical({_MAGIC: _VERSION} | plain)
 
 
 def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
-    """The export manifest in ``text``; None where it is JSON of something else, or no JSON.
+    """Parses an export manifest; None if ``text`` is not JSON, or JSON of something else.
 
-    Raises :class:`ManifestError` for one that is damaged, or written by a later packstore."""
+    Raises :class:`ManifestError` if it is damaged, or written by a later packstore."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(raw) > _MAX_BYTES or raw.count(b",") + raw.count(b"[") + raw.count(b"{") > _MAX_VALUES:
         raise ManifestError(f"{MANIFEST_FILE} is larger than any that packstore writes")
@@ -115,12 +115,12 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
     except (KeyError, TypeError, ValueError) as error:
         raise ManifestError(f"{MANIFEST_FILE} is damaged: {type(error).__name__}: {error}") from None
     if export_manifest.image not in _FORMS:
-        raise ManifestError(f"{MANIFEST_FILE} says an unknown form of images: {export_manifest.image!r:.20}")
+        raise ManifestError(f"{MANIFEST_FILE} has an unknown form of images: {export_manifest.image!r:.20}")
     return export_manifest
 
 
 def read_export_manifest(folder: Path) -> ExportManifest | None:
-    """The export manifest in a folder; None where there is none. Raises :class:`ManifestError`."""
+    """Reads the export manifest in a folder; None if there is none. Raises :class:`ManifestError`."""
     file = folder / MANIFEST_FILE
     try:
         if not file.is_file():
@@ -131,14 +131,14 @@ def read_export_manifest(folder: Path) -> ExportManifest | None:
         raise ManifestError(f"{MANIFEST_FILE} cannot be read: {error.strerror or error}") from None
 
 
-def row_line(columns: Iterable[Column], values: Mapping[str, Any], **more: str) -> bytes:
-    """The line of a record: ``values`` at rest, by column, and what else is said of it (``key``, ``file``)."""
-    plain = {column.name: _plain(column, values[column.name]) for column in columns}
+def format_line(columns: Iterable[Column], values: Mapping[str, Any], **more: str) -> bytes:
+    """Formats the line of a record: stored ``values`` by column, and further entries (``key``, ``file``)."""
+    plain = {column.name: _plain_value(column, values[column.name]) for column in columns}
     return json.dumps({**more, **({"values": plain} if plain else {})}, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 class RecordLines:
-    """The lines of all records, each parsed when it is asked for. Memory: 8 bytes a record."""
+    """The lines of all records; each is parsed on access. Memory: 8 bytes a record."""
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
         self._data = data
@@ -148,8 +148,9 @@ class RecordLines:
             self._starts.append(at)
 
     @classmethod
-    def of_file(cls, file: Path) -> RecordLines:
-        """Those in a file, which may be removed or changed meanwhile. Raises :class:`OSError`, for a pipe too."""
+    def map_file(cls, file: Path) -> RecordLines:
+        """Maps the lines of a file into memory; the file may be removed meanwhile. Raises :class:`OSError`, also for a
+        pipe."""
         with os.fdopen(open_regular(file), "rb") as opened:
             empty = not opened.seek(0, 2)
             return cls(b"" if empty else mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
@@ -158,7 +159,7 @@ class RecordLines:
         return len(self._starts) - 1
 
     def __getitem__(self, record: int) -> dict[str, Any]:
-        """Raises :class:`ValueError` for a line that is damaged."""
+        """Parses the line of a record. Raises :class:`ValueError` if it is damaged."""
         try:
             line = json.loads(self._data[self._starts[record] : self._starts[record + 1]])
         except (ValueError, RecursionError):
@@ -169,16 +170,16 @@ class RecordLines:
 
 
 class AtRest(bytes):
-    """A ragged value as it lies in a store, where a source of an export has it just so."""
+    """A ragged value in its stored form already, from a source that reads an export."""
 
 
-def is_beside(name: str) -> bool:
-    """Whether a line calls a file that goes with an image so: ``beside``, ``beside object_mask``."""
+def names_sidecar(name: str) -> bool:
+    """Whether an entry of a line names a file that belongs to an image: ``beside``, ``beside object_mask``."""
     return name.split(" ")[0] == "beside"
 
 
-def value_of(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any, Any]:
-    """The value of a column at rest, out of a record's line. Raises :class:`ValueError`."""
+def parse_value(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any, Any]:
+    """Returns the stored value of a column from a record's line. Raises :class:`ValueError` if it is damaged."""
     plain = line.get("values", {}).get(column.name)
     scalar = column.kind == "fixed" and isinstance(plain, int)
     if plain is None or not (scalar or isinstance(plain, str)):
@@ -196,7 +197,7 @@ def value_of(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any,
         raise ValueError(f"{ROWS_FILE}: the value of column {column.name!r} is damaged: {error}") from None
 
 
-def _plain(column: Column, value: Any) -> int | str:
+def _plain_value(column: Column, value: Any) -> int | str:
     if column.kind == "fixed" and column.shape == () and NUMPY_DTYPE[column.dtype].kind in "biu":
         return int(value)
     if column.kind == "fixed":
@@ -219,7 +220,7 @@ def _count(value: object) -> int:
 
 
 def _path(value: object) -> str:
-    """A path that stays within the export."""
+    """Checks that a value is a path within the export."""
     path = _text(value)
     if not is_inside(path):
         raise ValueError(f"the path {path!r:.80} leads out of the export")
@@ -227,7 +228,7 @@ def _path(value: object) -> str:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path, with ``/``, stays within its folder."""
+    """Whether a relative path with ``/`` stays within its folder."""
     parts = path.split("/")
     try:
         path.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""Opening files safely, making them durable, and removing only files with names that packstore gives."""
+"""Opens files safely, makes them durable, checks paths, and reserves open files."""
 
 from __future__ import annotations
 
@@ -22,51 +22,50 @@ except ImportError:  # Windows: no such limit
     resource = None  # type: ignore[assignment]
 
 _USUAL_FILES = 512
-_promised = 0
-# May be entered again: the garbage collector can end a reader while another one is made.
-_promising = threading.RLock()
+_reserved = 0
+# Reentrant: the garbage collector can close a reader while another is being opened.
+_reserving = threading.RLock()
 
 MANIFEST_FILE = "manifest.json"
-"""The manifest of a sharded store, in its directory."""
+"""Name of the manifest file in the directory of a sharded store."""
 
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)
-"""A URL, also after :class:`Path` has made one slash of two. A drive of Windows is one letter."""
+"""A URL, also after :class:`Path` has merged its slashes. A single letter is a drive of Windows and not a scheme."""
 
 
 def split_url(path: str | bytes | os.PathLike[str]) -> tuple[str, str] | None:
-    """Scheme, in small letters, and the rest of a URL behind its slashes; None for a local path."""
+    """Splits a URL into its scheme, in lower case, and the rest after the slashes; None for a local path."""
     url = _URL.fullmatch(os.fsdecode(path))
     return None if url is None or Path(url[1]).exists() else (url[1][:-1].lower(), url[2])
 
 
-def url_in(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
-    """What to say about the first of ``paths`` that is a URL; None where all are local."""
+def url_message(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
+    """Returns the error text for the first of ``paths`` that is a URL; None if all are local."""
     for path in paths:
         url = None if path is None else split_url(path)
         if url is not None:
-            return f"{shown_url(*url)} is a URL; give a path on this machine"
+            return f"{redact_url(*url)} is a URL; give a path on this machine"
     return None
 
 
-def shown_url(scheme: str, rest: str) -> str:
-    """A URL in a message: without a user and a password before the bucket, and without a query, which may sign it."""
+def redact_url(scheme: str, rest: str) -> str:
+    """Formats a URL for a message, without secrets: leaves out user and password before the bucket, and the query."""
     bucket, slash, path = rest.partition("/")
     path = re.sub(r"\?.*=.*", "?…", path, flags=re.DOTALL)
     return printable(f"{scheme}:{'///' if scheme == 'file' else '//'}{bucket.rpartition('@')[2]}{slash}{path}")
 
 
 def refuse_empty(*paths: str | os.PathLike[str] | None) -> None:
-    """Raises :class:`UsageError` where one of ``paths`` is an empty string, which :class:`Path` takes for the working
-    directory."""
+    """Raises :class:`UsageError` if one of ``paths`` is empty, since :class:`Path` would mean the working directory."""
     if any(path is not None and not os.fspath(path) for path in paths):
         raise UsageError("a path is empty; use . for the working directory")
 
 
 def check_paths(*paths: str | os.PathLike[str] | None) -> None:
-    """Raises :class:`UsageError` where one of ``paths`` is empty or a URL."""
+    """Raises :class:`UsageError` if one of ``paths`` is empty or a URL."""
     refuse_empty(*paths)
-    said = url_in(*paths)
+    said = url_message(*paths)
     if said is not None:
         raise UsageError(said)
 
@@ -103,7 +102,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def file_size_limit() -> int | None:
-    """How large a file this process may write, in bytes; None without a limit."""
+    """Returns the most bytes of a file that this process may write; None without a limit."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -112,9 +111,9 @@ def file_size_limit() -> int | None:
 
 @contextmanager
 def beyond_standard_streams() -> Iterator[None]:
-    """Within, files never get the descriptors 0 to 2, even in a process where these are closed.
+    """Keeps files that are opened in the block off the descriptors 0 to 2, even if the process has closed these.
 
-    Otherwise whatever prints (C libraries write warnings to descriptor 2) would write into the store.
+    Otherwise printed text (C libraries write warnings to descriptor 2) would end up in the store.
     """
     held: list[int] = []
     try:
@@ -128,13 +127,14 @@ def beyond_standard_streams() -> Iterator[None]:
 
 
 def open_file(path: Path, mode: str) -> IO[bytes]:
-    """A buffered binary file whose descriptor is not that of a standard stream. The caller closes it."""
+    """Opens a buffered binary file with a descriptor above 2. The caller closes it."""
     with beyond_standard_streams():
         return cast("IO[bytes]", path.open(mode))
 
 
 def open_regular(path: Path) -> int:
-    """Opens a regular file for reading; returns its descriptor. Raises :class:`OSError`, for pipes and devices too."""
+    """Opens a regular file for reading and returns its descriptor. Raises :class:`OSError`, also for pipes and devices,
+    which it never waits for."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -143,7 +143,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_text(path: Path, most: int = 64 << 20) -> str:
-    """The text of a file in UTF-8. Raises :class:`OSError`, for one of more than ``most`` bytes too, and
+    """Reads a text file in UTF-8. Raises :class:`OSError`, also for more than ``most`` bytes, and
     :class:`UnicodeDecodeError`."""
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(most + 1)
@@ -152,34 +152,34 @@ def read_text(path: Path, most: int = 64 << 20) -> str:
     return data.decode("utf-8")
 
 
-def allow_open_files(number: int) -> int:
-    """Reserves ``number`` open files: raises the soft limit as far as the hard one allows. Returns how many it got.
+def raise_open_file_limit(number: int) -> int:
+    """Reserves ``number`` open files: raises the soft limit as far as the hard limit allows. Returns how many it got.
 
-    Reserved on top of a usual number and of earlier reservations, until :func:`release_open_files`."""
-    global _promised
+    Adds to a usual number and to earlier reservations, until :func:`release_open_files`."""
+    global _reserved
     if resource is None:
         return number
-    with _promising:
+    with _reserving:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = number + _promised + _USUAL_FILES
+        wanted = number + _reserved + _USUAL_FILES
         if soft != resource.RLIM_INFINITY and soft < wanted:
             soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             number = max(0, number - (wanted - soft))
-        _promised += number
+        _reserved += number
         return number
 
 
 def release_open_files(number: int) -> None:
-    """Ends the reservation of ``number`` files of :func:`allow_open_files`."""
-    global _promised
-    with _promising:
-        _promised -= number
+    """Ends the reservation of ``number`` files of :func:`raise_open_file_limit`."""
+    global _reserved
+    with _reserving:
+        _reserved -= number
 
 
 @contextmanager
 def reading(path: Path, held: int | None) -> Iterator[int]:
-    """The descriptor ``held``, or one of the file at ``path``, open within."""
+    """Yields the descriptor ``held``; if that is None, opens the file at ``path`` for the block."""
     if held is not None:
         yield held
     else:
@@ -188,19 +188,19 @@ def reading(path: Path, held: int | None) -> Iterator[int]:
 
 
 def drop(file: IO[bytes]) -> None:
-    """Closes a buffered file without flushing: pending data is not wanted, and might not fit on the disk."""
+    """Closes a buffered file and discards its pending data, which may not fit on the disk."""
     raw: Any = file
     raw.raw.close()
 
 
 def device_and_inode(path: Path) -> tuple[int, int]:
-    """Device and inode of a path, not following links."""
+    """Returns device and inode of a path, without following links."""
     found = path.lstat()
     return found.st_dev, found.st_ino
 
 
 def sync_file(path: Path) -> None:
-    """fsync of a file."""
+    """Makes a file durable (fsync)."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -209,7 +209,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """fsync of a directory, where the file system can."""
+    """Makes a directory durable (fsync), if the file system supports it."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -221,7 +221,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """fsync of a file, or of a directory with everything in it."""
+    """Makes a file durable, or a directory with everything in it (fsync)."""
     if not path.is_dir():
         sync_file(path)
         return
@@ -232,9 +232,9 @@ def sync_tree(path: Path) -> None:
 
 
 def sync_file_system(path: Path) -> None:
-    """Makes all of the file system of ``path`` durable, in one call where the system can; else what is in ``path``.
+    """Makes the whole file system of ``path`` durable by one call (syncfs); without syncfs only the tree at ``path``.
 
-    For thousands of links: an fsync of each takes milliseconds, though nothing but names is new."""
+    For thousands of files or links, of which each fsync would take milliseconds."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform.startswith("linux") else None
     if call is None:
         sync_tree(path)
@@ -249,7 +249,7 @@ def sync_file_system(path: Path) -> None:
 
 
 def remove_empty(path: Path) -> None:
-    """Removes a directory if it is empty."""
+    """Removes a directory if it is empty; does nothing if it does not exist."""
     with suppress(FileNotFoundError):
         try:
             path.rmdir()

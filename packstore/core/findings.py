@@ -1,4 +1,4 @@
-"""Kinds of findings of an audit, and reading the records that its report says to drop."""
+"""Kinds of findings of an audit, and the records that an audit report says to drop."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ KINDS = {
     "double_key": "has the key of an earlier record",
     "damaged": "does not match its checksum, or cannot be read",
     "undecodable": "cannot be decoded",
-    "truncated": "decodes, but lacks data or has some that is damaged",
+    "truncated": "decodes, but data are missing or damaged",
     "flat": "of one colour",
     "tiny": "very small",
     "aspect": "very long or very wide",
-    "grey": "grey, where most are in colour",
-    "cmyk": "in colours of print (CMYK)",
+    "grey": "grey, while most are in colour",
+    "cmyk": "in print colours (CMYK)",
     "orientation": "has an EXIF orientation that is not applied",
-    "suffix": "has a suffix of another kind than its content",
-    "bad_label": "a label that is none of the classes",
+    "suffix": "its suffix does not fit its content",
+    "bad_label": "a label outside the classes",
     "box_empty": "a box without area",
     "box_inverted": "a box that ends before it begins, or is not finite",
-    "box_outside": "a box that reaches out of its image",
+    "box_outside": "a box that extends beyond its image",
     "mask_size": "a mask of another size than its image",
     "mask_value": "a mask with values beyond its classes",
-    "class_empty": "a class without a record",
-    "class_split": "a class that some split lacks",
+    "class_empty": "a class without records",
+    "class_split": "a class that a split lacks",
     "imbalance": "classes of very different sizes",
 }
-"""Kinds of findings, and what each says of a record or class, in order of reporting."""
+"""Description of each kind of finding, in order of reporting."""
 
-DROPPED = ("leakage", "conflict", "duplicate", "damaged", "undecodable")
-"""Kinds whose records are taken out where nobody names others: what is certain."""
+DEFAULT_DROP = ("leakage", "conflict", "duplicate", "damaged", "undecodable")
+"""Kinds whose records are dropped by default: those that are certain mistakes."""
 
 _MOST_BYTES = 4 << 30
 
 
 def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, records: int) -> NDArray[np.int64]:
-    """The records that a report of ``packstore audit --json`` says to take out, ``int64``, ascending.
+    """Reads a report of ``packstore audit --json``. Returns the records to drop for some kinds, ``int64``, ascending.
 
     Args:
         path: The report.
-        kinds: Kinds of findings that count.
-        dataset_digest: Of the store, which the report should be about.
-        records: How many it has.
+        kinds: Kinds of findings whose records are dropped.
+        dataset_digest: Digest of the store that the report has to be about.
+        records: Number of the store's records.
 
     Raises:
-        UsageError: An unknown kind; or the file is no such report, or about another store.
+        UsageError: A kind is unknown; or the file is not such a report, or is about another store.
     """
     shown = printable(str(path))
     for kind in kinds:
         if kind not in KINDS:
-            raise UsageError(f"no kind of finding {printable(str(kind))!r}; use some of {', '.join(KINDS)}")
+            raise UsageError(f"unknown kind of finding {printable(str(kind))!r}; use some of {', '.join(KINDS)}")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UsageError(f"{shown} is larger than any report of packstore audit")
@@ -74,12 +74,12 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{shown} is not JSON: {error}") from None
     if not isinstance(report, dict) or report.get(FORMAT) != VERSION or not isinstance(report.get("drop"), dict):
-        raise UsageError(f"{shown} is no report of packstore audit --json FILE")
+        raise UsageError(f"{shown} is not a report of packstore audit --json FILE")
     if report.get("dataset_digest") != dataset_digest:
-        raise UsageError(f"{shown} is about another store, or what this one was before: audit it again")
+        raise UsageError(f"{shown} is about another store, or this store has changed since: audit it again")
     lists = [report["drop"].get(kind, []) for kind in kinds]
     if not all(isinstance(numbers, list) for numbers in lists):
-        raise UsageError(f"{shown} is no report of packstore audit: its lists of records are damaged")
+        raise UsageError(f"{shown} is not a report of packstore audit: its lists of records are damaged")
     found = [number for numbers in lists for number in numbers]
     if not all(type(number) is int and 0 <= number < records for number in found):
         raise UsageError(f"{shown} names records that the store lacks")

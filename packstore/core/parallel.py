@@ -13,15 +13,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BUDGET_BYTES = 256 << 20
-"""Workers pause while this many bytes of results wait for the consumer."""
+"""Workers pause while so many bytes of results wait for the consumer."""
 
 
 def default_workers() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _nothing(_: Any) -> int:
+def _no_size(_: Any) -> int:
     return 0
 
 
@@ -29,7 +29,7 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
     """Yields ``function(item)`` in the order of ``items``, computed by ``workers`` threads.
 
     At most ``2 * workers + 1`` items are in flight, so memory does not depend on their number. An exception of
-    ``function`` is raised at its item's turn. No thread outlives the iteration, however it ends.
+    ``function`` is raised when its item is due. All threads have ended when the iteration ends.
     """
     return ordered_pieces(lambda item: (function(item) for _ in range(1)), items, workers)
 
@@ -38,21 +38,21 @@ def ordered_pieces(
     function: Callable[[T], Iterable[R]],
     items: Iterable[T],
     workers: int,
-    size: Callable[[R], int] = _nothing,
+    size: Callable[[R], int] = _no_size,
     budget: int = BUDGET_BYTES,
 ) -> Iterator[R]:
-    """Like :func:`ordered_map` for results of any size: ``function(item)`` yields each item's result in pieces.
+    """Works like :func:`ordered_map` for results of any size: ``function(item)`` yields an item's result in pieces.
 
-    A worker begins a piece only while all existing pieces together have less than ``budget`` bytes. Only the item whose
-    turn it is goes on regardless, once all of its pieces were taken: so nothing waits for ever. At most ``budget``
-    bytes exist, plus one piece a worker and the consumer's own.
+    A worker starts a piece only while all existing pieces together have less than ``budget`` bytes. To avoid a
+    deadlock, the item that the consumer takes from may exceed the budget once the consumer has taken all its pieces. So
+    at most ``budget`` bytes exist, plus one piece for each worker, plus the consumer's piece.
 
     Args:
         function: Called and iterated in a worker.
-        items: Taken as needed, at most ``2 * workers + 1`` ahead of what was yielded.
+        items: Consumed as needed, at most ``2 * workers + 1`` ahead of the item being yielded.
         workers: Number of threads.
-        size: Bytes of a piece. They count until the consumer asks for the next one.
-        budget: See above.
+        size: Returns the bytes of a piece, which count until the consumer asks for the next piece.
+        budget: Most bytes of waiting pieces, see above.
     """
     flow: _Flow[R] = _Flow(size, budget)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="packstore")
@@ -72,7 +72,7 @@ def ordered_pieces(
 
 
 class _Pieces(Generic[R]):
-    """The pieces of one item's result that are ready, and whether more will come."""
+    """Queue of the finished pieces of one item, its error, and whether more pieces will come."""
 
     __slots__ = ("error", "finished", "ready")
 
@@ -83,20 +83,20 @@ class _Pieces(Generic[R]):
 
 
 class _Flow(Generic[R]):
-    """State that the workers and the consumer of one map share, guarded by one lock."""
+    """State shared by the workers and the consumer of one map, guarded by one lock."""
 
     def __init__(self, size: Callable[[R], int], budget: int) -> None:
         self._size = size
         self._budget = budget
-        self._held = 0  # bytes of pieces made and not given up by the consumer
+        self._held = 0  # bytes of all pieces, until the consumer releases them
         self._turn: _Pieces[R] | None = None  # the item that the consumer takes from
         self._stopped = False
         lock = threading.Lock()
-        self._news = threading.Condition(lock)  # for the consumer: its item has a piece, or has finished
-        self._room = threading.Condition(lock)  # for workers: less is held, or the turn has moved on
+        self._news = threading.Condition(lock)  # wakes the consumer: its item has a piece, or has finished
+        self._room = threading.Condition(lock)  # wakes workers: fewer bytes are held, or the turn has changed
 
     def work(self, function: Callable[[T], Iterable[R]], item: T, pieces: _Pieces[R]) -> None:
-        """Runs in a worker. Keeps any exception for the consumer."""
+        """Computes the pieces of an item in a worker thread. Keeps any exception for the consumer."""
         error: BaseException | None = None
         try:
             iterator = iter(function(item))
@@ -110,7 +110,7 @@ class _Flow(Generic[R]):
                     self._held += nbytes
                     pieces.ready.append((piece, nbytes))
                     self._notify(pieces)
-                del piece  # the consumer's alone from now on
+                del piece  # only the consumer may keep it alive
         except BaseException as caught:
             error = caught
         with self._news:
@@ -118,7 +118,7 @@ class _Flow(Generic[R]):
             self._notify(pieces)
 
     def take(self, pieces: _Pieces[R]) -> Iterator[R]:
-        """The pieces of the item whose turn it is, as they come; then its error, if it has one."""
+        """Makes it the turn of an item and yields its pieces as they finish; then raises its error, if any."""
         with self._room:
             self._turn = pieces
             self._room.notify_all()
@@ -138,13 +138,13 @@ class _Flow(Generic[R]):
             raise pieces.error
 
     def stop(self) -> None:
-        """Ends the workers: the consumer wants nothing more."""
+        """Tells the workers to end, because the consumer has stopped."""
         with self._room:
             self._stopped = True
             self._room.notify_all()
 
     def _wait_for_room(self, pieces: _Pieces[R]) -> bool:
-        """Waits for room; False when nothing more is wanted."""
+        """Waits until a new piece fits into the budget. Returns False if the consumer has stopped."""
         with self._room:
             while not self._stopped and self._held >= self._budget and (self._turn is not pieces or pieces.ready):
                 self._room.wait()

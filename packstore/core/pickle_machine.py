@@ -1,13 +1,13 @@
-"""A machine for the pickles of strangers, which promises what ``pickle.Unpickler`` does not.
+"""An interpreter for untrusted pickles: it runs no code of theirs, and its time and memory are bounded.
 
-The standard unpickler runs any program of opcodes. One of nine bytes makes it allocate gigabytes (its memo is an
-array); tuples inside tuples as the key of a dictionary overflow the C stack, or are hashed for ever. A check
-beforehand would have to follow the stack to know what becomes a key, and so be a machine as well: this one is all there
-is. It knows the opcodes that ``pickle`` writes for dictionaries, lists, numbers, names, arrays and tensors with
-protocols 2 to 5 (CPython's ``Lib/pickletools.py``), and it never hashes, compares or prints what a program has built.
-So its time and its memory are proportional to the length of the program, which is bounded, and nothing recurses.
+``pickle.Unpickler`` runs any program of opcodes. A program of nine bytes makes it allocate gigabytes (its memo is an
+array); nested tuples as a dictionary key overflow the C stack, or are hashed for ever. A check beforehand would have to
+simulate the stack to know the keys, so it would be an interpreter too. This interpreter knows the opcodes that
+``pickle`` writes for dictionaries, lists, numbers, names, arrays and tensors with protocols 2 to 5 (CPython's
+``Lib/pickletools.py``), and it never hashes, compares or prints the objects that a program has built. So time and
+memory are proportional to the length of the program, which is bounded, and nothing recurses.
 
-It imports nothing. A program calls what its caller's ``find`` returns for a name, and nothing else.
+It imports nothing. A program can only call the objects that the caller's ``find`` returns.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class PickleError(Exception):
 
 
 class UnsupportedPickleError(PickleError):
-    """A pickle that may be sound, but asks for more than its reader allows."""
+    """A pickle that may be valid, but uses opcodes, names or calls that its reader does not allow."""
 
 
 class StandIn:
-    """Stands for an object that the program believes to make."""
+    """Base of harmless objects that ``find`` returns in place of those that the program names."""
 
     __slots__ = ()
 
     def set_state(self, state: Any) -> None:
-        """Takes the state of the object. Raises :class:`UnsupportedPickleError` here."""
+        """Receives the object's state. This default raises :class:`UnsupportedPickleError`."""
         raise UnsupportedPickleError(f"a pickle that changes an object of type {type(self).__name__}")
 
     def set_items(self, items: list[Any]) -> None:
-        """Takes keys and values in turn. Raises :class:`UnsupportedPickleError` here."""
+        """Receives keys and values in turn. This default raises :class:`UnsupportedPickleError`."""
         raise UnsupportedPickleError(f"a pickle that sets items of an object of type {type(self).__name__}")
 
 
@@ -49,16 +49,17 @@ def run(
     max_operations: int,
     persistent: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """What the pickle ``program`` makes.
+    """Interprets a pickle and returns its object.
 
     Args:
-        program: The pickle. The byte strings of Python 2 become bytes; keys of dictionaries are short bytes or texts.
-        find: Given a module and a name: what they stand for. Calls of it are calls of the program.
-        max_operations: Operations after which the program is refused. One of one byte can take 72 bytes of memory.
-        persistent: Given a persistent id: what it stands for. None refuses such ids.
+        program: The pickle. Byte strings of Python 2 become bytes; keys of dictionaries must be short bytes or texts.
+        find: Returns the object for a module and a name; the program may call that object.
+        max_operations: Most operations of a program. An operation of one byte can take 72 bytes of memory.
+        persistent: Returns the object for a persistent id. None refuses such ids.
 
     Raises:
-        PickleError: The program is broken or cut off; :class:`UnsupportedPickleError` where it asks for more.
+        PickleError: The program is broken or truncated; :class:`UnsupportedPickleError` if it needs more than is
+            allowed.
     """
     machine = _Machine(program, find, persistent)
     try:
@@ -74,7 +75,7 @@ def run(
                 raise UnsupportedPickleError(f"a pickle with the instruction {_name(code)}, which no dataset needs")
             operation(machine)
     except (IndexError, KeyError, UnicodeDecodeError):
-        # The end of the program, an empty stack, something that was never put aside, text that is none.
+        # The program ends early, the stack is empty, a memo index is unknown, or text is not UTF-8.
         if machine.at >= len(program):
             raise PickleError(f"a broken pickle: it is cut off after {len(program)} bytes") from None
         raise PickleError(f"a broken pickle (at byte {machine.at})") from None
@@ -89,7 +90,7 @@ def _name(code: int) -> str:
 
 
 class _Machine:
-    """A stack of values, its heights at the open marks, and what the program has put aside."""
+    """State of a running pickle: the stack, its heights at open marks, and the memo."""
 
     __slots__ = ("at", "find", "marks", "memo", "persistent", "program", "stack")
 
@@ -105,7 +106,7 @@ class _Machine:
         self.memo: dict[int, Any] = {}  # not a list: an index may be any number
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes of the program."""
+        """Reads the next ``size`` bytes of the program."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.program):
             raise IndexError
@@ -122,7 +123,7 @@ class _Machine:
         return self.take(end + 1 - self.at)[:-1].decode("utf-8")
 
     def since_mark(self) -> list[Any]:
-        """Takes everything above the last mark off the stack."""
+        """Pops everything above the last mark off the stack and returns it."""
         mark = self.marks.pop()
         values = self.stack[mark:]
         del self.stack[mark:]
@@ -131,7 +132,7 @@ class _Machine:
     def reduce(self) -> None:
         arguments, call = self.stack.pop(), self.stack.pop()
         if not callable(call) or type(arguments) is not tuple or len(arguments) > _MAX_ARGUMENTS:
-            raise UnsupportedPickleError("a pickle that calls something else than a function")
+            raise UnsupportedPickleError("a pickle that calls an object that is not a function")
         try:
             self.stack.append(call(*arguments))
         except TypeError:
@@ -150,7 +151,7 @@ class _Machine:
 
     def push_found(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
-            raise UnsupportedPickleError("a pickle that asks for a name that is none")
+            raise UnsupportedPickleError("a pickle that looks up a name that is not text")
         self.stack.append(self.find(module, name))
 
     def find_lines(self) -> None:
@@ -177,7 +178,7 @@ class _Machine:
         if type(target) is not dict:
             raise UnsupportedPickleError(f"a pickle that sets items of an object of type {type(target).__name__}")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if type(key) not in (bytes, str) or len(key) > _MAX_KEY:  # only these are sure to have a hash, and soon
+            if type(key) not in (bytes, str) or len(key) > _MAX_KEY:  # others may be unhashable, or slow to hash
                 raise UnsupportedPickleError(f"a pickle with a key of type {type(key).__name__}, expected a short name")
             target[key] = value
 

@@ -1,4 +1,4 @@
-"""Dataclasses to plain JSON values and back, by a schema that says what each field may be."""
+"""Converts dataclasses to plain JSON values, and back by a schema of the types of each field."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from packstore.core.errors import ManifestError
 
 Schemas = Mapping[type, Mapping[str, Any]]
-"""How each field of each dataclass is read back; see :func:`from_plain`."""
+"""Schema of each field of each dataclass, see :func:`from_plain`."""
 
 
 _SCALARS = (str, int, float, bool, type(None))
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, whose names JSON lets appear twice."""
+    """Converts the pairs of a JSON object to a dict. Raises :class:`ValueError` for repeated names."""
     plain = dict(pairs)
     if len(plain) != len(pairs):
         raise ValueError("a name appears twice in an object")
@@ -27,20 +27,20 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def canonical(plain: Any) -> str:
-    """The JSON of a plain value, the same for equal ones."""
+    """Formats a plain value as canonical JSON: equal values give equal text."""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def sha256_json(plain: Any) -> str:
-    """SHA-256 of :func:`canonical`."""
+    """Computes the SHA-256 of a plain value's :func:`canonical` JSON."""
     return hashlib.sha256(canonical(plain).encode("ascii")).hexdigest()
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass, and all in it, as dicts and lists; without fields whose metadata says ``plain=False``, and without
-    those that are ``optional`` and None."""
+    """Converts a dataclass and its content to dicts and lists. Leaves out fields with the metadata ``plain=False``, and
+    ``optional`` fields that are None."""
     if isinstance(value, _SCALARS):
-        return value  # first: a thousand class names are the most of a manifest
+        return value  # first, since most of a manifest are class names
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = (f for f in dataclasses.fields(value) if f.metadata.get("plain", True))
         found = {f.name: to_plain(getattr(value, f.name)) for f in fields}
@@ -54,22 +54,22 @@ def to_plain(value: Any) -> Any:
 
 @functools.cache
 def _optional(cls: type) -> frozenset[str]:
-    """Fields that may be missing in JSON: those that were added to a format later."""
+    """Returns the fields that may be missing in JSON, because they were added to the format later."""
     return frozenset(f.name for f in dataclasses.fields(cls) if f.metadata.get("optional"))
 
 
 def from_plain(schemas: Schemas, schema: Any, plain: Any, where: str) -> Any:
-    """Reads ``plain`` (from JSON) by ``schema``.
+    """Converts a parsed JSON value to the type that ``schema`` demands.
 
     Args:
-        schemas: The dataclasses that may appear, each with the schemas of its fields.
+        schemas: The dataclasses that may occur, each with the schemas of its fields.
         schema: One of these dataclasses, a type, ``[schema]`` for a tuple, ``{"*": schema}`` for a mapping,
             ``(schema, None)`` for an optional value, or a tuple of types.
-        plain: What JSON gave.
-        where: What it is, for messages.
+        plain: The parsed JSON value.
+        where: Name of the value, for messages.
 
     Raises:
-        ManifestError: It is something else.
+        ManifestError: The value does not fit the schema.
     """
     if schema in schemas if isinstance(schema, type) else False:
         fields = schemas[schema]

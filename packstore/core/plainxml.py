@@ -1,4 +1,4 @@
-"""XML that others wrote, as plain values."""
+"""Reads untrusted XML as plain values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MAX_DEPTH = 32
 
 
 class _Element:
-    """An element that is being read: its texts, and the values of its children by name."""
+    """An element during parsing: its texts, and the values of its children by name."""
 
     def __init__(self, name: str, attributes: dict[str, str]) -> None:
         self.name = name
@@ -27,14 +27,14 @@ class _Element:
 
 
 def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
-    """The name of the root of an XML document, and its value.
+    """Parses an XML document. Returns name and value of its root element.
 
-    An element with neither children nor attributes is its text without blanks around it; another is a dict of its
-    children by name, lists where a name comes several times, ``@name`` for an attribute and ``#text`` for its own text.
+    The value of an element without children and attributes is its text, stripped. The value of any other element is a
+    dict: children by name (a list if a name repeats), ``@name`` for an attribute, ``#text`` for its own text.
 
     Raises:
-        ValueError: It is no XML, or has more than ``max_bytes``, a document type (which may define entities, by
-            which a few bytes stand for gigabytes or for other files), or more than 32 levels.
+        ValueError: The data are not XML, have more than ``max_bytes``, more than 32 levels, or a document type, which
+            could define entities that expand to gigabytes or to other files.
     """
     if len(data) > max_bytes:
         raise ValueError(f"has {len(data)} bytes; expected XML of at most {max_bytes}")
@@ -61,6 +61,6 @@ def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
     try:
         parser.Parse(data, True)
     except (expat.ExpatError, LookupError) as error:  # LookupError: an unknown encoding
-        raise ValueError(f"is no XML: {error}") from None
+        raise ValueError(f"is not XML: {error}") from None
     (found,) = open_elements[0].children.items()
     return found[0], found[1][0]

@@ -1,4 +1,4 @@
-"""Progress reports of long-running work, and the bars that show them where a caller asks for these."""
+"""Progress reports of long-running work, and tqdm bars that show them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Progress:
     """One report of a running job.
 
     Attributes:
-        stage: What is being done, for people: ``"scan"``, ``"statistics"``, ``"pack"``, ``"verify"`` ...
+        stage: Name of the current stage: ``"scan"``, ``"statistics"``, ``"pack"``, ``"verify"`` …
         done: Records finished in this stage.
         total: Records of this stage; None if unknown.
         done_bytes: Bytes handled in this stage.
@@ -40,11 +40,11 @@ def no_progress(_: Progress) -> None:
 
 @contextmanager
 def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool = False) -> Iterator[ProgressCallback]:
-    """The callback that a caller means by ``progress=``. True draws a tqdm bar for each stage, and none stays.
+    """Yields the callback for an argument ``progress=``. True draws a tqdm bar for each stage, which does not stay.
 
     Args:
         progress: True, False, or the callback itself.
-        count_stages: What is counted is stages rather than images, so that all have one bar.
+        count_stages: Draw a single bar that counts stages instead of images.
 
     Raises:
         UsageError: ``progress`` is neither True, False nor a function.
@@ -64,7 +64,7 @@ def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool =
 
 
 class _Bars:
-    """Draws tqdm bars: images/s, MB/s, time left."""
+    """Draws tqdm bars: images/s, MB/s, time left. A bar for each stage, or one that counts stages."""
 
     def __init__(self, count_stages: bool) -> None:
         self.count_stages = count_stages
@@ -102,7 +102,7 @@ class _Bars:
 
 
 def _has_size() -> bool:
-    """Whether standard error is no terminal, or one that knows its size."""
+    """Whether standard error is not a terminal, or is one with a known size."""
     try:
         return os.get_terminal_size(2).columns > 0
     except OSError:
@@ -110,10 +110,10 @@ def _has_size() -> bool:
 
 
 def _tqdm() -> Any:
-    """tqdm's bar for where this runs. Only a notebook needs ``tqdm.auto``, which takes longer to load."""
+    """Returns tqdm's class for a notebook or a terminal. Only a notebook needs ``tqdm.auto``, which loads slowly."""
     if "IPython" not in sys.modules:
         return import_module("tqdm").tqdm
     with warnings.catch_warnings():
-        # Without ipywidgets it warns and draws a bar of text, which does as well.
+        # Without ipywidgets tqdm warns and draws a bar of text, which is good enough.
         warnings.simplefilter("ignore", import_module("tqdm").TqdmWarning)
         return import_module("tqdm.auto").tqdm

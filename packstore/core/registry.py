@@ -1,7 +1,7 @@
-"""Plug points: the formats, sources and encodings by name, each loaded on first use.
+"""Registries of formats, sources, exports and encodings by name; each object is loaded on first use.
 
 A plug-in adds one line: an entry point in the group named here, or a call of :meth:`Registry.register`. Importing this
-module loads none of them and reads no entry points, so the command line can list the built-in names in its help.
+module loads no objects and reads no entry points, so the command line can list the built-in names in its help.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Registry:
     """Objects by name: built-in ones, then those of entry points and of :meth:`register`.
 
     Attributes:
-        what: What it holds, for messages: ``format``.
+        what: Noun for its objects, for messages: ``format``.
         group: Its group of entry points: ``packstore.formats``.
     """
 
     def __init__(self, what: str, group: str, base: str, built_in: dict[str, str], *, classes: bool = False) -> None:
-        """``built_in`` maps each name to where its object lives, ``package.module:attribute``. Those of plug-ins are
-        objects of what lives at ``base``, or with ``classes`` subclasses of it."""
+        """``built_in`` maps each name to the location of its object, ``package.module:attribute``. Plug-ins must be
+        instances of the class at the location ``base``; with ``classes``, subclasses of it."""
         self.what = what
         self.group = group
         self._base, self._classes = base, classes
@@ -36,26 +36,26 @@ class Registry:
         self._broken: set[str] = set()
 
     def register(self, name: str, value: Any) -> None:
-        """Adds ``value``, or replaces what had its name."""
+        """Adds ``value`` under a name, or replaces the object of that name."""
         self._objects[name] = value
 
     def unregister(self, name: str) -> None:
-        """Takes back what :meth:`register` added."""
+        """Removes an object that :meth:`register` has added."""
         del self._objects[name]
 
     def __getitem__(self, name: str) -> Any:
-        """The object called ``name``. Raises :class:`UsageError` for an unknown name, and for a plug-in that does not
-        load."""
+        """Returns the object of a name; loads it on first use. Raises :class:`UsageError` for an unknown name, and for
+        a plug-in that does not load."""
         self.check(name)
         if name not in self._objects:
             if name in self._places:
-                self._objects[name] = _object_at(self._places[name])
+                self._objects[name] = _import_object(self._places[name])
             else:
                 self._objects[name] = self._load(self._entry_points()[name])
         return self._objects[name]
 
     def check(self, name: str) -> None:
-        """Raises :class:`UsageError` that lists all names where ``name`` is none of them. Loads nothing."""
+        """Raises :class:`UsageError` with a list of all names if ``name`` is unknown. Loads no objects."""
         if name not in self:
             raise UsageError(f"unknown {self.what} {printable(name)!r}; use one of: {', '.join(self)}")
 
@@ -63,26 +63,26 @@ class Registry:
         return name in self._places or name in self._objects or name in self._entry_points()
 
     def __iter__(self) -> Iterator[str]:
-        """All names, the built-in ones first; entry points are read when these are used up."""
+        """Yields all names, built-in names first; reads the entry points after those."""
         yield from self._places
         yield from (n for n in dict.fromkeys([*self._entry_points(), *self._objects]) if n not in self._places)
 
     def values(self) -> Iterator[Any]:
-        """All objects in the order of their names, each loaded when it is reached. Leaves out plug-ins that cannot be
-        used, with a warning for each."""
+        """Yields all objects in the order of their names; loads each when it is reached. Skips unusable plug-ins, with
+        a warning for each."""
         for name in self:
             if name not in self._broken:
                 try:
                     value = self[name]
                 except UsageError as error:
                     self._broken.add(name)
-                    _warn(f"{error}; going on without it")
+                    _warn(f"{error}; continuing without it")
                 else:
                     yield value
 
     @property
     def built_in(self) -> tuple[str, ...]:
-        """The names that packstore has itself; reads no entry points."""
+        """Names of packstore's own objects; reads no entry points."""
         return tuple(self._places)
 
     def _entry_points(self) -> dict[str, EntryPoint]:
@@ -93,15 +93,15 @@ class Registry:
             self._found = {point.name: point for point in points if point.name not in self._places}
             for point in points:
                 if point.name in self._places:
-                    _warn(self._taken(point))
+                    _warn(self._describe_clash(point))
         return self._found
 
     def examine(self) -> Iterator[tuple[str, str, str | None]]:
-        """Loads all plug-ins of entry points: the name of each, its distribution, and why it cannot be used."""
+        """Loads all plug-ins of entry points. Yields name, distribution and problem of each; None for no problem."""
         from importlib.metadata import entry_points
 
         for point in entry_points(group=self.group):
-            problem = self._taken(point) if point.name in self._places else None
+            problem = self._describe_clash(point) if point.name in self._places else None
             try:
                 self._load(point)
             except UsageError as error:
@@ -113,32 +113,32 @@ class Registry:
             value = point.load()
         except Exception as error:
             raise UsageError(
-                f"{self._shown(point)} does not load: {printable(str(error))}; mend or uninstall it"
+                f"{self._describe(point)} does not load: {printable(str(error))}; repair or uninstall it"
             ) from error
-        base = _object_at(self._base)
+        base = _import_object(self._base)
         if not (isinstance(value, type) and issubclass(value, base) if self._classes else isinstance(value, base)):
             expected = f"{'a subclass' if self._classes else 'an object'} of {self._base.replace(':', '.')}"
             raise UsageError(
-                f"{self._shown(point)} is {printable(repr(value))} and should be {expected}; mend or uninstall it"
+                f"{self._describe(point)} is {printable(repr(value))} and should be {expected}; repair or uninstall it"
             )
         return value
 
-    def _taken(self, point: EntryPoint) -> str:
-        return f"{self._shown(point)} is not used: packstore has its own of that name; rename or uninstall it"
+    def _describe_clash(self, point: EntryPoint) -> str:
+        return f"{self._describe(point)} is not used: packstore has one of that name itself; rename or uninstall it"
 
-    def _shown(self, point: EntryPoint) -> str:
+    def _describe(self, point: EntryPoint) -> str:
         of = f" of {point.dist.name}" if point.dist is not None else ""
         return f"the plug-in {printable(point.name)!r}{of} ({self.what})"
 
 
-def _object_at(place: str) -> Any:
+def _import_object(place: str) -> Any:
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def notebook_html(thing: object) -> str:
-    """What a notebook shows of a store, a dataset or a loader. The room that draws it is loaded for that alone."""
-    html: str = _object_at("packstore.seeing.notebook:html_of")(thing)
+    """Returns the HTML that a notebook shows for a store, a dataset or a loader; imports the room ``seeing``."""
+    html: str = _import_object("packstore.seeing.notebook:html_of")(thing)
     return html
 
 
@@ -253,7 +253,7 @@ SOURCES = Registry(
         "flat": "packstore.sources.flat:KIND",
     },
 )
-"""Kinds of sources: objects of :class:`packstore.sources.base.Kind`, asked in this order whether a path is theirs."""
+"""Kinds of sources: objects of :class:`packstore.sources.base.Kind`. A path is tried with each in this order."""
 
 EXPORTS = Registry(
     "kind of export",
@@ -305,4 +305,4 @@ ENCODINGS = Registry(
     },
     classes=True,
 )
-"""What an image column holds: classes of :class:`packstore.images.encode.base.Encoding`."""
+"""Encodings of images: classes of :class:`packstore.images.encode.base.Encoding`."""

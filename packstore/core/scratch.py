@@ -1,4 +1,4 @@
-"""Temporary folders that a killed process leaves, and the next one removes."""
+"""Temporary folders; those of killed processes are removed by the next process."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".packstore-scratch"
-"""A file in such a folder, locked as long as it is in use: what a killed process has left has none."""
+"""A file in each folder that is locked while the folder is in use. A killed process holds no lock."""
 
 
 @contextlib.contextmanager
 def scratch_folder(name: str) -> Iterator[Path]:
-    """A folder of its own on this machine's disk, under ``TMPDIR``. Removes those of this name that were left.
+    """Creates a temporary folder under ``TMPDIR`` and removes it at the end of the block.
 
-    A forked process that leaves it removes nothing."""
+    First removes folders of the same ``name`` that killed processes have left. A forked process that ends the block
+    removes nothing."""
     if fcntl is None:
         raise UsageError("object stores and clusters need file locks, which Windows does not have")
     root, prefix = Path(tempfile.gettempdir()), f"packstore-{name}-"
-    _remove_left(root, prefix)
+    _remove_leftovers(root, prefix)
     process = os.getpid()
     made = Path(tempfile.mkdtemp(prefix="packstore-new-"))
     folder = root / (prefix + made.name.rpartition("-")[2])
     try:
         with (made / _LOCK).open("xb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            made.rename(folder)  # whoever finds it by this name finds it locked
+            made.rename(folder)  # under this name it is always locked
             yield folder
     finally:
         if os.getpid() == process:
@@ -43,7 +44,7 @@ def scratch_folder(name: str) -> Iterator[Path]:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_left(directory: Path, prefix: str) -> None:
+def _remove_leftovers(directory: Path, prefix: str) -> None:
     for folder in directory.glob(f"{prefix}*"):
         try:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
@@ -51,5 +52,5 @@ def _remove_left(directory: Path, prefix: str) -> None:
             with (folder / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # its process runs, or has just ended
+        except OSError:  # in use, or just removed by its process
             continue

@@ -1,9 +1,9 @@
-"""The table of a sharded store: one row of fixed size a shard, in a binary file that :func:`numpy.fromfile` reads.
+"""The table of a sharded store: a row of fixed size for each shard, in a binary file that :func:`numpy.fromfile` reads.
 
-The manifest of the store holds how many rows there are and the SHA-256 of all of them, by which every changed byte is
-found. A row holds all that is known of a shard without opening it, so that shards can be appended to a table, or left
-out of one, without reading any. Shards are in the order of their records; the number in a row says which file it is, so
-that a shard put between others renames none.
+The manifest of the store holds the number of rows and their SHA-256, which detects every changed byte. A row holds all
+facts about a shard that are known without opening it, so shards can be added to a table or left out without reading
+them. Rows are in the order of the records; the number in a row names the shard's file, so a shard can be inserted
+without renaming others.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TABLE_ROW = np.dtype(
 )
 """A row of the table, 112 bytes; the fields are those of :class:`Shard`."""
 SHARD = re.compile(r"shard-(?P<number>\d{5}|[1-9]\d{5,9})(?P<suffix>\.[a-z0-9._-]{1,32})")
-"""The name of a shard, of whatever format."""
+"""File name of a shard of any format."""
 TABLE = re.compile(r"table-[0-9a-f]{12}\.shards")
-"""The name of a table: it has the first 12 digits of its SHA-256, so an old one is never taken for a new one."""
+"""File name of a table. It contains the first 12 digits of its SHA-256, so tables of two versions never mix up."""
 
 _MAX_SHARDS = 10**7
 _MAX_NUMBER = 10**10
@@ -47,7 +47,7 @@ _RECORDS_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def shard_name(number: int, suffix: str) -> str:
-    """The name of a shard in its store's directory."""
+    """Returns the file name of a shard in its store's directory."""
     return f"shard-{number:05d}{suffix}"
 
 
@@ -61,13 +61,13 @@ class Shard:
     """One file (or directory) of a sharded store.
 
     Attributes:
-        name: File name inside the store's directory, see :data:`SHARD`.
-        records: Number of records in it, at least one.
+        name: File name in the store's directory, see :data:`SHARD`.
+        records: Number of its records, at least one.
         nbytes: Size of its data file (for LMDB ``data.mdb``).
         image_nbytes: Bytes of its images.
         records_digest: Its own :attr:`packstore.core.manifest.Manifest.records_digest`.
         digest: SHA-256 of its data file.
-        manifest_digest: The digest of its manifest; tells shards of equal size apart when they are opened.
+        manifest_digest: Digest of its manifest; distinguishes shards of equal size when they are opened.
     """
 
     name: str
@@ -98,10 +98,10 @@ class ShardTable(Sequence[Shard]):
     """The shards of a store in order. Equal tables have equal digests.
 
     Attributes:
-        length: How many there are.
+        length: Number of shards.
         digest: SHA-256 of the rows.
-        suffix: With which the names of the shards end.
-        rows: :data:`TABLE_ROW`, shape ``(length,)``; None where only the manifest was read.
+        suffix: Suffix of the shards' file names.
+        rows: :data:`TABLE_ROW`, shape ``(length,)``; None if only the manifest was read.
     """
 
     length: int
@@ -115,23 +115,24 @@ class ShardTable(Sequence[Shard]):
         _check(_SUFFIX.fullmatch(self.suffix) is not None, "suffix of shards", self.suffix)
 
     @classmethod
-    def of(cls, shards: Sequence[Shard], suffix: str) -> ShardTable:
-        """The table of these shards."""
-        rows = rows_of(shards)
+    def from_shards(cls, shards: Sequence[Shard], suffix: str) -> ShardTable:
+        """Builds the table of these shards."""
+        rows = shards_to_rows(shards)
         return cls(len(rows), hashlib.sha256(rows.data).hexdigest(), suffix, rows)
 
     @property
     def file(self) -> str:
-        """Name of its file in the store's directory."""
+        """Name of the table's file in the store's directory."""
         return f"table-{self.digest[:12]}.shards"
 
     @property
     def nbytes(self) -> int:
-        """Size of that file."""
+        """Size of the table's file."""
         return self.length * TABLE_ROW.itemsize
 
     def read(self, data: bytes) -> ShardTable:
-        """The table with the rows in ``data``. Raises :class:`ManifestError` unless they are as they were written."""
+        """Returns the table with the rows in ``data``. Raises :class:`ManifestError` if they do not match the digest,
+        or have impossible values."""
         if len(data) != self.nbytes:
             raise ManifestError(f"the table of shards has {len(data)} bytes, expected {self.nbytes}")
         found = hashlib.sha256(data).hexdigest()
@@ -150,31 +151,31 @@ class ShardTable(Sequence[Shard]):
 
     @property
     def table(self) -> NDArray[Any]:
-        """The rows. Raises :class:`ManifestError` where they were not read."""
+        """The rows. Raises :class:`ManifestError` if they were not read."""
         if self.rows is None:
             raise ManifestError("the table of shards was not read")
         return self.rows
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """``int64``, shape ``(length + 1,)``: the first record of each shard, and one after the last of all."""
+        """First record of each shard, then the number of all records: ``int64``, shape ``(length + 1,)``."""
         starts = np.zeros(self.length + 1, np.int64)
         np.cumsum(self.table["records"], dtype=np.int64, out=starts[1:])
         return starts
 
     def name(self, place: int) -> str:
-        """The name of the shard at a place in the table."""
+        """Returns the file name of the shard at a position in the table."""
         return shard_name(int(self.table["number"][place]), self.suffix)
 
     def names(self) -> list[str]:
-        """The names of all shards, in order."""
+        """Returns the file names of all shards, in order."""
         return [shard_name(number, self.suffix) for number in self.table["number"].tolist()]
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, number: Any) -> Any:
-        """The :class:`Shard`, or a list of them for a slice."""
+        """Returns a :class:`Shard`, or a list of them for a slice."""
         chosen = range(self.length)[number]
         if isinstance(chosen, range):
             return [self[i] for i in chosen]
@@ -193,8 +194,8 @@ class ShardTable(Sequence[Shard]):
         return (self[i] for i in range(self.length))
 
 
-def rows_of(shards: Sequence[Shard]) -> NDArray[Any]:
-    """The rows of these shards, :data:`TABLE_ROW`."""
+def shards_to_rows(shards: Sequence[Shard]) -> NDArray[Any]:
+    """Converts shards to rows of a table, :data:`TABLE_ROW`."""
     rows = np.zeros(len(shards), TABLE_ROW)
     for i, shard in enumerate(shards):
         digests = (shard.records_digest, shard.digest, shard.manifest_digest)

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them: ``500MB``, ``1GiB``."""
+"""Parses numbers of bytes with units: ``500MB``, ``1GiB``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MOST_DIGITS = 30
 
 
 def parse_bytes(text: str, least_bare: int = 1000) -> int:
-    """The number that ``text`` says, such as ``500MB``, ``1.5GiB`` or ``4096``.
+    """Parses a number of bytes, such as ``500MB``, ``1.5GiB`` or ``4096``.
 
-    Raises :class:`UsageError` for what is no size, and for a number below ``least_bare`` without a unit: its unit was
+    Raises :class:`UsageError` for other text, and for a number below ``least_bare`` without a unit, which was probably
     forgotten.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower(), re.ASCII)

@@ -1,4 +1,4 @@
-"""Writing TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord) and ``tf.train.Example``."""
+"""Writes TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord) and ``tf.train.Example``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from packstore.core.crc32c import masked_crc32c
 
 PACKED = ("float16", "bfloat16", "float64")
-"""Numbers that an example, whose floats are float32, does not hold: exports of packstore write their bytes."""
+"""dtypes that an example cannot hold as numbers, since its floats are float32: exports write their bytes."""
 _DELIMITED = 2  # a wire type of Protocol Buffers
 
 
 def frame_record(data: bytes) -> bytes:
-    """A record: a length (64 bits), its masked CRC-32C, the data, and theirs."""
+    """Frames data as a record: length (64 bits), masked CRC-32C of the length, data, masked CRC-32C of the data."""
     length = struct.pack("<Q", len(data))
     return b"".join((length, _crc(length), data, _crc(data)))
 
@@ -26,8 +26,8 @@ def _crc(data: bytes) -> bytes:
 
 
 def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] | NDArray[np.int64]]) -> bytes:
-    """A ``tf.train.Example``: of lists of bytes, and of arrays of float32 and int64. Its features are sorted, so that
-    equal ones make equal bytes."""
+    """Encodes a ``tf.train.Example`` of lists of bytes, and arrays of float32 and int64. Sorts the features, so that
+    equal features give equal bytes."""
     entries = []
     for name in sorted(features):
         values = features[name]
@@ -43,7 +43,7 @@ def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] |
 
 
 def varint(number: int) -> bytes:
-    """A number of 64 bits; negative ones as two's complement."""
+    """Encodes a 64-bit number as a varint; negative numbers as two's complement."""
     number &= 0xFFFFFFFFFFFFFFFF
     out = bytearray()
     while number > 127:

@@ -1,4 +1,4 @@
-"""URLs where paths go: a URL is a path whose text is the URL, so that reports and messages show what was given."""
+"""URLs as paths: the text of the path is the URL, so that reports and messages show it as it was given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import UsageError, printable
-from packstore.core.files import shown_url, split_url
+from packstore.core.files import redact_url, split_url
 
 if TYPE_CHECKING:
     _LocalPath = Path
@@ -17,17 +17,17 @@ else:
 
 
 _NO_SLASHES = re.compile(r"(s3a?|gs|az|https?|file|memory):([^/].*)", re.IGNORECASE | re.DOTALL)
-"""What somebody wrote for a URL, and what would else name a new folder here."""
+"""A URL written without its slashes; as a path it would name a new local folder."""
 
 
 _FILE_HOST = re.compile(r"file://([^/]+)", re.IGNORECASE)
-"""RFC 8089: what follows two slashes is a machine. After :class:`Path` has made one slash of two it is not seen."""
+"""A file URL with a host name after two slashes (RFC 8089). Not recognised after :class:`Path` has merged slashes."""
 
 
 class UrlPath(_LocalPath):
-    """A URL of an object store as a path. Nothing is at such a path on this machine.
+    """A URL of an object store as a path. Nothing exists at such a path on this machine.
 
-    ``name``, ``parent`` and ``/`` are as for any path. It is absolute, and no link.
+    ``name``, ``parent`` and ``/`` work as for any path. It is absolute and never a link.
     """
 
     def __str__(self) -> str:
@@ -54,27 +54,26 @@ class UrlPath(_LocalPath):
 
 
 def location(path: str | os.PathLike[str]) -> Path:
-    """``path`` as a :class:`Path`; as a :class:`UrlPath` where it is a URL, also after :class:`Path` has made one slash
-    of two. A local path that looks like a URL, and whose first folder is there, stays one.
+    """Converts ``path`` to a :class:`Path`, or to a :class:`UrlPath` if it is a URL, even if :class:`Path` has merged
+    its slashes. A path that looks like a URL stays local if its first folder exists.
 
-    Raises :class:`UsageError` for a URL without slashes, one that has no bucket before its path, and a file on another
-    machine."""
+    Raises :class:`UsageError` for a URL without slashes or without a bucket, and for a file on another machine."""
     if isinstance(path, UrlPath):
         return path
     found, text = split_url(path), os.fspath(path)
     if found is None:
         local, meant = Path(path), _NO_SLASHES.fullmatch(text)
         if meant is not None and not Path(local.parts[0]).exists():
-            url = shown_url(meant[1].lower(), meant[2])
+            url = redact_url(meant[1].lower(), meant[2])
             raise UsageError(
-                f"{meant[1]}: begins a URL, and its slashes are missing: write {url}, or put ./ before a path on this "
+                f"{meant[1]}: begins a URL whose slashes are missing: write {url}, or put ./ before a path on this "
                 "machine"
             )
         return local
     if ":///" in text and found[0] not in ("file", "memory"):
-        shown = shown_url(*found).replace("://", ":///", 1)
+        shown = redact_url(*found).replace("://", ":///", 1)
         raise UsageError(f"{shown} names no bucket: write {found[0]}://bucket/path")
     if (host := _FILE_HOST.match(text)) is not None:
         machine = printable(host[1].rpartition("@")[2])
-        raise UsageError(f"file://{machine}/… is a file of the machine {machine!r}; write file:///path for one of this")
+        raise UsageError(f"file://{machine}/… is on the machine {machine!r}; write file:///path for this machine")
     return UrlPath(path)

@@ -1,4 +1,4 @@
-"""YAML: ``data.yaml`` of YOLO, the head of a Hugging Face card; as plain values, and how strings are written."""
+"""Reads YAML (``data.yaml`` of YOLO, heads of Hugging Face cards) as plain values, and formats strings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _MAX_BYTES = 1 << 20
 _MAX_DEPTH = 32
 _UNPRINTABLE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))
-"""Words that are no strings."""
+"""Words that YAML does not read as strings."""
 
 
 def load_yaml(data: bytes) -> Any:
-    """The value of a YAML document: dicts, lists, strings, numbers, booleans, dates, None. Makes no other objects.
+    """Parses a YAML document into dicts, lists, strings, numbers, booleans, dates and None; creates no other objects.
 
     Raises:
-        ValueError: It is no YAML, or has more than 1 MiB, aliases (by which a few bytes stand for gigabytes), or more
-            than 32 levels; also where PyYAML is not installed, saying so.
+        ValueError: The data are not YAML, have more than 1 MiB, more than 32 levels, or aliases, which could expand to
+            gigabytes; or PyYAML is not installed.
     """
     if len(data) > _MAX_BYTES:
         raise ValueError(f"has {len(data)} bytes; expected YAML of at most {_MAX_BYTES}")
@@ -27,16 +27,17 @@ def load_yaml(data: bytes) -> Any:
     except ImportError:
         raise ValueError("needs PyYAML: pip install 'packstore[yaml]'") from None
     try:
-        refused = _refused(yaml, data)
+        refused = _find_refused(yaml, data)
         value = None if refused else yaml.load(data, yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
-        raise ValueError(f"is no YAML: {' '.join(str(error).split())[:200]}") from None
+        raise ValueError(f"is not YAML: {' '.join(str(error).split())[:200]}") from None
     if refused:
         raise ValueError(refused)
     return value
 
 
-def _refused(yaml: Any, data: bytes) -> str:
+def _find_refused(yaml: Any, data: bytes) -> str:
+    """Returns why a document is refused: aliases or too many levels; ``""`` if it is not."""
     depth = 0
     for event in yaml.parse(data, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -47,8 +48,8 @@ def _refused(yaml: Any, data: bytes) -> str:
     return ""
 
 
-def yaml_text(text: str) -> str:
-    """A string as YAML has it, in quotes unless it is a word."""
+def format_yaml_string(text: str) -> str:
+    """Formats a string as YAML, in quotes unless it is a plain word."""
     if re.fullmatch(r"[a-z_][a-z_0-9]*", text) and text not in _WORDS:
         return text
     quoted = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -44,7 +44,7 @@ class CocoExport(ObjectsExport):
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         assert lines is not None
-        rows = RecordLines.of_file(lines)
+        rows = RecordLines.map_file(lines)
         splits = [(split.name, split.start, split.stop) for split in self.manifest.splits] or [("", 0, len(rows))]
         names = make_distinct([safe_name(name) for name, _, _ in splits]) if self.manifest.splits else [""]
         categories = [

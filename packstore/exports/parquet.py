@@ -25,7 +25,7 @@ from packstore.core.export_manifest import ExportManifest
 from packstore.core.fields import BOXES_ARE
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
-from packstore.core.yamltext import yaml_text
+from packstore.core.yamltext import format_yaml_string
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import shorten
 from packstore.stores.base import Reader
@@ -225,10 +225,12 @@ def _card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
 def _yaml(value: Any, indent: str = "\n") -> str:
     """Formats dicts, lists, strings and numbers as YAML to follow a name."""
     if isinstance(value, dict):
-        return "".join(f"{indent}{yaml_text(name)}:{_yaml(each, indent + '  ')}" for name, each in value.items())
+        return "".join(
+            f"{indent}{format_yaml_string(name)}:{_yaml(each, indent + '  ')}" for name, each in value.items()
+        )
     if isinstance(value, list):
         return "".join(f"{indent}- {_yaml(each, indent + '  ').lstrip()}" for each in value)
-    return f" {yaml_text(value) if isinstance(value, str) else value}"
+    return f" {format_yaml_string(value) if isinstance(value, str) else value}"
 
 
 def _arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from packstore.core.checksums import image_checksum, joined_records_digest, records_digest, row_checksum
+from packstore.core.checksums import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.errors import SampleError, printable
-from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, row_line
+from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, format_line
 from packstore.core.files import refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers, ordered_map
@@ -166,7 +166,7 @@ def run_export(
             parts = _ShardLoop(plan, output, staging, done, progress).write()
             manifest = plan.manifest
             if plan.recoding.new:
-                manifest = replace(manifest, records_digest=joined_records_digest((p.digest, p.records) for p in parts))
+                manifest = replace(manifest, records_digest=join_records_digests((p.digest, p.records) for p in parts))
             shards = tuple(Shard(p.file, p.split, p.records) for p in parts if p.file is not None)
             export_manifest = replace(output.export_manifest, manifest=manifest, shards=shards)
             lines = staging.join_lines(len(parts)) if plan.has_lines else None
@@ -237,7 +237,7 @@ class _ShardLoop:
                     facts = shard.add(record)
                     if self._plan.has_lines:
                         key = {} if self._plan.kind.keeps_keys else {"key": record.key}
-                        lines.write(row_line(self._line_columns(record), record.at_rest, **key, **facts))
+                        lines.write(format_line(self._line_columns(record), record.at_rest, **key, **facts))
                     if isinstance(record.image, bytes) and self._plan.recoding.new:
                         checksums.append(image_checksum(record.image))
                         rows.append(row_checksum(self._plan.manifest.columns, record.at_rest))

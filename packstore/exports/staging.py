@@ -15,7 +15,7 @@ from packstore.core.export_manifest import (
     ROWS_FILE,
     ExportManifest,
     RecordLines,
-    is_beside,
+    names_sidecar,
     read_export_manifest,
 )
 from packstore.core.files import device_and_inode, sync_directory, sync_file, writing
@@ -219,9 +219,9 @@ def _files_in_lines(path: Path, export_manifest: ExportManifest) -> set[bytes]:
     if not export_manifest.rows or export_manifest.shards:
         return set()
     try:
-        lines = RecordLines.of_file(path / ROWS_FILE)
+        lines = RecordLines.map_file(path / ROWS_FILE)
         each = (lines[i].items() for i in range(len(lines)))
-        named = (file for line in each for name, file in line if name == "file" or is_beside(name))
+        named = (file for line in each for name, file in line if name == "file" or names_sidecar(name))
         return {os.fsencode(file) for file in named if isinstance(file, str)}
     except (OSError, ValueError):
         return set()

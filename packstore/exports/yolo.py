@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from packstore.core.export_manifest import ExportManifest
-from packstore.core.yamltext import yaml_text
+from packstore.core.yamltext import format_yaml_string
 from packstore.exports.base import Record
 from packstore.exports.names import safe_name
 from packstore.exports.objects import LabelledObject, ObjectsExport
@@ -52,9 +52,9 @@ class YoloExport(ObjectsExport):
             places[name if called in places or called in names else called] = f"images/{folder}"
         places = places or {"train": "images"}
         places.setdefault("val", places.get("test", places.get("train", "images")))  # readers require val
-        text = [f"{yaml_text(name)}: {yaml_text(place)}" for name, place in places.items()]
+        text = [f"{format_yaml_string(name)}: {format_yaml_string(place)}" for name, place in places.items()]
         classes = self.objects.class_names(self.largest_label)
-        text += ["names:", *(f"  {number}: {yaml_text(name)}" for number, name in enumerate(classes))]
+        text += ["names:", *(f"  {number}: {format_yaml_string(name)}" for number, name in enumerate(classes))]
         if self.objects.shape:
             text.append(f"kpt_shape: {list(self.objects.shape)}")
         self.write_file(_DESCRIPTION, "".join(f"{line}\n" for line in text).encode("utf-8"))

@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty, refuse_inside
-from packstore.core.findings import DROPPED, records_to_drop
+from packstore.core.findings import DEFAULT_DROP, records_to_drop
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
@@ -54,7 +54,7 @@ class SelectOptions:
     whole_shards: bool = False
     seed: int = 0
     drop: str | os.PathLike[str] | None = None
-    drop_kinds: Sequence[str] = DROPPED
+    drop_kinds: Sequence[str] = DEFAULT_DROP
     drop_columns: Sequence[str] = ()
     relabel: str | os.PathLike[str] | Mapping[str, str] | None = None
     format: str | None = None
@@ -72,7 +72,7 @@ class SelectOptions:
         for name in ("drop_columns", "drop_kinds"):
             if isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} should be a list of names, got {getattr(self, name)!r}")
-        if self.drop is None and tuple(self.drop_kinds) != DROPPED:
+        if self.drop is None and tuple(self.drop_kinds) != DEFAULT_DROP:
             raise UsageError("drop_kinds says which findings of an audit count: drop names its report")
         if self.splits is not None:
             shares = list(self.splits.values())
@@ -105,7 +105,7 @@ def select(
     whole_shards: bool = False,
     seed: int = 0,
     drop: str | os.PathLike[str] | None = None,
-    drop_kinds: Sequence[str] = DROPPED,
+    drop_kinds: Sequence[str] = DEFAULT_DROP,
     drop_columns: Sequence[str] = (),
     relabel: str | os.PathLike[str] | Mapping[str, str] | None = None,
     format: str | None = None,

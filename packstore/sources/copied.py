@@ -16,7 +16,7 @@ from pathlib import Path
 from packstore.cache import Cache, default_cache
 from packstore.core.columns import ImageData
 from packstore.core.errors import SampleError, SourceError, StoreError, printable
-from packstore.core.files import allow_open_files, release_open_files
+from packstore.core.files import raise_open_file_limit, release_open_files
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.scratch import scratch_folder
@@ -165,7 +165,7 @@ def copies(
         )
     done_bytes = 0
     with scratch_folder("source") as folder, ExitStack() as held:
-        granted = allow_open_files(len(found))
+        granted = raise_open_file_limit(len(found))
         held.callback(release_open_files, granted)
         if granted < len(found):
             raise SourceError(

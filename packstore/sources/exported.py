@@ -16,8 +16,8 @@ from packstore.core.export_manifest import (
     ROWS_FILE,
     ExportManifest,
     RecordLines,
-    is_beside,
     is_inside,
+    names_sidecar,
     parse_export_manifest,
     read_export_manifest,
 )
@@ -72,7 +72,7 @@ class ExportedFiles(RowSource):
             line = self.lines[number]
         except ValueError:
             return []
-        return [file for name, file in line.items() if is_beside(name) and isinstance(file, str)]
+        return [file for name, file in line.items() if names_sidecar(name) and isinstance(file, str)]
 
     def find_lines(self) -> RecordLines:
         """See :meth:`RowSource.find_lines`."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_rest, to_rest
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, AtRest, ExportManifest, RecordLines, value_of
+from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, AtRest, ExportManifest, RecordLines, parse_value
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.decoders import get_decoder
 from packstore.sources.base import Entry, Sample, SourceOptions, Survey, rounded_size
@@ -143,7 +143,7 @@ class Restored:
         for column in self._columns:
             if column.name not in self.export_manifest.held or column.name in in_line:
                 for each in (column, *column.companions):
-                    values[each.name] = value_of(each, line)
+                    values[each.name] = parse_value(each, line)
                 _check_classes(column, values[column.name])
                 continue
             value = given.get(column.name)

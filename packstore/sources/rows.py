@@ -117,7 +117,7 @@ class RowSource(Source):
 
     def find_lines(self) -> RecordLines:
         """The lines beside the export manifest. Raises :class:`OSError`."""
-        return RecordLines.of_file(self.path / ROWS_FILE)
+        return RecordLines.map_file(self.path / ROWS_FILE)
 
     @cached_property
     def export_manifest(self) -> ExportManifest | None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, OneByOneArray, Ragged, WholeColumn, from_rest
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, LazyArray, Ragged, WholeColumn, from_rest
 from packstore.core.errors import CorruptRecordError, ManifestError, StoreError, printable
 from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
@@ -127,7 +127,7 @@ class Reader(ABC):
         """A whole column, mapped or loaded once and then kept (a sharded store opens all shards for it: take
         :meth:`values` of what is needed): shape ``(N, *column.shape)`` for a fixed one
         (``bfloat16`` as ``uint16`` bit patterns), :class:`Ragged` for a ragged one. Values that lie apart are read when
-        they are asked for, see :class:`packstore.core.columns.OneByOneArray`. Raises :class:`KeyError` for an unknown
+        they are asked for, see :class:`packstore.core.columns.LazyArray`. Raises :class:`KeyError` for an unknown
         name, and :class:`StoreError` for ``image`` without :attr:`has_image_array`."""
 
     @abstractmethod
@@ -185,9 +185,9 @@ class Reader(ABC):
         """The fixed column ``name``; one whose values lie apart is loaded whole. Raises :class:`StoreError` when it is
         ragged."""
         column = self._fixed(name)
-        return column[:] if isinstance(column, OneByOneArray) else column
+        return column[:] if isinstance(column, LazyArray) else column
 
-    def _fixed(self, name: str) -> NDArray[Any] | OneByOneArray:
+    def _fixed(self, name: str) -> NDArray[Any] | LazyArray:
         column = self.column(name)
         if isinstance(column, Ragged):
             raise StoreError(f"column {name!r} of {self.path} is ragged")

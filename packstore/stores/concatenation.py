@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import joined_records_digest
+from packstore.core.checksums import join_records_digests
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.core.manifest import Manifest, Split
@@ -78,7 +78,7 @@ class ConcatReader(Reader):
             records=records,
             columns=tuple(whole),
             splits=tuple(splits.values()),
-            records_digest=joined_records_digest((m.records_digest, m.records) for m in manifests),
+            records_digest=join_records_digests((m.records_digest, m.records) for m in manifests),
             shards=None,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from packstore.core.errors import MissingStoreError, StoreError, printable
-from packstore.core.files import MANIFEST_FILE, open_regular, url_in
+from packstore.core.files import MANIFEST_FILE, open_regular, url_message
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
@@ -31,7 +31,7 @@ def recognise(path: Path) -> Format | None:
         if path.is_dir():
             return _recognise_directory(path)
         if not path.exists():
-            raise MissingStoreError(url_in(path) or f"{shown} does not exist")
+            raise MissingStoreError(url_message(path) or f"{shown} does not exist")
         if not path.is_file():
             raise StoreError(f"{shown} is neither a file nor a directory, so it is not a store")
         with path.open("rb") as file:

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import file_digest, joined_records_digest
+from packstore.core.checksums import file_digest, join_records_digests
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import ManifestError, StoreError, UsageError, printable
 from packstore.core.files import (
     MANIFEST_FILE,
-    allow_open_files,
     device_and_inode,
     open_regular,
+    raise_open_file_limit,
     release_open_files,
 )
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
@@ -239,7 +239,7 @@ class ShardedReader(Reader):
             yield from self._check_shard(number, shard, quick, progress)
             done_bytes += shard.nbytes
             progress(Progress("structure", number + 1, len(shards), done_bytes))
-        joined = joined_records_digest((shard.records_digest, shard.records) for shard in shards)
+        joined = join_records_digests((shard.records_digest, shard.records) for shard in shards)
         if joined != self.manifest.records_digest:
             yield Problem(
                 f"the digest of the records of all shards is {joined}, expected {self.manifest.records_digest}"
@@ -359,7 +359,7 @@ def open_sharded(path: Path) -> ShardedReader:
 
 def reserve_open_files(table: ShardTable) -> int:
     """Reserves open files for a reader of these shards. Returns how many it got."""
-    return allow_open_files(_FILES_A_SHARD * min(len(table), _MOST_OPEN))
+    return raise_open_file_limit(_FILES_A_SHARD * min(len(table), _MOST_OPEN))
 
 
 def _hold(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:

@@ -19,7 +19,7 @@ from packstore.checking.audit import same
 from packstore.checking.audit.same import Hashes, groups_of, nearest_before
 from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
 from packstore.core.errors import UsageError
-from packstore.core.findings import DROPPED, KINDS
+from packstore.core.findings import DEFAULT_DROP, KINDS
 from packstore.core.progress import no_progress
 from packstore.images.perceptual import CROPS, THRESHOLD, distances, grey, hashes, shrunk
 from packstore.stores import create_store
@@ -356,7 +356,7 @@ def test_every_kind_of_finding_is_in_the_guide() -> None:
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(KINDS)
     named = re.search(r"`select --drop` takes out (`leak.*?), unless", page, re.DOTALL)
     assert named is not None
-    assert re.findall(r"`(\w+)`", named[1]) == list(DROPPED)
+    assert re.findall(r"`(\w+)`", named[1]) == list(DEFAULT_DROP)
 
 
 def test_groups_are_those_of_equal_values() -> None:

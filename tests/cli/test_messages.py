@@ -28,7 +28,7 @@ import packstore
 from packstore.cli.common import LocalPath, shell_quote
 from packstore.cli.messages import MessageHandler
 from packstore.core.errors import UsageError
-from packstore.core.files import url_in
+from packstore.core.files import url_message
 from packstore.packing.options import ConvertOptions
 from packstore.stores import is_store
 from packstore.stores.base import disk_bytes
@@ -241,7 +241,7 @@ def test_empty_paths_in_python(
 def test_what_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("s3:").mkdir()
-    assert url_in("C:/images", "a:b", "/s3://x", "images", None, b"\xff:/", "s3://a folder of this name") is None
+    assert url_message("C:/images", "a:b", "/s3://x", "images", None, b"\xff:/", "s3://a folder of this name") is None
 
 
 @pytest.mark.slow

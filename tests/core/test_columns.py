@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from packstore.core.checksums import column_digest
 from packstore.core.column import ITEM_SIZE, Column
-from packstore.core.columns import NUMPY_DTYPE, OneByOneArray, from_rest, shape_to_rest, to_rest
+from packstore.core.columns import NUMPY_DTYPE, LazyArray, from_rest, shape_to_rest, to_rest
 from packstore.core.errors import ManifestError, StoreError
 
 LABEL = Column("label", "fixed", "int64", classes=("ant", "bee"), type="label")
@@ -106,7 +106,7 @@ def test_an_array_whose_values_lie_apart() -> None:
         asked.append(record)
         return whole[record].tobytes()
 
-    data = OneByOneArray(column, 4, read)
+    data = LazyArray(column, 4, read)
     assert (len(data), data.shape, data.dtype, data.nbytes) == (4, (4, 2, 3), whole.dtype, whole.nbytes)
     assert asked == []
     assert data[2].tolist() == whole[2].tolist()
@@ -123,7 +123,7 @@ def test_an_array_whose_values_lie_apart() -> None:
     assert column_digest(data) == column_digest(whole)
     for wrong in (bytes(11), bytes(13), b""):
         with pytest.raises(StoreError, match=rf"a value of column 'array' has {len(wrong)} bytes, not 12"):
-            OneByOneArray(column, 4, lambda _, wrong=wrong: wrong)[1]  # type: ignore[misc]
+            LazyArray(column, 4, lambda _, wrong=wrong: wrong)[1]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def make(**changes: Any) -> Manifest:
         "versions": {"packstore": "0.1.0"},
         "skipped": (Skipped("a/b.jpg", "empty"),),
         "records_digest": "c" * 32,
-        "shards": ShardTable.of([Shard("shard-00000.h5", 3, 1000, 72, "c" * 32, SHA, SHA)], ".h5"),
+        "shards": ShardTable.from_shards([Shard("shard-00000.h5", 3, 1000, 72, "c" * 32, SHA, SHA)], ".h5"),
     }
     return Manifest(**(plain | changes))
 
@@ -183,8 +183,8 @@ def test_newer_version() -> None:
         {"splits": (Split("a", 0, 2), Split("a", 2, 3))},
         {"splits": (Split("a", 1, 3),)},
         {"records_digest": "c" * 31},
-        {"shards": ShardTable.of([Shard("shard-00000.h5", 2, 1, 72, "c" * 32, SHA, SHA)], ".h5")},
-        {"shards": ShardTable.of([Shard("shard-00000.h5", 3, 1, 71, "c" * 32, SHA, SHA)], ".h5")},
+        {"shards": ShardTable.from_shards([Shard("shard-00000.h5", 2, 1, 72, "c" * 32, SHA, SHA)], ".h5")},
+        {"shards": ShardTable.from_shards([Shard("shard-00000.h5", 3, 1, 71, "c" * 32, SHA, SHA)], ".h5")},
     ],
 )
 def test_impossible_manifests(changes: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def test_a_plug_in_that_cannot_be_used_is_named(
     assert why in str(raised.value)
     assert len(list(registry.values())) == len(registry.built_in)
     list(registry.values())
-    assert [record.getMessage() for record in caplog.records] == [f"{raised.value}; going on without it"]
+    assert [record.getMessage() for record in caplog.records] == [f"{raised.value}; continuing without it"]
 
 
 @pytest.mark.parametrize("point", ["tar = no_such_module:FORMAT", "tar = plugged:NUMBER"])
@@ -86,7 +86,7 @@ def test_a_plug_in_with_a_name_of_packstores_own_is_told(install: Install, caplo
     assert [format.name for format in FORMATS.values()] == ["lmdb", "hdf5", "pth"]
     (record,) = caplog.records
     assert record.getMessage() == (
-        "the plug-in 'lmdb' of toy (format) is not used: packstore has its own of that name; rename or uninstall it"
+        "the plug-in 'lmdb' of toy (format) is not used: packstore has one of that name itself; rename or uninstall it"
     )
 
 
@@ -97,7 +97,7 @@ def test_the_doctor_lists_plug_ins(install: Install) -> None:
     assert (broken.name, broken.value) == ("format tar", "toy")
     assert "is 42 and should be" in str(broken.problem)
     assert (taken.name, sound.name, sound.problem) == ("kind of source flat", "encoding png", None)
-    assert "packstore has its own of that name" in str(taken.problem)
+    assert "packstore has one of that name itself" in str(taken.problem)
 
 
 def test_the_doctor_survives_plug_ins_that_end_the_process() -> None:

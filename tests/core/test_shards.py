@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packstore.core.checksums import joined_records_digest, records_digest
+from packstore.core.checksums import join_records_digests, records_digest
 from packstore.core.errors import ManifestError
 from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, rows_of, shard_name
 
@@ -22,7 +22,7 @@ def shard(number: int) -> Shard:
 
 def test_both_ways(tmp_path: Path) -> None:
     shards = [shard(i) for i in range(5)]
-    table = ShardTable.of(shards, ".h5")
+    table = ShardTable.from_shards(shards, ".h5")
     data = table.table.tobytes()
     assert len(data) == table.nbytes == 5 * TABLE_ROW.itemsize == 560
     assert hashlib.sha256(data).hexdigest() == table.digest
@@ -43,7 +43,7 @@ def test_both_ways(tmp_path: Path) -> None:
 
 def test_names_go_by_number_and_not_by_place() -> None:
     shards = [shard(3), shard(0), shard(7)]
-    table = ShardTable.of(shards, ".h5")
+    table = ShardTable.from_shards(shards, ".h5")
     assert table.names() == [s.name for s in shards] == [table.name(i) for i in range(3)]
     assert [*table] == shards
     data = rows_of([shard(1), shard(2), shard(1)]).tobytes()
@@ -52,7 +52,7 @@ def test_names_go_by_number_and_not_by_place() -> None:
 
 
 def test_every_changed_byte_is_found() -> None:
-    table = ShardTable.of([shard(i) for i in range(3)], ".h5")
+    table = ShardTable.from_shards([shard(i) for i in range(3)], ".h5")
     data = table.table.tobytes()
     for place in range(len(data)):
         changed = bytearray(data)
@@ -109,7 +109,7 @@ def test_the_digest_of_records_does_not_depend_on_where_they_are_cut() -> None:
     for cuts in ([0, 50], [0, 1, 50], [0, 7, 7, 20, 49, 50], [*range(51)]):
         pairs = list(itertools.pairwise(cuts))
         parts = ((records_digest(checksums[a:b], rows[a:b]), b - a) for a, b in pairs)
-        assert joined_records_digest(parts) == whole
+        assert join_records_digests(parts) == whole
     others = [np.flip(checksums), np.roll(checksums, 1), checksums ^ np.uint64(1), checksums[:-1]]
     assert len({records_digest(o, rows[: len(o)]) for o in others} | {whole}) == 5
     assert records_digest(rows, checksums) != whole

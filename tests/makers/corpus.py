@@ -70,7 +70,7 @@ def main() -> None:
         (CORPUS / "manifest" / f"{name}.json").write_text(text)
     sha = "ab" * 32
     shards = [Shard(f"shard-{i:05}.h5", i + 1, 1000 * i, 10 * i, sha[:32], sha, sha) for i in range(4)]
-    (CORPUS / "shards" / "table").write_bytes(ShardTable.of(shards, ".h5").table.tobytes())
+    (CORPUS / "shards" / "table").write_bytes(ShardTable.from_shards(shards, ".h5").table.tobytes())
 
 
 if __name__ == "__main__":

@@ -502,7 +502,7 @@ def _shards(data: bytes) -> None:
     """A table whose digest is right, whatever is in it."""
     table = ShardTable(max(len(data) // TABLE_ROW.itemsize, 1), hashlib.sha256(data).hexdigest(), ".h5").read(data)
     assert int(table.starts[-1]) == sum(shard.records for shard in table)
-    assert ShardTable.of(table[:], ".h5") == table
+    assert ShardTable.from_shards(table[:], ".h5") == table
 
 
 def _export(data: bytes) -> None:

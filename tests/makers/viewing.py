@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlencode
 import numpy as np
 from PIL import Image
 
-from packstore.core.checksums import ROW_CHECKSUM, file_digest, joined_records_digest
+from packstore.core.checksums import ROW_CHECKSUM, file_digest, join_records_digests
 from packstore.core.column import CHECKSUM, KEY
 from packstore.core.manifest import Column, Origin, Split
 from packstore.core.registry import FORMATS
@@ -153,8 +153,8 @@ def make_large(path: Path, shards: int, records: int) -> None:
         records=total,
         columns=tuple(dataclasses.replace(c, nbytes=c.nbytes * shards, digest=None) for c in manifest.columns),
         splits=(Split("train", 0, total - records), Split("val", total - records, total)),
-        records_digest=joined_records_digest((row.records_digest, row.records) for row in rows),
-        shards=ShardTable.of(rows, kind.suffixes[0]),
+        records_digest=join_records_digests((row.records_digest, row.records) for row in rows),
+        shards=ShardTable.from_shards(rows, kind.suffixes[0]),
     )
     write_head(path, head)
 

@@ -223,7 +223,7 @@ def test_a_class_that_has_no_name_is_a_bad_sample(tmp_path: Path) -> None:
         ("train: 5\nnames: [a, b]", "no images are where it says"),
         ("train: images/train\nval: images\nnames: [a, b]", r"0000\d\.jpg is in train and again in val"),
         ("train: &a images/train\nval: *a\nnames: [a, b]", "has an alias"),
-        ("train: [\nnames: [a, b]", "is no YAML"),
+        ("train: [\nnames: [a, b]", "is not YAML"),
         ("train: ../../../../etc\nnames: [a, b]", "no images are where it says"),
         ("train: list.txt\nnames: [a, b]", r"list\.txt, line 1 names '\.\./\.\./x\.jpg', which is no path"),
     ],

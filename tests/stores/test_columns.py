@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from packstore import verify
 from packstore.core import column as columns_module
 from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, ROW_CHECKSUM, Column
-from packstore.core.columns import NUMPY_DTYPE, OneByOne, OneByOneArray, Ragged, shape_to_rest, to_rest
+from packstore.core.columns import NUMPY_DTYPE, LazyArray, LazyRagged, Ragged, shape_to_rest, to_rest
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Origin
 from packstore.stores import create_store, format_of, open_store
@@ -182,12 +182,12 @@ def test_a_large_column_lies_record_by_record(tmp_path: Path, monkeypatch: pytes
         assert reader.value("a_float32", 3).tolist() == records.values["a_float32"][3].tolist()
         chosen = np.array([39, 0, 3])
         assert reader.values("square", chosen).tolist() == records.values["square"][chosen].tolist()
-        assert isinstance(reader.column("a_float32"), OneByOneArray)
-        assert isinstance(reader.column("square"), OneByOneArray)
+        assert isinstance(reader.column("a_float32"), LazyArray)
+        assert isinstance(reader.column("square"), LazyArray)
         assert isinstance(reader.column("a_bfloat16"), np.ndarray)
         assert bytes(reader.value("a_text", 3)) == records.values["a_text"][3]
         assert reader.key(3) == records.values["key"][3]
-        assert isinstance(reader.column("a_text"), OneByOne)
+        assert isinstance(reader.column("a_text"), LazyRagged)
         assert isinstance(reader.column("a_json"), Ragged)
     assert verify(tmp_path / "apart.lmdb").ok
     assert content(tmp_path / "whole.lmdb") != content(tmp_path / "apart.lmdb")
@@ -240,7 +240,7 @@ def test_memory_while_an_array_is_large(tmp_path: Path, suffix: str, monkeypatch
         assert tracemalloc.get_traced_memory()[1] < 40 << 20
         tracemalloc.reset_peak()
         with open_store(path) as reader:
-            assert (reader.manifest.column("array").one_by_one, isinstance(reader.column("array"), OneByOneArray)) == (
+            assert (reader.manifest.column("array").one_by_one, isinstance(reader.column("array"), LazyArray)) == (
                 True,
                 suffix == ".lmdb",
             )

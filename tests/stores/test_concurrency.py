@@ -140,11 +140,11 @@ from packstore.core import files
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 files._USUAL_FILES = 32
 readers = [packstore.open(sys.argv[1]) for _ in range(8)]
-print(sum(len({bytes(reader.read(i)) for i in range(len(reader))}) for reader in readers), files._promised)
+print(sum(len({bytes(reader.read(i)) for i in range(len(reader))}) for reader in readers), files._reserved)
 for reader in readers[1:]:
     reader.close()
 del reader, readers
-print(files._promised)
+print(files._reserved)
 """
 
 

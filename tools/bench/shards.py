@@ -25,7 +25,7 @@ from statistics import median
 import numpy as np
 from common import machine, table
 
-from packstore.core.checksums import ROW_CHECKSUM, file_digest, joined_records_digest
+from packstore.core.checksums import ROW_CHECKSUM, file_digest, join_records_digests
 from packstore.core.column import CHECKSUM, KEY
 from packstore.core.errors import ManifestError
 from packstore.core.manifest import Column, Manifest, Origin, Split
@@ -105,8 +105,8 @@ def head(manifest: Manifest, rows: list[Shard], suffix: str) -> Manifest:
         records=total,
         columns=tuple(dataclasses.replace(c, nbytes=c.nbytes * len(rows), digest=None) for c in manifest.columns),
         splits=(Split("train", 0, total),),
-        records_digest=joined_records_digest((row.records_digest, row.records) for row in rows),
-        shards=ShardTable.of(rows, suffix),
+        records_digest=join_records_digests((row.records_digest, row.records) for row in rows),
+        shards=ShardTable.from_shards(rows, suffix),
     )
 
 
@@ -120,7 +120,7 @@ def step(path: Path, batches: int = 1, files: int = 0) -> list[float]:
 def measure_table(count: int) -> tuple[float, int, int]:
     """Seconds to read and prove a table, and of how many changed bytes how many were found."""
     sha = hashlib.sha256(b"").hexdigest()
-    one = ShardTable.of([Shard("shard-00000.h5", 1000, 10**8, 10**8, sha[:32], sha, sha)], ".h5")
+    one = ShardTable.from_shards([Shard("shard-00000.h5", 1000, 10**8, 10**8, sha[:32], sha, sha)], ".h5")
     rows = np.repeat(one.table, count)
     rows["nbytes"] += np.arange(count, dtype=np.uint64)
     rows["number"] = np.arange(count)

@@ -171,7 +171,7 @@ class DocumentExport(LabelsExport):
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         assert lines is not None
-        rows = RecordLines.of_file(lines)
+        rows = RecordLines.map_file(lines)
         files: dict[str, list[tuple[str, int, int]]] = {}
         for name, folder, start, stop in self.splits:
             files.setdefault(self.document.format(split=folder or self.no_split), []).append((name, start, stop))

@@ -40,7 +40,7 @@ class VocExport(SidecarExport):
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         assert lines is not None
-        rows, files = RecordLines.of_file(lines), []
+        rows, files = RecordLines.map_file(lines), []
         (self.path / "ImageSets/Main").mkdir(parents=True, exist_ok=True)
         for _, folder, start, stop in self.splits:
             files.append(f"ImageSets/Main/{folder or 'train'}.txt")

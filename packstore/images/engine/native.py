@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import Placed
+from packstore.core.columns import MappedValues
 from packstore.core.errors import EngineError
 from packstore.images.programs import STEP, Program
 
@@ -114,7 +114,7 @@ class Requests:
         self._form: _Form | None = None
         self._fields = np.zeros((len(sources), _FIELDS), np.int64)
         if len(sources):
-            self._fields[:, _SOURCE] = sources.places if isinstance(sources, Placed) else _places(sources)
+            self._fields[:, _SOURCE] = sources.places if isinstance(sources, MappedValues) else _places(sources)
         if pixels is not None:
             self._fields[:, _SIZE] = pixels
         if indexes is not None and len(sources):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.core.checksums import (
     ROW_CHECKSUM,
-    joined_records_digest,
+    join_records_digests,
     records_digest,
     row_checksums,
     value_hashes,
@@ -419,8 +419,8 @@ class StoreBuilder:
             records=self.records,
             columns=tuple(columns),
             splits=tuple(self._runs),
-            records_digest=joined_records_digest((shard.records_digest, shard.records) for shard in shards),
-            shards=ShardTable.of(shards, self._format.suffixes[0]),
+            records_digest=join_records_digests((shard.records_digest, shard.records) for shard in shards),
+            shards=ShardTable.from_shards(shards, self._format.suffixes[0]),
         )
 
     def _records_digest(self, start: int, stop: int) -> str:

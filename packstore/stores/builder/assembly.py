@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import file_digest, joined_records_digest
+from packstore.core.checksums import file_digest, join_records_digests
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest, Skipped, Split
 from packstore.core.registry import FORMATS
-from packstore.core.shards import TABLE_ROW, Shard, ShardTable, rows_of, shard_name
+from packstore.core.shards import TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
 from packstore.core.urls import UrlPath, location
 from packstore.stores.format import Format
 from packstore.stores.remote.transfer import download
@@ -114,7 +114,7 @@ def parts_of(path: Path, manifest: Manifest, places: list[str] | None = None) ->
         nbytes, digest = file_digest(format.data_file(path))
         name = format.shard_name(0)
         sizes = manifest.records, nbytes, manifest.image.nbytes
-        rows = rows_of([Shard(name, *sizes, manifest.records_digest, digest, manifest.digest)])
+        rows = shards_to_rows([Shard(name, *sizes, manifest.records_digest, digest, manifest.digest)])
         return Parts(rows, [os.fspath(path)], [_runs(manifest.splits, 0, manifest.records)])
     starts = manifest.shards.starts.tolist()
     runs = [_runs(manifest.splits, *edges) for edges in pairwise(starts)]
@@ -167,7 +167,7 @@ def head_of(
         options=base.options if options is None else options,
         skipped=tuple(skipped),
         versions=base.versions if versions is None else versions,
-        records_digest=joined_records_digest(zip(digests, rows["records"].tolist(), strict=True)),
+        records_digest=join_records_digests(zip(digests, rows["records"].tolist(), strict=True)),
         shards=table,
     )
 

@@ -43,7 +43,7 @@ from packstore.core.errors import ManifestError, StoreError
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Skipped
 from packstore.core.plainjson import to_plain
-from packstore.core.shards import Shard, ShardTable, rows_of
+from packstore.core.shards import Shard, ShardTable, shards_to_rows
 from packstore.stores.builder.work_directory import JOURNAL, RECEIPT, SHARDS
 
 _log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class Journal:
         """The table of these shards, once the rows of the new ones are written."""
         if not shards:
             return None
-        rows = rows_of(shards[self._sealed :]).tobytes()
+        rows = shards_to_rows(shards[self._sealed :]).tobytes()
         self._shards.write(rows)
         self._shards.flush()
         self._shards_digest.update(rows)

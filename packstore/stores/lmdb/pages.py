@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import Placed
+from packstore.core.columns import MappedValues
 
 HEADER = struct.Struct("<QHHHH")  # page number, pad, flags, lower, upper
 _OVERFLOW = struct.Struct("<QHHI")  # page number, pad, flags, number of pages
@@ -195,9 +195,9 @@ class RecordLookup:
                     raise PageError(f"the tree has more than {most} pages at level {level + 1}")
         return np.maximum.accumulate(np.array(firsts, np.int64)), np.array(pages, np.int64)
 
-    def views(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Placed:
+    def views(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> MappedValues:
         """Returns views of parts of the file, given by their offsets and sizes."""
-        return Placed(self._views, self._address, starts, sizes)
+        return MappedValues(self._views, self._address, starts, sizes)
 
     def value(self, index: int) -> memoryview | None:
         """Returns the value of record ``index``, or None. The view keeps its map alive. Raises :class:`PageError`."""

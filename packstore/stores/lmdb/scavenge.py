@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64
 
 from packstore.core.checksums import column_digest
-from packstore.core.column import guessed
+from packstore.core.column import guess_column
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, fixed_value, one_by_one
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
@@ -236,7 +236,7 @@ class _Scan:
         """Derives the columns from the names and headers of their arrays, if there is no manifest."""
         columns = []
         names = {dtype.str: name for name, dtype in NUMPY_DTYPE.items() if name != "bfloat16"}
-        columns += [guessed(name, "ragged", "uint8") for name in sorted(self.numbered)]
+        columns += [guess_column(name, "ragged", "uint8") for name in sorted(self.numbered)]
         for name, values in self.named.items():
             if name.endswith("/offsets") or name == "manifest":
                 continue
@@ -245,10 +245,10 @@ class _Scan:
             except ValueError:
                 continue
             if name.endswith("/bytes") and len(shape) == 1:
-                columns.append(guessed(name.removesuffix("/bytes"), "ragged", "uint8", nbytes=shape[0]))
+                columns.append(guess_column(name.removesuffix("/bytes"), "ragged", "uint8", nbytes=shape[0]))
             elif dtype.str in names and shape[:1] == (records,):
                 nbytes = dtype.itemsize * math.prod(shape)
-                columns.append(guessed(name, "fixed", names[dtype.str], shape[1:], nbytes))
+                columns.append(guess_column(name, "fixed", names[dtype.str], shape[1:], nbytes))
         return columns
 
 

@@ -28,8 +28,8 @@ from packstore.core.columns import (
     OFFSET,
     Buffer,
     ColumnData,
-    OneByOne,
-    OneByOneArray,
+    LazyArray,
+    LazyRagged,
     Ragged,
     WholeColumn,
     one_by_one,
@@ -395,7 +395,7 @@ def _find_manifest(pages: Pages, path: Path) -> Manifest:
     return manifest
 
 
-def _column_by_record(pages: Pages, column: Column, records: int, path: str) -> OneByOne | OneByOneArray:
+def _column_by_record(pages: Pages, column: Column, records: int, path: str) -> LazyRagged | LazyArray:
     """Returns a column with one value per key. It stays valid after the reader is closed."""
     name = column.name
     find = pages.lookup(f"{name}/".encode("ascii")).value

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.cache import Cache, default_cache
-from packstore.core.checksums import joined_records_digest
+from packstore.core.checksums import join_records_digests
 from packstore.core.errors import CacheFullError, DamagedObjectError, DiskFullError, StoreError, UnreachableError
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.shards import Shard
@@ -140,7 +140,7 @@ class RemoteReader(ShardedReader):
                 yield from self._check_object(number, shard, progress)
             done_bytes += shard.nbytes
             progress(Progress("structure", number + 1, len(shards), done_bytes))
-        joined = joined_records_digest((shard.records_digest, shard.records) for shard in shards)
+        joined = join_records_digests((shard.records_digest, shard.records) for shard in shards)
         if joined != self.manifest.records_digest:
             expected = self.manifest.records_digest
             yield Problem(f"the digest of the records of all shards is {joined}, expected {expected}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from packstore.core.checksums import joined_records_digest
+from packstore.core.checksums import join_records_digests
 from packstore.core.errors import UsageError
 from packstore.core.shards import ShardTable
 from packstore.training.dataset import PackedDataset
@@ -19,7 +19,7 @@ def describe_records(dataset: PackedDataset) -> dict[str, Any]:
     manifest = dataset.manifest
     if manifest.shards is not None and manifest.shards.rows is not None:
         parts = _shards_of(dataset, manifest.shards)
-        digest: str | None = joined_records_digest(parts)
+        digest: str | None = join_records_digests(parts)
     else:
         digest = manifest.records_digest if len(dataset) == manifest.records else None
     return {"count": len(dataset), "digest": digest}
@@ -70,7 +70,7 @@ def _begins_with(dataset: PackedDataset, count: Any, digest: Any) -> bool:
         return False
     parts = _shards_of(dataset, table)
     ends = list(accumulate(records for _, records in parts))
-    return count in ends and joined_records_digest(parts[: ends.index(count) + 1]) == digest
+    return count in ends and join_records_digests(parts[: ends.index(count) + 1]) == digest
 
 
 def _shards_of(dataset: PackedDataset, table: ShardTable) -> list[tuple[str, int]]:
