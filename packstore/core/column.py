@@ -185,13 +185,8 @@ class Column:
         )  # fmt: skip
 
 
-<<<<<<< HEAD
 def _fits(type: str, kind: str, dtype: str, shape: tuple[int, ...], layout: str | None, mode: Mode) -> bool:
-    """Whether a column of a type may lie at rest so."""
-=======
-def _fits(type: str, kind: str, dtype: str, shape: tuple[int, ...], layout: str | None) -> bool:
     """Whether a column of a type may have this stored form."""
->>>>>>> 3308e66 (Core: docstrings say what a function does, names say what it returns)
     found = kind, dtype, shape, layout
     if type == "image" and layout is not None:
         if layout == "HWC":

@@ -325,7 +325,7 @@ def test_the_command_exits_with_1_for_what_it_is_told_to(tmp_path: Path) -> None
     assert run("audit", store, "--fail-on", "any", "--quiet").returncode == 1
     wrong = run("audit", store, "--fail-on", "leaks")
     assert wrong.returncode == 2
-    assert "no kind of finding 'leaks'" in wrong.stderr
+    assert "unknown kind of finding 'leaks'" in wrong.stderr
     assert run("audit", tmp_path / "none.lmdb").returncode == 2
 
 
@@ -494,7 +494,7 @@ def test_a_report_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         packstore.select(store, tmp_path / "y.lmdb", drop=tmp_path / "none")
     report.write_text(json.dumps(good))
-    with pytest.raises(UsageError, match="no kind of finding 'leak'"):
+    with pytest.raises(UsageError, match="unknown kind of finding 'leak'"):
         packstore.select(store, tmp_path / "y.lmdb", drop=report, drop_kinds=["leak"])
     with pytest.raises(UsageError, match="drop names its report"):
         packstore.select(store, tmp_path / "y.lmdb", drop_kinds=["leakage"])

@@ -46,10 +46,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 BROKEN = [
-    ("formats", "tar = no_such_module:FORMAT", "does not load: No module named 'no_such_module'; mend or uninstall it"),
-    ("formats", "tar = plugged:NUMBER", "is 42 and should be an object of packstore.stores.format.Format; mend"),
-    ("formats", "tar = plugged:Kind", "and should be an object of packstore.stores.format.Format; mend"),
-    ("sources", "tar = plugged:NUMBER", "is 42 and should be an object of packstore.sources.base.Kind; mend"),
+    (
+        "formats",
+        "tar = no_such_module:FORMAT",
+        "does not load: No module named 'no_such_module'; repair",
+    ),
+    ("formats", "tar = plugged:NUMBER", "is 42 and should be an object of packstore.stores.format.Format; repair"),
+    ("formats", "tar = plugged:Kind", "and should be an object of packstore.stores.format.Format; repair"),
+    ("sources", "tar = plugged:NUMBER", "is 42 and should be an object of packstore.sources.base.Kind; repair"),
     ("encodings", "tar = plugged:NUMBER", "is 42 and should be a subclass of packstore.images.encode.base.Encoding"),
     ("encodings", "tar = plugged:Kind", "and should be a subclass of packstore.images.encode.base.Encoding"),
 ]

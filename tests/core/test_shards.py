@@ -12,7 +12,7 @@ import pytest
 
 from packstore.core.checksums import join_records_digests, records_digest
 from packstore.core.errors import ManifestError
-from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, rows_of, shard_name
+from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
 
 
 def shard(number: int) -> Shard:
@@ -38,7 +38,7 @@ def test_both_ways(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="was not read"):
         ShardTable(5, table.digest, ".h5")[0]
     (tmp_path / table.file).write_bytes(data)
-    assert (np.fromfile(tmp_path / table.file, TABLE_ROW) == rows_of(shards)).all()
+    assert (np.fromfile(tmp_path / table.file, TABLE_ROW) == shards_to_rows(shards)).all()
 
 
 def test_names_go_by_number_and_not_by_place() -> None:
@@ -46,7 +46,7 @@ def test_names_go_by_number_and_not_by_place() -> None:
     table = ShardTable.from_shards(shards, ".h5")
     assert table.names() == [s.name for s in shards] == [table.name(i) for i in range(3)]
     assert [*table] == shards
-    data = rows_of([shard(1), shard(2), shard(1)]).tobytes()
+    data = shards_to_rows([shard(1), shard(2), shard(1)]).tobytes()
     with pytest.raises(ManifestError, match="names a shard twice"):
         ShardTable(3, hashlib.sha256(data).hexdigest(), ".h5").read(data)
 
@@ -67,7 +67,7 @@ def test_every_changed_byte_is_found() -> None:
 @pytest.mark.parametrize("field", ["number", "records", "nbytes", "image_nbytes"])
 @pytest.mark.parametrize("value", [2**62, 2**63, 2**64 - 1])
 def test_a_row_that_cannot_be(field: str, value: int) -> None:
-    rows = rows_of([shard(i) for i in range(3)])
+    rows = shards_to_rows([shard(i) for i in range(3)])
     rows[1][field] = value
     data = rows.tobytes()
     with pytest.raises(ManifestError, match="impossible row 1"):
@@ -75,7 +75,7 @@ def test_a_row_that_cannot_be(field: str, value: int) -> None:
 
 
 def test_a_shard_without_records_cannot_be() -> None:
-    rows = rows_of([shard(0)])
+    rows = shards_to_rows([shard(0)])
     rows[0]["records"] = 0
     data = rows.tobytes()
     with pytest.raises(ManifestError, match="impossible row 0"):
