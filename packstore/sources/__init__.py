@@ -33,6 +33,7 @@ from packstore.sources.refusals import (
     like_splits,
     no_classes,
     only_unpacked,
+    or_as,
     undecided,
     unrecognised,
     with_answer,
@@ -229,7 +230,8 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     found = _left_by(source, survey)
     if found:
         with _asking_about(source.path, source.options):
-            raise incomplete(source.path, SOURCES[source.kind], [each[:2] for each in found])
+            error = incomplete(source.path, SOURCES[source.kind], [each[:2] for each in found])
+            raise or_as(error, _partial_before(source))
 
 
 def _left_by(source: Source, survey: Survey) -> list[Finding]:
@@ -240,6 +242,21 @@ def _left_by(source: Source, survey: Survey) -> list[Finding]:
     left = survey.ledger.names(Role.LEFT)
     rules = ignore_rules(source.options.ignore)
     return find_left(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
+
+
+def _partial_before(source: Source) -> list[Kind]:
+    """The more specific kinds that a source could be as well, but for what they leave."""
+    found: list[Kind] = []
+    kind: Kind
+    for kind in SOURCES.values():
+        if kind.name == source.kind:
+            return found
+        try:
+            if kind.reads(source.path) and kind.recognise(source.path, source.options) is Certainty.PARTIAL:
+                found.append(kind)
+        except (PackstoreError, OSError):
+            continue
+    return found
 
 
 def _would_leave(path: Path, kind: Kind, options: SourceOptions) -> list[Finding]:

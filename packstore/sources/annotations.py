@@ -222,12 +222,14 @@ def find_other_images(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     """Finds folders of images among the files of ``tree`` that a source leaves, and images that differ from others by
     the end of their names."""
     folders = Counter(path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
+    contents = contents_of(tree)
+    whole = {folder for folder, count in folders.items() if count == contents.folders[folder].images.count}
     left = (
-        Finding(f"{count} images in {printable(folder)}", (_pattern(folder),), folder)
+        Finding(f"{count} images in {printable(folder)}", (_pattern(folder),) if folder in whole else (), folder)
         for folder, count in sorted(folders.items())
         if folder
     )
-    return _unique([*left, *_tails(contents_of(tree))])
+    return _unique([*left, *_tails(contents)])
 
 
 def _unique(found: Iterable[Finding]) -> list[Finding]:

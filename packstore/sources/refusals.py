@@ -71,6 +71,15 @@ def with_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError
     return AmbiguousSourceError(said, [Answer(("--source", kind.name)), *error.answers], error.source)
 
 
+def or_as(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSourceError:
+    """The same error with further kinds that the path could be of as answers."""
+    if not kinds:
+        return error
+    more = ", or ".join(f"as {title(kind)} with --source {kind.name}" for kind in kinds)
+    answers = [*error.answers, *(Answer(("--source", kind.name)) for kind in kinds)]
+    return AmbiguousSourceError(f"{error}; or pack it {more}", answers, error.source)
+
+
 def lies_within(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None = None) -> AmbiguousSourceError:
     """The error for a folder that seems to be no dataset, but holds some. ``kind`` is that of which it may be."""
     shown = ", ".join(f"{printable(place.relative_to(path).as_posix())} ({title(each)})" for place, each in found)

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from packstore import AmbiguousSourceError, convert
 from packstore.core.errors import SourceError, UsageError
-from packstore.sources import open_source
+from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Entry
+from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.makers.annotated import voc_xml
 from tests.makers.images import tiny
 
 
@@ -453,3 +455,48 @@ def test_images_of_the_same_names_in_many_folders(tmp_path: Path) -> None:
     text = "path,score\n" + "".join(f"{name},{n}\n" for n, name in enumerate(names))
     found = rows(make(tmp_path, names, {"t.csv": text}))
     assert {name: each["score"] for name, each in found.items()} == {name: n for n, name in enumerate(names)}
+
+
+def test_columns_without_a_name_beside_numbers(tmp_path: Path) -> None:
+    lines = ",0,1,2\n" + "".join(f"im{n:02}.png,{n},5,{n + 0.5}\n" for n in range(6))  # as pandas writes an index
+    found = rows(make(tmp_path, range(6), {"points.csv": lines}))
+    assert found["im03.png"] == {"column0": 3, "column1": 5, "column2": 3.5}
+    assert rows(tmp_path, columns=["image=index", "label=0"])["im03.png"]["label"] == 3
+
+
+@pytest.mark.parametrize("size", [4, 300])
+def test_a_table_of_all_rows_beside_those_of_the_splits_says_nothing_more(size: int, tmp_path: Path) -> None:
+    names = [f"im{n:04}.png" for n in range(size)]
+    lines = {name: f"{name},cat,1,2,{3 + n % 9},8\n" for n, name in enumerate(names)}
+    header = "filename,class,xmin,ymin,xmax,ymax\n"
+    tables: dict[str, str] = {
+        "data/all.csv": header + "".join(reversed(lines.values())),
+        "data/train_labels.csv": header + "".join(lines[name] for name in names[2:]),
+        "data/test_labels.csv": header + "".join(lines[name] for name in names[:2]),
+    }
+    root = make(tmp_path, [f"images/{name}" for name in names], {name: str(text) for name, text in tables.items()})
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+        assert survey.splits == {"train": size - 2, "test": 2}
+        assert list(survey.ledger.names(Role.EVIDENCE)) == ["data/all.csv"]
+    (root / "data/all.csv").write_text(tables["data/all.csv"].replace("cat,1,2", "dog,1,2", 1))
+    with pytest.raises(AmbiguousSourceError, match=r"is named by data/all\.csv and by"), closing(open_source(root)):
+        pass
+
+
+def test_xml_files_beside_a_table_are_one_more_answer(tmp_path: Path) -> None:
+    notes = {f"annotations/im{n:02}.xml": voc_xml(f"im{n:02}", ("cat", (1, 2, 3, 4), 0)) for n in range(5)}
+    lines = "filename,class,xmin,ymin,xmax,ymax\n" + "".join(f"im{n:02}.png,cat,1,2,3,4\n" for n in range(5))
+    root = make(tmp_path, [f"images/im{n:02}.png" for n in range(5)], {"labels.csv": lines, **notes})
+    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match="Pascal VOC") as caught:
+        ask_about_left(source, source.survey())
+    assert [answer.options for answer in caught.value.answers][1:] == [("--source", "table"), ("--source", "voc")]
+
+
+def test_a_folder_of_which_some_images_are_named_is_not_to_be_ignored(tmp_path: Path) -> None:
+    lines = {split: [f"{split}{n}.png,{n}\n" for n in range(4)] for split in ("train", "test")}
+    tables: dict[str, str | bytes] = {f"{split}.csv": "name,age\n" + "".join(each) for split, each in lines.items()}
+    images = [f"{split}/{split}{n}.png" for split, count in (("train", 4), ("test", 9)) for n in range(count)]
+    with pytest.raises(AmbiguousSourceError, match="5 images in test") as caught:
+        open_source(make(tmp_path, images, tables))
+    assert [answer.options for answer in caught.value.answers] == [("--source", "table")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from packstore.sources.labels import FILE_COLUMNS
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, blocks, divide
 from packstore.sources.table.open_images import has_boxes
-from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, read_table
+from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, header_names, read_table
 from packstore.sources.tree import Tree
 
 SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
@@ -90,6 +91,21 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
     return [table for table in found if table is not None]
 
 
+def part_copies(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
+    """Parts from a table without a split those whose rows are, all together, the rows of the tables of the splits, with
+    the same columns: they say nothing more."""
+    parts = [table for table in tables if table.split]
+    copies = []
+    if len({table.split for table in parts}) > 1 and len(parts) < len(tables):
+        rows = sum((_count_rows(tree, table) for table in parts), Counter[int]())
+        copies = [table for table in tables if not table.split and _count_rows(tree, table) == rows]
+    return [table for table in tables if table not in copies], copies
+
+
+def _count_rows(tree: Tree, table: Table) -> Counter[int]:
+    return Counter(hash(tuple(sorted(map(repr, row.cells.items())))) for row in table.rows(tree))
+
+
 def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
     """Whether lines of a text file beside the tables begin with images: what it says of them would be left."""
     index, known = ImageIndex(tree), {table.file for table in tables}
@@ -127,7 +143,9 @@ def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequen
         raise failure
     header = suffix_of(file) in TEXT and _is_header(first, ways)
     rows -= header
-    names = {name: str(first[name]) or name if header else name for name in first} if suffix_of(file) in TEXT else {}
+    text = suffix_of(file) in TEXT
+    named_by = dict(zip(first, header_names([str(cell) for cell in first.values()]), strict=True)) if header else {}
+    names = {name: named_by.get(name, name) for name in first} if text else {}
     likely = {
         names.get(name, name): way
         for name, way in ways.items()

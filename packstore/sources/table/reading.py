@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
@@ -46,8 +46,7 @@ def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
     for number, cells in _lines_of_cells(data, shown, suffix):
         place = f"{shown}, line {number}"
         if not names:
-            names = cells if header else [str(n) for n in range(1, len(cells) + 1)]
-            names = [name or str(n) for n, name in enumerate(names, 1)]
+            names = header_names(cells) if header else [str(n) for n in range(1, len(cells) + 1)]
             if len(set(names)) < len(names):
                 raise SourceError(f"{place}: the header has a column twice")
             if len(names) > _MAX_COLUMNS:
@@ -57,6 +56,15 @@ def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
         if len(cells) != len(names):
             raise SourceError(f"{place}: {len(cells)} fields, the first line has {len(names)}")
         yield TableRow(place, dict(zip(names, cells, strict=True)))
+
+
+def header_names(cells: Sequence[str]) -> list[str]:
+    """Names of the columns of a header: the number of a column without one, ``index`` if another is called so."""
+    taken = set(cells)
+    return [
+        name or next(free for free in (str(n), "index", f"column {n}") if free not in taken)
+        for n, name in enumerate(cells, 1)
+    ]
 
 
 def cells_of(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tuple[int, list[str]]]:

@@ -31,7 +31,7 @@ from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_or
 from packstore.sources.table.boxes import box_of, find_convention, is_blank
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
 from packstore.sources.table.columns import ColumnFacts, find_roles, number_of, read_runs
-from packstore.sources.table.finding import check_given, find_tables, has_unread_lists, samples
+from packstore.sources.table.finding import check_given, find_tables, has_unread_lists, part_copies, samples
 from packstore.sources.table.images import ImageIndex, blocks, split_words, words_of_path
 from packstore.sources.table.open_images import find_descriptions, has_boxes, read_descriptions
 from packstore.sources.table.reading import TEXT
@@ -77,7 +77,8 @@ class TableSource(FileRowSource):
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
         """Finds :attr:`_tables`. Raises :class:`SourceError` for none."""
-        self._tables: Sequence[Any] = find_tables(self.tree, given, self.options.named)
+        self._tables: Sequence[Any]
+        self._tables, self._copies = part_copies(self.tree, find_tables(self.tree, given, self.options.named))
         check_given(given, self._tables, self.tree)
         if not self._tables:
             raise SourceError(
@@ -260,7 +261,7 @@ class TableSource(FileRowSource):
     def claim_files(self, claims: Claims) -> None:
         """See :meth:`Source.claim_files`."""
         super().claim_files(claims)
-        for file in samples(self.tree):
+        for file in (*samples(self.tree), *(table.file for table in self._copies)):
             claims.claim(file, Role.EVIDENCE)
 
     def left_members(self) -> Mapping[str, int]:
@@ -406,9 +407,10 @@ def _split_of_path(path: bytes) -> str:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A folder or archive with a table whose rows name most images there."""
     tree = open_tree(path)
-    found = tree is not None and find_tables(tree, parse_given(options.columns), options.named)
+    found = [] if tree is None else find_tables(tree, parse_given(options.columns), options.named)
     if tree is None or not found:
         return Certainty.NO
+    found, _ = part_copies(tree, found)
     # Images of another split have no rows, as of a test set; more than that is a question. Lists without a header, and
     # several tables, are often a part of a set of many files, so they have to name all images.
     lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)
