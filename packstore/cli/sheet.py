@@ -77,10 +77,10 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
 
 
 def _show_in_terminal(image: Any, graphics: str) -> None:
-    from packstore.seeing.terminal import kitty, sixel
+    from packstore.seeing.terminal import encode_kitty, encode_sixel
 
     most = shutil.get_terminal_size().columns * _PIXELS_A_COLUMN
     if image.width > most:
         image = image.resize((most, max(1, image.height * most // image.width)))
-    sys.stdout.buffer.write(kitty(image) if graphics == "kitty" else sixel(image))
+    sys.stdout.buffer.write(encode_kitty(image) if graphics == "kitty" else encode_sixel(image))
     sys.stdout.flush()

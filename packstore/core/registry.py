@@ -138,7 +138,7 @@ def _import_object(place: str) -> Any:
 
 def notebook_html(thing: object) -> str:
     """Returns the HTML that a notebook shows for a store, a dataset or a loader; imports the room ``seeing``."""
-    html: str = _import_object("packstore.seeing.notebook:html_of")(thing)
+    html: str = _import_object("packstore.seeing.notebook:render_html")(thing)
     return html
 
 

@@ -1,4 +1,4 @@
-"""Augmentations as text: ``RandomResizedCrop(224), RandomHorizontalFlip()``, of which nothing is executed."""
+"""Parses augmentations from text such as ``RandomResizedCrop(224), RandomHorizontalFlip()``, without executing it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ OPERATIONS = tuple(
     and issubclass(kind, Operation)
     and name not in ("InPlace", "Operation", "PerImage")
 )
-"""Operations that can be named; those that take functions cannot."""
+"""Names of the allowed operations; operations that take functions are not allowed."""
 MOST_PIXELS = 4096
-"""The largest number that an operation is given here: a side of the images that it makes, in pixels."""
+"""Largest number in the text, since it may be a side of the resulting images in pixels."""
 
 _LONGEST = 2000
 
 
 def parse_augment(text: str) -> list[Operation]:
-    """The operations in ``text``, as one writes them in Python, with commas between them; or those of a recipe.
+    """Parses ``text``: calls of operations as in Python, separated by commas; or the name of a recipe.
 
-    Raises :class:`UsageError` for anything but calls of :data:`OPERATIONS` with numbers, words and tuples of them."""
+    Raises :class:`UsageError` for all but calls of :data:`OPERATIONS` with numbers, strings or tuples of them."""
     if text.strip() in RECIPES:
         return list(as_operations(text.strip()))
     if len(text) > _LONGEST:
@@ -36,37 +36,38 @@ def parse_augment(text: str) -> list[Operation]:
     try:
         parsed = ast.parse(f"[{text}]", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _unfit(text) from None
+        raise _unfit_error(text) from None
     if not isinstance(parsed, ast.List):
-        raise _unfit(text)
-    return [_operation(node) for node in parsed.elts]
+        raise _unfit_error(text)
+    return [_make_operation(node) for node in parsed.elts]
 
 
 def parse_options(text: str) -> dict[str, Any]:
-    """The same as options of a loader: ``augment``, or ``views`` for a recipe that has several."""
+    """Parses ``text`` like :func:`parse_augment` into options of a loader: ``augment``, or ``views`` for a recipe with
+    several views."""
     name = text.strip()
     if name in RECIPES and (views := recipe(name).views) is not None:
         return {"views": views}
     return {"augment": parse_augment(text)}
 
 
-def named_operations(text: str) -> list[str]:
-    """The names of all operations in a text that :func:`parse_augment` takes, within others too."""
+def operation_names(text: str) -> list[str]:
+    """Returns the names of all operations in a text of :func:`parse_augment`, including nested ones."""
     called = (node.func for node in ast.walk(ast.parse(f"[{text}]", mode="eval")) if isinstance(node, ast.Call))
     return sorted({each.id for each in called if isinstance(each, ast.Name)})
 
 
-def _operation(node: ast.expr) -> Operation:
+def _make_operation(node: ast.expr) -> Operation:
     text = ast.unparse(node)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in OPERATIONS:
-        raise _unfit(text)
+        raise _unfit_error(text)
     try:
-        positional = [_value(each) for each in node.args]
-        named = {str(each.arg): _value(each.value) for each in node.keywords if each.arg}
+        positional = [_parse_argument(each) for each in node.args]
+        named = {str(each.arg): _parse_argument(each.value) for each in node.keywords if each.arg}
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise _unfit(text) from None
+        raise _unfit_error(text) from None
     if len(named) != len(node.keywords) or not all(map(_is_small, [*positional, *named.values()])):
-        raise _unfit(text)
+        raise _unfit_error(text)
     try:
         made: Operation = getattr(augment, node.func.id)(*positional, **named)
     except TypeError as error:
@@ -74,12 +75,12 @@ def _operation(node: ast.expr) -> Operation:
     return made
 
 
-def _value(node: ast.expr) -> Any:
-    """A number, a word, an operation, or a list of them."""
+def _parse_argument(node: ast.expr) -> Any:
+    """Converts an argument to a number, a string, an operation, or a list of these."""
     if isinstance(node, ast.List | ast.Tuple):
-        values = [_value(each) for each in node.elts]
+        values = [_parse_argument(each) for each in node.elts]
         return tuple(values) if isinstance(node, ast.Tuple) else values
-    return _operation(node) if isinstance(node, ast.Call) else ast.literal_eval(node)
+    return _make_operation(node) if isinstance(node, ast.Call) else ast.literal_eval(node)
 
 
 def _is_small(value: Any) -> bool:
@@ -90,7 +91,7 @@ def _is_small(value: Any) -> bool:
     return value is None or isinstance(value, str | Operation)
 
 
-def _unfit(text: str) -> UsageError:
+def _unfit_error(text: str) -> UsageError:
     return UsageError(
         f"augmentations should be calls of packstore.augment's operations with numbers up to {MOST_PIXELS}, "
         f"such as RandomResizedCrop(224), RandomHorizontalFlip(); got {text[:200]!r}"

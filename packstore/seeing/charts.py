@@ -1,4 +1,4 @@
-"""Charts of numbers, all in one style. They need matplotlib, which is an extra."""
+"""Charts in one style, drawn by matplotlib, which is an optional dependency."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from packstore.core.errors import UsageError, printable
 
 KINDS = (".png", ".svg", ".pdf")
 COLORS = ("#0969da", "#e16f24", "#2da44e", "#8250df", "#bf3989", "#656d76")
-"""Of the first series, the second …; told apart by people who see fewer colours, too."""
+"""Colours of the first series, the second …; people with colour blindness can distinguish them."""
 _INK, _GRID = "#1f2328", "#d8dee4"
 
 
 def check_chart(path: Path) -> None:
-    """Raises :class:`UsageError` where no chart can be written to ``path``; says what is missing."""
+    """Raises :class:`UsageError` if no chart can be written to ``path``: wrong suffix, no directory, no matplotlib."""
     if path.suffix.lower() not in KINDS:
         raise UsageError(f"--plot writes {', '.join(KINDS)}, got {printable(path.name)!r}")
     if not path.absolute().parent.is_dir():
@@ -27,9 +27,9 @@ def check_chart(path: Path) -> None:
 def new_chart(
     title: str, rows: int, columns: int = 1, *, width: float = 9, height: float = 3.2
 ) -> tuple[Any, list[Any]]:
-    """An empty figure of matplotlib and its axes, row by row; ``height`` in inches of a row."""
+    """Creates an empty figure and returns it with its axes, row by row. ``width`` and a row's ``height`` in inches."""
     figure = _figure_class()(figsize=(width, height * rows), layout="constrained")
-    figure.suptitle(_plain(title), color=_INK, fontweight="bold", x=0.01, ha="left")
+    figure.suptitle(_escape(title), color=_INK, fontweight="bold", x=0.01, ha="left")
     axes = [*figure.subplots(rows, columns, squeeze=False).flat]
     for axis in axes:
         axis.set_axisbelow(True)
@@ -40,17 +40,17 @@ def new_chart(
     return figure, axes
 
 
-def titled(axis: Any, title: str, *, x: str = "", y: str = "") -> None:
-    """Says what a panel shows, and of what its axes are."""
-    axis.set_title(_plain(title), loc="left", fontsize=10, color=_INK)
+def set_titles(axis: Any, title: str, *, x: str = "", y: str = "") -> None:
+    """Sets the title of a panel and the labels of its axes."""
+    axis.set_title(_escape(title), loc="left", fontsize=10, color=_INK)
     axis.set_xlabel(x, fontsize=9, color=_INK)
     axis.set_ylabel(y, fontsize=9, color=_INK)
 
 
-def bars(
+def draw_bars(
     axis: Any, names: Sequence[str], series: Sequence[tuple[str | None, Sequence[float | None]]], text: str = "{:,.0f}"
 ) -> None:
-    """Horizontal bars: for each name one of each series, with its figure beside it; None leaves a bar out."""
+    """Draws horizontal bars with their figures, one of each series for each name; None leaves a bar out."""
     thickness = 0.76 / len(series)
     for number, (label, values) in enumerate(series):
         offset = (number - (len(series) - 1) / 2) * thickness
@@ -58,27 +58,27 @@ def bars(
         places, lengths = [row for row, _ in rows], [value for _, value in rows]
         drawn = axis.barh(places, lengths, thickness * 0.94, label=label, color=COLORS[number % len(COLORS)])
         axis.bar_label(drawn, fmt=text, padding=3, fontsize=8, color=_INK)
-    axis.set_yticks(range(len(names)), [_plain(name) for name in names])
+    axis.set_yticks(range(len(names)), [_escape(name) for name in names])
     axis.grid(visible=False, axis="y")
     axis.invert_yaxis()
     axis.margins(x=0.15)  # for the figures beside the bars
     if any(label for label, _ in series):
-        legend(axis)
+        draw_legend(axis)
 
 
-def legend(axis: Any) -> None:
-    """Names the series, above the panel at the right, where they hide nothing."""
+def draw_legend(axis: Any) -> None:
+    """Draws the legend above the panel at the right, where it hides nothing."""
     count = len(axis.get_legend_handles_labels()[1])
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=min(count, 4), frameon=False, fontsize=9, borderpad=0)
 
 
 def save_chart(figure: Any, path: Path) -> None:
-    """Writes a figure."""
+    """Writes a figure to a file."""
     figure.savefig(path, dpi=144)
 
 
-def _plain(text: str) -> str:
-    """Text that matplotlib takes for nothing else: between dollar signs it would be a formula."""
+def _escape(text: str) -> str:
+    """Escapes text for matplotlib, which would read text between dollar signs as a formula."""
     return printable(text).replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""Images for people: small versions of them, and their masks, boxes and points drawn over them."""
+"""Draws thumbnails of images, and masks, boxes and keypoints over them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packstore.images.decoders import get_decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
-from packstore.seeing.colors import color_of, ink_on
+from packstore.seeing.colors import class_color, text_color_on
 from packstore.seeing.fonts import default_font
 from packstore.stores.base import Reader
 from packstore.training.item_options import choose_orientation
@@ -31,19 +31,19 @@ DRAWN = ("mask", "boxes", "keypoints")
 
 _MASK_OPACITY = 0.45
 _NO_CLASS = 255
-"""What masks of 8 bits have, by convention, where a pixel is of no class: it is drawn grey."""
+"""Value that means "no class" in 8-bit masks by convention; drawn grey."""
 _TEXT_SHARE, _LEAST_TEXT = 24, 9
 _MOST_COMPARED = 100
-"""Names of boxes that one more keeps clear of."""
+"""Number of earlier name labels that a new label must not overlap."""
 _CPU = torch.device("cpu")
 
 
-def pictures_of(
+def make_pictures(
     manifest: Manifest, name: str = "image", exif_transpose: bool | None = None, max_pixels: int = MAX_PIXELS
 ) -> Pictures:
-    """How images of the column ``name`` become pictures; ``dataset.pictures`` is the same for a dataset's.
+    """Creates the decoder of a column's images to RGB pictures, like ``dataset.pictures`` for a dataset.
 
-    Raises :class:`UsageError` as :class:`packstore.PackedDataset` does for ``exif_transpose``."""
+    Raises :class:`UsageError` for ``exif_transpose`` as :class:`packstore.PackedDataset` does."""
     turned = choose_orientation(manifest, exif_transpose)
     column = manifest.column(name)
     reading = Reading.recorded(column.mode, manifest.options if name == "image" else {})
@@ -52,13 +52,13 @@ def pictures_of(
 
 
 def thumbnail(pictures: Pictures, reader: Reader, record: int, side: int) -> Pixels | None:
-    """The image of a record, at most ``side`` pixels wide and high, never enlarged: uint8 ``(h, w, 3)``, RGB.
+    """Returns a record's image with sides of at most ``side`` pixels, never enlarged: uint8 ``(h, w, 3)``, RGB.
 
-    A large JPEG is scaled while it is decoded. Normalisation is undone. None where the record has no image.
+    Scales a large JPEG while decoding it. Undoes normalisation. Returns None if the record has no image.
 
     Raises:
-        DecodeError: It cannot be decoded; names the record and its key.
-        StoreError: It is damaged.
+        DecodeError: The image cannot be decoded; names the record and its key.
+        StoreError: The image is damaged.
     """
     column = pictures.column
     if column.nullable and not reader.present(column.name, record):
@@ -75,9 +75,9 @@ def thumbnail(pictures: Pictures, reader: Reader, record: int, side: int) -> Pix
     return np.asarray(image)
 
 
-def drawn_values(reader: Reader, record: int, which: Collection[str] | None = None) -> dict[str, Any]:
-    """What :func:`overlay` needs of a record: masks as arrays ``(H, W)``, boxes with their class numbers, keypoints.
-    Leaves out what the record lacks.
+def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None = None) -> dict[str, Any]:
+    """Reads the values of a record that :func:`overlay` draws: masks ``(H, W)``, boxes with their class numbers,
+    keypoints. Leaves out missing values.
 
     Args:
         reader: The store.
@@ -87,7 +87,7 @@ def drawn_values(reader: Reader, record: int, which: Collection[str] | None = No
     Raises:
         StoreError: A value is damaged; :class:`DecodeError` for a mask that cannot be decoded.
     """
-    chosen = drawn_columns(reader.manifest, which)
+    chosen = drawable_columns(reader.manifest, which)
     boxes = {column.name for column in chosen if column.type == "boxes"}
     with_boxes = [c for c in reader.manifest.columns if c.type == "labels" and c.parallel in boxes]
     values = {c.name: Values(c, _CPU).of("numpy", reader, record) for c in [*chosen, *with_boxes]}
@@ -102,15 +102,16 @@ def draw_record(
     which: Collection[str] | None = None,
     names: bool = True,
 ) -> Pixels:
-    """Draws a record's masks, boxes and keypoints over a small version of its image; :func:`overlay` says how.
+    """Draws a record's masks, boxes and keypoints over its thumbnail, see :func:`overlay`.
 
-    Raises as :func:`drawn_values`."""
-    values = drawn_values(reader, record, which)
+    Raises the errors of :func:`read_drawn_values`."""
+    values = read_drawn_values(reader, record, which)
     return overlay(image, values, reader.manifest.columns, which, image_size(reader, record, exif_transpose), names)
 
 
 def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
-    """Height and width of an image as it is shown. Raises :class:`StoreError`; :class:`DecodeError` for no image."""
+    """Returns height and width of an image as it is shown, that is, after turning. Raises :class:`StoreError`, and
+    :class:`DecodeError` if it is no image."""
     layout = reader.manifest.image.layout
     if layout is not None:
         shape = reader.array(record).shape
@@ -124,8 +125,8 @@ def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
     return (info.width, info.height) if turned else (info.height, info.width)
 
 
-def drawn_columns(manifest: Manifest, which: Collection[str] | None = None) -> list[Column]:
-    """Columns that :func:`overlay` can draw: of those in ``which``, or of all."""
+def drawable_columns(manifest: Manifest, which: Collection[str] | None = None) -> list[Column]:
+    """Returns the columns that :func:`overlay` can draw; only those in ``which``, if given."""
     return [c for c in manifest.columns if c.type in DRAWN and (which is None or c.name in which)]
 
 
@@ -137,15 +138,15 @@ def overlay(
     size: Size | None = None,
     names: bool = True,
 ) -> Pixels:
-    """``image`` with masks, boxes and keypoints over it, each class in a colour of its own.
+    """Draws masks, boxes and keypoints over ``image``, each class in its own colour, and returns the new image.
 
     Args:
-        image: uint8 ``(h, w, 3)``; stays as it is.
-        values: Arrays by column, as :func:`drawn_values` gives them, or as a dataset's items have them. A mask may have
-            any size: it is stretched over the image. Boxes and points that are not finite are left out.
+        image: uint8 ``(h, w, 3)``; not changed.
+        values: Arrays by column, from :func:`read_drawn_values` or from a dataset's item. A mask of another size is
+            stretched over the image. Boxes and points that are not finite are left out.
         columns: The columns of the store, or those in ``values``.
         which: Names of columns to draw; None for all.
-        size: Height and width in which boxes and points count; None for those of ``image``.
+        size: Height and width to which coordinates of boxes and points refer; None for those of ``image``.
         names: Whether boxes have the names of their classes.
 
     Returns:
@@ -159,7 +160,7 @@ def overlay(
     for column in sorted(chosen, key=lambda c: DRAWN.index(c.type)):
         value = np.asarray(values[column.name])
         if column.type == "mask":
-            shown = _with_mask(shown, value)
+            shown = _blend_mask(shown, value)
         elif column.type == "boxes":
             labels = next((c for c in columns if c.parallel == column.name and c.type == "labels"), None)
             numbers = values.get(labels.name) if labels is not None else None
@@ -171,8 +172,8 @@ def overlay(
     return np.asarray(shown)
 
 
-def _with_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
-    """Value 0, which is the background in most datasets, is left as it is."""
+def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
+    """Blends a coloured mask over an image. Pixels with the value 0, usually the background, stay unchanged."""
     if mask.ndim != 2 or not mask.size:
         return image
     width, height = image.size
@@ -180,7 +181,7 @@ def _with_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
     columns = np.arange(width) * mask.shape[1] // width
     small = mask[rows[:, None], columns[None]]
     numbers, where = np.unique(small, return_inverse=True)
-    palette = np.array([(128,) * 3 if n == _NO_CLASS else color_of(int(n)) for n in numbers], np.float32)
+    palette = np.array([(128,) * 3 if n == _NO_CLASS else class_color(int(n)) for n in numbers], np.float32)
     pixels = np.asarray(image, np.float32)
     covered = (small != 0)[..., None] * np.float32(_MASK_OPACITY)
     mixed = pixels * (1 - covered) + palette[where.reshape(small.shape)] * covered
@@ -194,31 +195,31 @@ def _class_names(numbers: Any, classes: Sequence[str] | None) -> list[str]:
 
 
 def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str]) -> None:
-    """Draws boxes, then their names; ``corners`` float64 ``(n, 2, 2)``: left, top, right, bottom in pixels."""
+    """Draws boxes into ``image``, then their names. ``corners``: left, top, right, bottom in pixels, ``(n, 2, 2)``."""
     draw = ImageDraw.Draw(image)
     line = max(1, round(min(image.size) / 200))
     font = default_font(max(_LEAST_TEXT, min(image.size) // _TEXT_SHARE))
     given = [] if numbers is None else np.asarray(numbers).tolist()
     labels: list[_Label] = []
-    limit = 4.0 * max(image.size)  # a box far outside would take the drawing long
+    limit = 4.0 * max(image.size)  # drawing a box far outside would take long
     for row, box in enumerate(corners):
         if not np.isfinite(box).all():
             continue
         (left, right), (top, bottom) = np.sort(np.clip(box, -limit, limit), 0).T.tolist()
         number = given[row] if row < len(given) else None
-        color = color_of(0 if number is None else number)
+        color = class_color(0 if number is None else number)
         draw.rectangle((left, top, right, bottom), outline=color, width=line)
         if row < len(names):
-            room = min(image.width - 4, max(right - left, image.width / 2))  # a longer one would cover others
+            room = min(image.width - 4, max(right - left, image.width / 2))  # longer names would cover other boxes
             text = fit_text(draw, names[row][:40], room, font)
             labels.append(_place_label(font.getbbox(text), text, color, box, image.size, labels))
     for label in labels:
         draw.rectangle((label.left, label.top, label.right, label.bottom), fill=label.color)
-        draw.text((label.left + 2, label.top), label.text, fill=ink_on(label.color), font=font)
+        draw.text((label.left + 2, label.top), label.text, fill=text_color_on(label.color), font=font)
 
 
 class _Label(NamedTuple):
-    """A name, and the rectangle of its ground, in pixels."""
+    """A name and its background rectangle, in pixels."""
 
     left: float
     top: float
@@ -236,7 +237,8 @@ def _place_label(
     size: tuple[int, int],
     others: Sequence[_Label],
 ) -> _Label:
-    """Places a name above the corner of its box, else within or below it: whole within the image, on no other name."""
+    """Places a name above the corner of its box, else within or below it: inside the image, clear of other names if
+    possible."""
     (left, above), (_, below) = np.sort(box, 0).tolist()
     wide, tall = area[2] + 3, area[3] + 1
     x = max(0.0, min(left, size[0] - wide - 1.0))
@@ -252,7 +254,7 @@ def _overlap(one: _Label, other: _Label) -> bool:
 
 
 def fit_text(draw: ImageDraw.ImageDraw, text: str, width: float, font: Any, more: str = "…") -> str:
-    """``text``, cut to ``width`` pixels; ``more`` says that it was."""
+    """Returns ``text``, cut to ``width`` pixels with ``more`` at its end if it is too long."""
     if draw.textlength(text, font=font) <= width:
         return text
     while len(text) > 1 and draw.textlength(text + more, font=font) > width:
@@ -261,7 +263,7 @@ def fit_text(draw: ImageDraw.ImageDraw, text: str, width: float, font: Any, more
 
 
 def _draw_points(image: Image.Image, value: NDArray[Any], scale: NDArray[np.float64]) -> None:
-    """``value`` ``(n, k)`` or ``(n, points, k)``; of an object's points those that are not labelled are left out."""
+    """Draws keypoints ``(n, k)`` or ``(n, points, k)`` into ``image``: hidden points hollow, unlabelled ones not."""
     draw = ImageDraw.Draw(image)
     radius = max(1.5, min(image.size) / 120)
     objects = value.reshape(len(value), -1, value.shape[-1]) if value.size else value[:0].reshape(0, 1, 2)
@@ -271,5 +273,5 @@ def _draw_points(image: Image.Image, value: NDArray[Any], scale: NDArray[np.floa
             hidden = len(point) == 3 and point[2] == 1
             if not np.isfinite((x, y)).all() or (len(point) == 3 and point[2] <= 0):
                 continue
-            fill = None if hidden else color_of(number)
+            fill = None if hidden else class_color(number)
             draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill, outline="white")

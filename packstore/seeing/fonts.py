@@ -1,4 +1,4 @@
-"""The font of drawn text: Pillow's own."""
+"""The font of drawn text, which Pillow brings along."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import ImageFont
 
 @lru_cache(16)
 def default_font(size: int) -> Any:
-    """Pillow's font; before Pillow 10.1 it has one size, and Latin letters alone."""
+    """Returns Pillow's font. Before Pillow 10.1 it has one size and only Latin letters."""
     try:
         return ImageFont.load_default(size)
     except TypeError:
@@ -18,7 +18,7 @@ def default_font(size: int) -> Any:
 
 
 class _LatinFont:
-    """A bitmap font that draws a question mark for each character that it has not, instead of failing."""
+    """A bitmap font that draws a question mark for characters that it lacks, instead of failing."""
 
     def __init__(self, font: Any) -> None:
         self._font = font

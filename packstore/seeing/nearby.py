@@ -1,4 +1,4 @@
-"""What of a store lies on this machine: of a store at a URL, only that is read unasked."""
+"""Finds the records that are on this machine: those of a remote store are not fetched unless the user asks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from packstore.stores.base import Reader
 
 
 def parts_within(reader: Reader, start: int, stop: int) -> range:
-    """The numbers of the parts of a store that hold some of the records ``start`` to ``stop - 1``."""
+    """Returns the numbers of the store's parts (shards) with records from ``start`` to ``stop - 1``."""
     if start >= stop:
         return range(0)
     first, last = np.searchsorted(reader.part_starts, (start, stop - 1), "right").tolist()
     return range(first - 1, last)
 
 
-def spread_at_hand(reader: Reader, start: int, stop: int, most: int) -> NDArray[np.int64]:
-    """At most ``most`` of the records ``start`` to ``stop - 1``, ascending, spread over those on this machine."""
+def spread_local(reader: Reader, start: int, stop: int, most: int) -> NDArray[np.int64]:
+    """Returns at most ``most`` of the records ``start`` to ``stop - 1`` that are on this machine, evenly spread,
+    ascending."""
     parts = parts_within(reader, start, stop)
     edges = np.clip([*reader.part_starts[parts.start : parts.stop].tolist(), stop], start, stop)
     here = [range(*ends) for ends, there in zip(pairwise(edges.tolist()), reader.at_hand(parts), strict=True) if there]
@@ -34,5 +35,5 @@ def spread_at_hand(reader: Reader, start: int, stop: int, most: int) -> NDArray[
 
 
 def is_damage(error: PackstoreError) -> bool:
-    """Whether an error says that something is damaged, and not that it cannot be fetched now."""
+    """Whether an error means damage; False if data just cannot be fetched now."""
     return not isinstance(error, (UnreachableError, CacheError))

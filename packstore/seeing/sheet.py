@@ -1,4 +1,4 @@
-"""Contact sheets: a few records of each class on one picture, as they are stored or as the loader gives them."""
+"""Contact sheets: a few records of each class in one picture, as stored or as the loader returns them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from PIL import Image, ImageDraw
 from packstore.core.arguments import whole_number
 from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Split
-from packstore.seeing.drawing import draw_record, drawn_columns, fit_text, overlay, pictures_of, thumbnail
+from packstore.seeing.drawing import draw_record, drawable_columns, fit_text, make_pictures, overlay, thumbnail
 from packstore.seeing.fonts import default_font
 from packstore.seeing.nearby import parts_within
-from packstore.seeing.view.loaded import Asked, AsLoaded
+from packstore.seeing.view.loaded import LoadRequest, SampleLoader
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.training.item_options import choose_split
@@ -27,25 +27,25 @@ KINDS = (".png", ".pdf")
 _GAP, _TEXT, _LINE = 6, 11, 15
 _PAGE_ROWS = 20
 _MOST_ROWS = 60
-"""Rows of a PNG file, of which a viewer shows one page; a PDF has as many pages as it takes."""
+"""Most rows of a PNG file, which has one page; a PDF has any number of pages."""
 _MOST_FETCHED = 8
-"""Shards of a store at a URL from which records are drawn."""
+"""Most shards that are fetched from a store at a URL."""
 _BACK, _INK, _FAULT = (255, 255, 255), (40, 40, 40), (176, 0, 32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SheetOptions:
-    """What a sheet shows.
+    """Options of a contact sheet.
 
     Attributes:
-        split: The split; None for the only one, or for all records.
-        per_class: Records of each class; in a store without classes, of a row.
-        columns: Names of masks, boxes and keypoints to draw over the images; None for all boxes.
-        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`: what the loader gives.
-            None for images as they are stored, made small.
-        seed: Of the choice of records, and of the loader.
-        epoch: Of the loader.
-        side: Pixels to which images that are not augmented are made small.
+        split: The split; None for all records.
+        per_class: Records of each class; in a store without classes, records in a row.
+        columns: Names of columns of masks, boxes and keypoints to draw over the images; None for all boxes.
+        augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`; images are then shown
+            as the loader returns them. None shows thumbnails of the stored images.
+        seed: Seed of the choice of records, and of the loader.
+        epoch: Epoch of the loader.
+        side: Longest side of a thumbnail in pixels.
     """
 
     split: str | None = None
@@ -67,9 +67,9 @@ class Cell:
 
     Attributes:
         record: Number of the record in the store.
-        key: Its key, safe to print; ``?`` where it cannot be read.
-        image: uint8 ``(h, w, 3)``; None where it cannot be had.
-        fault: Why not.
+        key: Its key, safe to print; ``?`` if it cannot be read.
+        image: uint8 ``(h, w, 3)``; None if it is missing or damaged.
+        fault: Why there is no image.
     """
 
     record: int
@@ -87,16 +87,16 @@ class Row:
 
 
 def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions) -> int:
-    """Writes a contact sheet of a store as ``.png`` or ``.pdf``. Returns how many rows it has no room for.
+    """Writes a contact sheet of a store as ``.png`` or ``.pdf``. Returns the number of rows that did not fit.
 
-    Pictures in a PDF are JPEG; those in a PNG are exact.
+    Images in a PDF are JPEG; images in a PNG are exact.
 
     Raises:
-        UsageError: Another suffix, or options that the store does not have.
+        UsageError: The suffix is another, or the store lacks the split or a column.
         StoreError: The store does not open.
     """
     if path.suffix.lower() not in KINDS:
-        raise UsageError(f"a sheet is written as {' or '.join(KINDS)}, got {printable(path.name)!r}")
+        raise UsageError(f"a sheet is a file {' or '.join(KINDS)}, got {printable(path.name)!r}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no directory {printable(str(path.absolute().parent))}")
     with open_store(store, "always") as reader:
@@ -104,26 +104,27 @@ def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions
         cells = Cells(reader, options)
         if path.suffix.lower() == ".pdf":
             parts = [rows[start : start + _PAGE_ROWS] for start in range(0, len(rows), _PAGE_ROWS)]
-            pages = (page(cells, part) for part in parts)
+            pages = (draw_page(cells, part) for part in parts)
             next(pages).save(path, "PDF", save_all=True, append_images=pages, quality=95)
             return 0
-        page(cells, rows[:_MOST_ROWS]).save(path, "PNG")
+        draw_page(cells, rows[:_MOST_ROWS]).save(path, "PNG")
         return max(0, len(rows) - _MOST_ROWS)
 
 
 def sheet_image(store: str | os.PathLike[str], options: SheetOptions, rows: int = 8) -> tuple[Image.Image, int]:
-    """The first rows of a sheet as a picture, and how many more there are. Raises as :func:`write_sheet`."""
+    """Returns the first rows of a sheet as a picture, and how many rows follow. Raises the errors of
+    :func:`write_sheet`."""
     with open_store(store, "always") as reader:
         chosen = choose_rows(reader, options)
-        return page(Cells(reader, options), chosen[:rows]), max(0, len(chosen) - rows)
+        return draw_page(Cells(reader, options), chosen[:rows]), max(0, len(chosen) - rows)
 
 
 def choose_rows(reader: Reader, options: SheetOptions) -> list[Row]:
-    """Which records are shown: of each class some, drawn with the seed; without classes, rows of any.
+    """Chooses the records to show with the seed: a row of each class; without labels, rows of any records.
 
-    Of a store at a URL they are drawn from a few shards, which are drawn, too: no others are fetched.
+    For a store at a URL, first chooses a few shards and fetches only those.
 
-    Raises :class:`UsageError` for a split that there is not, or one without records."""
+    Raises :class:`UsageError` for an unknown split, or one without records."""
     manifest = reader.manifest
     split = choose_split(manifest, options.split) if options.split is not None else None
     chosen = reader.split(split)
@@ -131,7 +132,7 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[Row]:
         raise UsageError(f"{printable(str(reader.path))} has no records to show")
     rng = np.random.default_rng(options.seed)
     count = options.per_class
-    candidates = _candidates(reader, chosen, options, rng)
+    candidates = _find_candidates(reader, chosen, options, rng)
     records = candidates.records
     lost = [Row("cannot be read", tuple(candidates.lost[:count]))] if candidates.lost else []
     if not manifest.has_column("label"):
@@ -152,17 +153,17 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[Row]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Candidates:
-    """Records to draw from, ascending; their labels, or zeros; and a record of each shard that cannot be read."""
+    """Records to choose from, ascending; their labels, or zeros; and the first record of each unreadable shard."""
 
     records: NDArray[np.int64]
     labels: NDArray[np.int64]
     lost: list[int]
 
 
-def _candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator) -> _Candidates:
-    """All records of a split; of a store at a URL those of some shards, of as few as have enough of each class.
+def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator) -> _Candidates:
+    """Returns all records of a split; for a store at a URL those of a few shards, until each class has enough.
 
-    Raises :class:`StoreError` where none can be read."""
+    Raises :class:`StoreError` if no record can be read."""
     manifest, parts = reader.manifest, parts_within(reader, chosen.start, chosen.stop)
     ends = np.append(reader.part_starts, len(reader))
     labelled = manifest.has_column("label")
@@ -194,12 +195,12 @@ def _candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: np.ra
 
 
 class Cells:
-    """Makes the cells of a sheet."""
+    """Creates the cells of a sheet by record number."""
 
     def __init__(self, reader: Reader, options: SheetOptions) -> None:
-        """Raises :class:`UsageError` for columns that cannot be drawn, and augmentations that cannot be."""
+        """Raises :class:`UsageError` for columns that cannot be drawn."""
         manifest = reader.manifest
-        drawn = drawn_columns(manifest)
+        drawn = drawable_columns(manifest)
         there = [column.name for column in drawn]
         boxes = [column.name for column in drawn if column.type == "boxes"]
         self._drawn = boxes if options.columns is None else options.columns
@@ -209,39 +210,40 @@ class Cells:
                 raise UsageError(f"no column {printable(name)!r} of masks, boxes or keypoints; there are: {known}")
         self.reader = reader
         self.options = options
-        self._loaded = None if options.augment is None else AsLoaded(reader)
-        self._pictures = pictures_of(manifest)
+        self._loaded = None if options.augment is None else SampleLoader(reader)
+        self._pictures = make_pictures(manifest)
 
     def __getitem__(self, record: int) -> Cell:
-        """The cell of a record; one that is damaged says so."""
+        """Creates the cell of a record; a damaged record's cell has the error. Raises :class:`UsageError` for wrong
+        augmentations."""
         try:
             key = printable(self.reader.key(record))
         except (PackstoreError, IndexError):
             key = "?"
         try:
-            image = self._stored(record) if self._loaded is None else self._as_loaded(self._loaded, record)
+            image = self._draw_stored(record) if self._loaded is None else self._draw_loaded(self._loaded, record)
         except UsageError:
             raise
         except (PackstoreError, IndexError) as error:
             return Cell(record, key, None, printable(str(error)))
         return Cell(record, key, image, "" if image is not None else "no image")
 
-    def _stored(self, record: int) -> NDArray[np.uint8] | None:
-        """The image as it is stored, made small."""
+    def _draw_stored(self, record: int) -> NDArray[np.uint8] | None:
+        """Returns the thumbnail of the stored image, with the chosen columns drawn over it."""
         image = thumbnail(self._pictures, self.reader, record, self.options.side)
         if image is None or not self._drawn:
             return image
         return draw_record(image, self.reader, record, self._pictures.exif_transpose, self._drawn)
 
-    def _as_loaded(self, loaded: AsLoaded, record: int) -> NDArray[np.uint8]:
-        """What the loader gives, bit for bit: through :class:`packstore.PackedLoader` itself."""
+    def _draw_loaded(self, loaded: SampleLoader, record: int) -> NDArray[np.uint8]:
+        """Returns the image that :class:`packstore.PackedLoader` returns, with the chosen columns drawn over it."""
         options = self.options
-        found = loaded.get(Asked(record, options.augment or "", options.seed, options.epoch))
+        found = loaded.get(LoadRequest(record, options.augment or "", options.seed, options.epoch))
         return overlay(found.image, found.values, self.reader.manifest.columns, self._drawn)
 
 
-def page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
-    """Rows of cells as one picture. Small images are enlarged by whole factors, so that each pixel is a square."""
+def draw_page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
+    """Draws rows of cells as one picture. Enlarges small images by whole factors, so that each pixel is a square."""
     made = [(row.title, [cells[record] for record in row.records]) for row in rows]
     images = [cell.image for _, row in made for cell in row if cell.image is not None]
     wanted = cells.options.side
@@ -257,18 +259,18 @@ def page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
     top = _GAP
     for (title, row), title_height in zip(made, titles, strict=True):
         if title:
-            draw.text((_GAP, top), _fitting(draw, title, sheet.width - 2 * _GAP), _INK, default_font(_TEXT + 2))
+            draw.text((_GAP, top), _fit_line(draw, title, sheet.width - 2 * _GAP), _INK, default_font(_TEXT + 2))
             top += title_height
         for number, cell in enumerate(row):
             left = _GAP + number * (width + _GAP)
-            _paste(sheet, draw, cell, (left, top, width, height), factor)
-            text = _fitting(draw, cell.key.rsplit("/", 1)[-1], width)
+            _draw_cell(sheet, draw, cell, (left, top, width, height), factor)
+            text = _fit_line(draw, cell.key.rsplit("/", 1)[-1], width)
             draw.text((left, top + height + 1), text, _INK if cell.image is not None else _FAULT, default_font(_TEXT))
         top += height + _LINE + _GAP
     return sheet
 
 
-def _paste(
+def _draw_cell(
     sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: Cell, place: tuple[int, int, int, int], factor: int
 ) -> None:
     left, top, width, height = place
@@ -283,14 +285,14 @@ def _paste(
     lines = max(1, (height - 4) // _LINE)
     rest = f"record {cell.record}: {cell.fault}"
     for line in range(lines):
-        text = _fitting(draw, rest, width - 6, "")
+        text = _fit_line(draw, rest, width - 6, "")
         draw.text((left + 3, top + 2 + line * _LINE), text, _FAULT, default_font(_TEXT))
         rest = rest[len(text) :].lstrip()
         if not rest:
             return
 
 
-def _fitting(draw: ImageDraw.ImageDraw, text: str, width: int, more: str = "…") -> str:
+def _fit_line(draw: ImageDraw.ImageDraw, text: str, width: int, more: str = "…") -> str:
     return fit_text(draw, text[:300], width, default_font(_TEXT), more)
 
 

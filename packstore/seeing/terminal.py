@@ -12,8 +12,8 @@ _CHUNK = 4096
 _BAND = 6
 
 
-def kitty(image: Image.Image) -> bytes:
-    """What shows ``image`` in a terminal with https://sw.kovidgoyal.net/kitty/graphics-protocol."""
+def encode_kitty(image: Image.Image) -> bytes:
+    """Encodes ``image`` for a terminal with https://sw.kovidgoyal.net/kitty/graphics-protocol."""
     file = io.BytesIO()
     image.save(file, "PNG")
     data = base64.standard_b64encode(file.getvalue())
@@ -25,10 +25,10 @@ def kitty(image: Image.Image) -> bytes:
     return b"".join(parts) + b"\n"
 
 
-def sixel(image: Image.Image) -> bytes:
-    """What shows ``image`` in a terminal with sixel graphics (DEC STD 070), in 256 colours.
+def encode_sixel(image: Image.Image) -> bytes:
+    """Encodes ``image`` for a terminal with sixel graphics (DEC STD 070), in 256 colours.
 
-    Each six rows of a colour are one line of characters, 63 and the bits of the rows; ``!n`` repeats one n times."""
+    Six rows of a colour become one line of characters: 63 plus the bits of the rows. ``!n`` repeats a character."""
     few = image.convert("RGB").quantize(256)
     numbers = np.asarray(few)
     palette = np.array(few.getpalette(), np.int64).reshape(-1, 3)
@@ -42,12 +42,12 @@ def sixel(image: Image.Image) -> bytes:
         lines = []
         for color in np.unique(band).tolist():
             bits = ((band == color) * weights).sum(0) + 63
-            lines.append(f"#{color}{_repeated(bits)}")
+            lines.append(f"#{color}{_encode_runs(bits)}")
         out.append("$".join(lines) + "-")
     return ("".join(out) + "\x1b\\").encode("ascii") + b"\n"
 
 
-def _repeated(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
+def _encode_runs(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
     edges = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
     runs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     return "".join(

@@ -13,8 +13,8 @@ from packstore.core.errors import DecodeError
 from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
 from packstore.packing.conversion import convert
-from packstore.seeing.colors import color_of, ink_on
-from packstore.seeing.drawing import drawn_columns, drawn_values, fit_text, overlay, pictures_of, thumbnail
+from packstore.seeing.colors import class_color, text_color_on
+from packstore.seeing.drawing import drawable_columns, fit_text, make_pictures, overlay, read_drawn_values, thumbnail
 from packstore.seeing.fonts import default_font
 from packstore.stores import open_store
 from packstore.training.dataset import PackedDataset
@@ -35,7 +35,7 @@ def test_a_thumbnail_is_the_image_made_small(tmp_path: Path) -> None:
     write_image(tmp_path / "in" / "a" / "small.png", 20, 30, 2)
     convert(tmp_path / "in", tmp_path / "x.lmdb")
     with open_store(tmp_path / "x.lmdb") as reader:
-        pictures = pictures_of(reader.manifest)
+        pictures = make_pictures(reader.manifest)
         large, small = thumbnail(pictures, reader, 0, 96), thumbnail(pictures, reader, 1, 96)
         assert large is not None
         assert small is not None
@@ -68,8 +68,8 @@ def test_a_thumbnail_stands_upright(tmp_path: Path) -> None:
     picture.save(tmp_path / "in" / "a" / "1.jpg", exif=exif)
     convert(tmp_path / "in", tmp_path / "x.lmdb")
     with open_store(tmp_path / "x.lmdb") as reader:
-        lying = thumbnail(pictures_of(reader.manifest), reader, 0, 40)
-        upright = thumbnail(pictures_of(reader.manifest, exif_transpose=True), reader, 0, 40)
+        lying = thumbnail(make_pictures(reader.manifest), reader, 0, 40)
+        upright = thumbnail(make_pictures(reader.manifest, exif_transpose=True), reader, 0, 40)
     assert lying is not None
     assert upright is not None
     assert (lying.shape, upright.shape) == ((40, 30, 3), (30, 40, 3))
@@ -83,20 +83,20 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     (tmp_path / "in" / "a" / "bad.png").write_bytes(data)
     convert(tmp_path / "in", tmp_path / "x.lmdb", check="header")
     with open_store(tmp_path / "x.lmdb") as reader, pytest.raises(DecodeError, match=r"record 0 \(a/bad.png\)"):
-        thumbnail(pictures_of(reader.manifest), reader, 0, 32)
+        thumbnail(make_pictures(reader.manifest), reader, 0, 32)
 
 
 def test_boxes_masks_and_points_are_drawn_where_they_are() -> None:
     boxes = np.array([[10, 20, 40, 50]], np.float32)
     found = overlay(GREY, {"boxes": boxes, "labels": np.array([1])}, (BOXES, LABELS))
-    assert tuple(found[50, 25]) == color_of(1)
-    assert tuple(found[35, 10]) == color_of(1)
+    assert tuple(found[50, 25]) == class_color(1)
+    assert tuple(found[35, 10]) == class_color(1)
     assert (found[30:45, 15:35] == 128).all()
     mask = np.zeros((60, 80), np.uint8)
     mask[:30] = 3
     found = overlay(GREY, {"mask": mask}, (MASK,))
     assert (found[30:] == 128).all()
-    assert (np.abs(found[:30] - (128 * 0.55 + np.array(color_of(3)) * 0.45)) <= 1).all()
+    assert (np.abs(found[:30] - (128 * 0.55 + np.array(class_color(3)) * 0.45)) <= 1).all()
     points = np.array([[70, 5, 2], [20, 30, 0]], np.float32)
     found = overlay(GREY, {"points": points}, (POINTS,))
     assert (found[5, 70] != 128).any()
@@ -112,7 +112,7 @@ def luminance(color: Any) -> float:
 
 def test_the_names_of_boxes_are_readable_in_every_colour() -> None:
     for number in range(256):
-        darker, lighter = sorted((luminance(color_of(number)), luminance(ink_on(color_of(number)))))
+        darker, lighter = sorted((luminance(class_color(number)), luminance(text_color_on(class_color(number)))))
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, number
 
 
@@ -127,7 +127,7 @@ def test_the_name_of_a_box_is_whole_wherever_the_box_is(left: int, top: int, num
         labels = Column("labels", "ragged", "int64", type="labels", classes=("a name", "another"), parallel="boxes")
         image = np.full((480, 600, 3), 128, np.uint8)
         found = overlay(image, {"boxes": boxes, "labels": np.array([number])}, (BOXES, labels))
-        return int((found == ink_on(color_of(number))).all(2).sum())
+        return int((found == text_color_on(class_color(number))).all(2).sum())
 
     assert letters(left, top) == letters(210, 240) > 20
 
@@ -150,7 +150,7 @@ def test_a_pillow_with_one_font_draws_latin_letters(monkeypatch: pytest.MonkeyPa
         labels = Column("labels", "ragged", "int64", type="labels", classes=("猫 … ü",), parallel="boxes")
         values = {"boxes": np.array([[20, 40, 80, 100]], np.float32), "labels": np.array([0])}
         found = overlay(np.full((480, 600, 3), 128, np.uint8), values, (BOXES, labels))
-        assert (found == ink_on(color_of(0))).all(2).sum() > 20
+        assert (found == text_color_on(class_color(0))).all(2).sum() > 20
         draw, font = ImageDraw.Draw(Image.new("RGB", (50, 20))), default_font(10)
         text = fit_text(draw, "a traffic light", 50, font)
         assert text.endswith("…")
@@ -166,7 +166,9 @@ def test_names_of_boxes_keep_clear_of_each_other() -> None:
     both = overlay(image, values, (BOXES, labels)).astype(int)
     for row, number in ((0, 0), (1, 1)):
         alone = {name: value[row : row + 1] for name, value in values.items()}
-        grounds = [(each == color_of(number)).all(2).sum() for each in (both, overlay(image, alone, (BOXES, labels)))]
+        grounds = [
+            (each == class_color(number)).all(2).sum() for each in (both, overlay(image, alone, (BOXES, labels)))
+        ]
         assert grounds[0] >= grounds[1] * 0.9, number
 
 
@@ -175,7 +177,7 @@ def test_what_is_drawn_can_be_chosen_and_counts_in_the_size_of_the_whole() -> No
     mask = np.full((120, 160), 2, np.uint16)
     values = {"boxes": boxes, "mask": mask}
     found = overlay(GREY, values, (BOXES, MASK), ["boxes"], (120, 160))
-    assert tuple(found[50, 25]) == color_of(0)
+    assert tuple(found[50, 25]) == class_color(0)
     assert tuple(found[2, 2]) == (128,) * 3
     assert tuple(overlay(GREY, values, (BOXES, MASK), None, (120, 160))[2, 2]) != (128,) * 3
 
@@ -192,10 +194,10 @@ def test_values_that_are_wrong_end_nothing() -> None:
 def test_values_of_a_record(tmp_path: Path) -> None:
     made = make_typed(tmp_path / "x.lmdb", ["mask", "deep", "boxes", "labels", "points", "depth", "label"], 4)
     with open_store(made.path) as reader:
-        assert [c.name for c in drawn_columns(reader.manifest)] == ["mask", "deep", "boxes", "points", "depth"]
-        values = drawn_values(reader, 1)
+        assert [c.name for c in drawable_columns(reader.manifest)] == ["mask", "deep", "boxes", "points", "depth"]
+        values = read_drawn_values(reader, 1)
         assert set(values) == {"mask", "deep", "boxes", "labels", "points"}  # depth is missing
         np.testing.assert_array_equal(values["deep"], made.values[1]["deep"])
         np.testing.assert_array_equal(values["boxes"], made.values[1]["boxes"])
-        assert set(drawn_values(reader, 1, ["deep"])) == {"deep"}
+        assert set(read_drawn_values(reader, 1, ["deep"])) == {"deep"}
         assert overlay(made.images[1], values, reader.manifest.columns).shape == made.images[1].shape

@@ -88,7 +88,7 @@ def test_plain_repr_draws_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) 
     def refused(*_: Any) -> None:
         raise AssertionError("not asked for")
 
-    monkeypatch.setattr(notebook, "html_of", refused)
+    monkeypatch.setattr(notebook, "render_html", refused)
     dataset = packstore.PackedDataset(store, "val")
     with packstore.open(store) as reader:
         assert "<img" not in repr(reader) + repr(dataset) + repr(packstore.PackedLoader(dataset, 4))

@@ -20,8 +20,8 @@ from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.cli.terminal_images import parse_graphics, terminal_graphics
 from packstore.core.errors import UsageError
 from packstore.seeing.drawing import overlay
-from packstore.seeing.sheet import Cells, SheetOptions, choose_rows, page, write_sheet
-from packstore.seeing.terminal import kitty, sixel
+from packstore.seeing.sheet import Cells, SheetOptions, choose_rows, draw_page, write_sheet
+from packstore.seeing.terminal import encode_kitty, encode_sixel
 from tests.makers.command import COMMAND, run
 from tests.makers.datasets import make_folder
 from tests.makers.typed import make_typed
@@ -94,7 +94,7 @@ def test_a_damaged_record_is_shown_as_such(store: Path, tmp_path: Path, augment:
         assert (damaged.image, damaged.key) == (None, "train/ant/001.png")
         assert damaged.fault
         assert cells[2].image is not None
-        whole = page(cells, choose_rows(reader, SheetOptions(augment=augment)))
+        whole = draw_page(cells, choose_rows(reader, SheetOptions(augment=augment)))
     red = np.asarray(whole)[:, :, 0].astype(int) - np.asarray(whole)[:, :, 1]
     assert (red > 170).any()
 
@@ -196,7 +196,7 @@ def test_a_terminal_that_can_shows_the_sheet(store: Path) -> None:
 
 def test_kittys_protocol() -> None:
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (60, 50, 3), np.uint8))
-    parts = re.findall(rb"\x1b_G(?:a=T,f=100,)?m=([01]);([^\x1b]*)\x1b\\", kitty(image))
+    parts = re.findall(rb"\x1b_G(?:a=T,f=100,)?m=([01]);([^\x1b]*)\x1b\\", encode_kitty(image))
     assert [more for more, _ in parts] == [b"1"] * (len(parts) - 1) + [b"0"]
     assert all(len(data) <= 4096 for _, data in parts)
     shown = Image.open(io.BytesIO(base64.b64decode(b"".join(data for _, data in parts))))
@@ -208,7 +208,7 @@ def test_sixels() -> None:
     pixels = np.zeros((15, 40, 3), np.uint8)
     pixels[:, :, 0] = np.arange(15)[:, None] // 5 * 100
     pixels[:, :, 1] = np.arange(40)[None] // 10 * 50
-    text = sixel(Image.fromarray(pixels)).decode()
+    text = encode_sixel(Image.fromarray(pixels)).decode()
     head = re.match(r'\x1bPq"1;1;40;15', text)
     assert head is not None
     body = text[head.end() :].partition("\x1b\\")[0]

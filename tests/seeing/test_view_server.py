@@ -571,7 +571,7 @@ def test_findings_about_no_record_are_kept_by_kind(stores: Stores, tmp_path: Pat
         assert [*about["notes"]] == ["class_split", HTML]
         assert about["notes"]["class_split"]["count"] == 1200
         assert about["notes"]["class_split"]["texts"] == [f"val lacks class {n}" for n in range(1000)]
-        assert about["kinds"]["class_split"] == "a class that some split lacks"
+        assert about["kinds"]["class_split"] == "a class that a split lacks"
         assert about["marks"] == {"flat": 1}
 
 

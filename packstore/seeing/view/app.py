@@ -1,4 +1,4 @@
-"""The server behind the page: addresses and what each answers. It only reads the store."""
+"""The server of the page: its addresses and their handlers. It only reads the store."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from packstore.seeing.nearby import is_damage
 from packstore.seeing.view.facts import Headers, class_column
 from packstore.seeing.view.findings import verify
 from packstore.seeing.view.guard import Guard
-from packstore.seeing.view.images import SIDES, File, key_of
+from packstore.seeing.view.images import SIDES, File, printable_key
 from packstore.seeing.view.jobs import Job
 from packstore.seeing.view.masks import color_mask, read_mask, values_in
 from packstore.seeing.view.overview import count_classes, summarize
-from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, whole
+from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, parse_number
 from packstore.seeing.view.record import describe_record, shown_columns
 from packstore.seeing.view.site import NotThereError, Site
 from packstore.stores.base import Reader
@@ -46,27 +46,27 @@ PAGE = {
 _MOST_ROWS = 500
 _LONGEST_KEY = 300
 _MOST_NOTES = 1000
-"""Findings about no record, of one kind, that are sent."""
+"""Most notes of one kind (findings about no particular record) that are sent."""
 
 
 def make_app(site: Site, token: str) -> Guard:
-    """The application; ``token`` is what a browser has to show."""
+    """Creates the ASGI application; browsers have to send ``token``."""
     routes = [
-        Route("/api/store", _answering(site, _store)),
-        Route("/api/rows", _answering(site, _rows)),
-        Route("/api/place/{record}", _answering(site, _place)),
-        Route("/api/classes", _answering(site, _classes)),
-        Route("/api/verify", _answering(site, _verify)),
-        Route("/api/sizes", _answering(site, _sizes)),
-        Route("/api/record/{record}", _answering(site, _record)),
-        Route("/api/mask/{record}/{column}", _answering(site, _mask_values)),
-        Route("/api/loaded/{record}", _answering(site, _loaded)),
-        Route("/thumbnail/{side}/{record}", _answering(site, _thumbnail)),
-        Route("/image/{record}/{column}", _answering(site, _image)),
-        Route("/mask/{record}/{column}", _answering(site, _mask)),
-        Route("/loaded/{record}", _answering(site, _loaded_image)),
-        Route("/loaded/{record}/{column}", _answering(site, _loaded_mask)),
-        Route("/file/{record}", _answering(site, _file)),
+        Route("/api/store", _handle_errors(site, _store)),
+        Route("/api/rows", _handle_errors(site, _rows)),
+        Route("/api/place/{record}", _handle_errors(site, _place)),
+        Route("/api/classes", _handle_errors(site, _classes)),
+        Route("/api/verify", _handle_errors(site, _verify)),
+        Route("/api/sizes", _handle_errors(site, _sizes)),
+        Route("/api/record/{record}", _handle_errors(site, _record)),
+        Route("/api/mask/{record}/{column}", _handle_errors(site, _mask_values)),
+        Route("/api/loaded/{record}", _handle_errors(site, _loaded)),
+        Route("/thumbnail/{side}/{record}", _handle_errors(site, _thumbnail)),
+        Route("/image/{record}/{column}", _handle_errors(site, _image)),
+        Route("/mask/{record}/{column}", _handle_errors(site, _mask)),
+        Route("/loaded/{record}", _handle_errors(site, _loaded_image)),
+        Route("/loaded/{record}/{column}", _handle_errors(site, _loaded_mask)),
+        Route("/file/{record}", _handle_errors(site, _file)),
         *(Route(address, _page_file(*file)) for address, file in PAGE.items()),
     ]
     return Guard(Starlette(routes=routes), token)
@@ -75,9 +75,9 @@ def make_app(site: Site, token: str) -> Guard:
 Endpoint = Callable[[Site, Request], Awaitable[Response]]
 
 
-def _answering(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """``endpoint`` with packstore's errors as answers: 404 no such thing, 400 wrong question, 422 damaged, 503
-    not to be fetched now."""
+def _handle_errors(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    """Wraps ``endpoint`` so that errors become responses: 404 not found, 400 wrong request, 422 damaged, 503 cannot be
+    fetched now."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -85,7 +85,7 @@ def _answering(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaitable[
         except PackstoreError as error:
             missing = isinstance(error, NotThereError)
             status = 404 if missing else 400 if isinstance(error, UsageError) else 422 if is_damage(error) else 503
-            return _json({"error": str(error)}, status)
+            return _json_response({"error": str(error)}, status)
 
     return answer
 
@@ -99,26 +99,26 @@ def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Resp
     return answer
 
 
-def _sent(file: File, kept_seconds: int = 3600) -> Response:
-    """An image, which the browser keeps a while: its address names the store's digest."""
+def _image_response(file: File, kept_seconds: int = 3600) -> Response:
+    """Creates the response with an image. The browser may cache it, since its address contains the store's digest."""
     return Response(file.data, media_type=file.type, headers={"cache-control": f"private, max-age={kept_seconds}"})
 
 
-def _json(content: Any, status: int = 200) -> Response:
-    """Values as JSON in ASCII: a key may hold bytes that are not UTF-8, as surrogates."""
+def _json_response(content: Any, status: int = 200) -> Response:
+    """Creates a response of JSON in ASCII, since keys may contain surrogates for bytes that are not UTF-8."""
     return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
 
 
-def _pending(job: Job) -> Response:
-    return _json({"pending": job.progress}, 202)
+def _progress_response(job: Job) -> Response:
+    return _json_response({"pending": job.progress}, 202)
 
 
 async def _store(site: Site, _: Request) -> Response:
-    """What the page shows without having looked at any record."""
+    """Answers with the facts about the store that need no record."""
     manifest = site.reader.manifest
     column = class_column(manifest)
     image = manifest.image
-    return _json(
+    return _json_response(
         {
             "name": printable(site.reader.path.name),
             "path": printable(str(site.reader.path)),
@@ -150,33 +150,35 @@ async def _store(site: Site, _: Request) -> Response:
 
 
 async def _rows(site: Site, request: Request) -> Response:
-    """Records at places ``start`` to ``stop - 1`` of a selection."""
+    """Answers with the records at positions ``start`` to ``stop - 1`` of a selection."""
     given = request.query_params
-    start, stop = whole("start", given.get("start", "0")), whole("stop", given.get("stop", "0"))
+    start, stop = parse_number("start", given.get("start", "0")), parse_number("stop", given.get("stop", "0"))
     query = Query.parse(given)
     chosen = await site.selection(query)
     if isinstance(chosen, Job):
-        return _pending(chosen)
+        return _progress_response(chosen)
     records = chosen.page(start, min(stop, start + _MOST_ROWS))
-    rows = await site.in_thread(lambda: _rows_of(site, records))
-    return _json({"count": len(chosen), "start": start, "rows": rows, "command": _command(site.reader, query)})
+    rows = await site.in_thread(lambda: _describe_rows(site, records))
+    return _json_response(
+        {"count": len(chosen), "start": start, "rows": rows, "command": _select_command(site.reader, query)}
+    )
 
 
-def _rows_of(site: Site, records: list[int]) -> list[dict[str, Any]]:
-    """What tiles show. Nothing is fetched for it: the thumbnails of those that are seen do that."""
+def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
+    """Returns the texts of tiles. Fetches no shards; only visible thumbnails do."""
     parts = (np.searchsorted(site.reader.part_starts, records, "right") - 1).tolist()
     numbers = sorted({*parts})
     here = dict(zip(numbers, site.reader.at_hand(numbers).tolist(), strict=True))
-    return [_row(site, record, here[part]) for record, part in zip(records, parts, strict=True)]
+    return [_describe_row(site, record, here[part]) for record, part in zip(records, parts, strict=True)]
 
 
-def _row(site: Site, record: int, here: bool) -> dict[str, Any]:
-    """What a tile shows beside its image."""
+def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
+    """Returns key, class and marks of a record for its tile; marks the record if reading them finds damage."""
     reader = site.reader
     row: dict[str, Any] = {"record": record}
     try:
         if not here:
-            return row | {"absent": True, "marks": site.findings.of(record)}
+            return row | {"absent": True, "marks": site.findings.marks_of(record)}
         row["key"] = printable(reader.key(record))[:_LONGEST_KEY]
         column = class_column(reader.manifest)
         if column is not None:
@@ -186,17 +188,17 @@ def _row(site: Site, record: int, here: bool) -> dict[str, Any]:
     except (PackstoreError, IndexError) as error:
         row["error"] = str(error)
         site.note_damage(record, error)
-    marks = site.findings.of(record)
+    marks = site.findings.marks_of(record)
     return row | ({"marks": marks} if marks else {})
 
 
 async def _place(site: Site, request: Request) -> Response:
-    """Where a record stands in a selection."""
+    """Answers with the position of a record in a selection."""
     record = site.record(request)
     chosen = await site.selection(Query.parse(request.query_params))
     if isinstance(chosen, Job):
-        return _pending(chosen)
-    return _json({"place": chosen.place(record), "count": len(chosen)})
+        return _progress_response(chosen)
+    return _json_response({"place": chosen.position(record), "count": len(chosen)})
 
 
 async def _classes(site: Site, request: Request) -> Response:
@@ -205,21 +207,21 @@ async def _classes(site: Site, request: Request) -> Response:
     parts = range(len(reader.part_starts))
     name = ("classes", "all" if fetch else int(reader.at_hand(parts).sum()))
     job = site.jobs.start(name, "counting classes", len(reader), lambda report: count_classes(reader, report, fetch))
-    found = await site.in_time(job)
-    return _pending(job) if found is None else _json(found)
+    found = await site.wait_briefly(job)
+    return _progress_response(job) if found is None else _json_response(found)
 
 
 async def _verify(site: Site, _: Request) -> Response:
-    """Compares all records with their checksums; what is damaged is marked from then on."""
+    """Compares all records with their checksums and marks damaged ones."""
     job = site.jobs.start(
         "verify", "comparing checksums", len(site.reader), lambda report: verify(site.reader, site.findings, report)
     )
-    count = await site.in_time(job)
-    return _pending(job) if count is None else _json({"problems": count})
+    count = await site.wait_briefly(job)
+    return _progress_response(job) if count is None else _json_response({"problems": count})
 
 
 async def _sizes(site: Site, request: Request) -> Response:
-    """Histograms of a split; ``all=1`` looks at every image, where otherwise a sample is taken."""
+    """Answers with the histograms of a split: of a sample, or with ``all=1`` of every image."""
     query = Query.parse(request.query_params)
     try:
         split = site.reader.split(query.split)
@@ -227,48 +229,48 @@ async def _sizes(site: Site, request: Request) -> Response:
         raise NotThereError(str(error.args[0])) from None
     site.allow_fetching(request)
     job = site.headers(request.query_params.get("all") == "1")
-    found: Headers | None = await site.in_time(job)
+    found: Headers | None = await site.wait_briefly(job)
     return (
-        _pending(job)
+        _progress_response(job)
         if found is None
-        else _json(
+        else _json_response(
             summarize(found, site.reader.manifest, split.start, split.stop) | {"absent_bytes": site.absent_bytes}
         )
     )
 
 
 async def _thumbnail(site: Site, request: Request) -> Response:
-    record, side = site.record(request), whole("side", request.path_params["side"])
+    record, side = site.record(request), parse_number("side", request.path_params["side"])
     drawn = request.query_params.get("drawn") == "1"
     if side not in SIDES:
         raise UsageError(f"side should be one of {', '.join(map(str, SIDES))}, got {side}")
     try:
-        # Who has scrolled on no longer waits for what has gone by.
+        # A browser that has scrolled on no longer waits for earlier thumbnails.
         made = await site.in_turn(request, lambda: site.images.thumbnail(record, side, drawn))
-        return Response(status_code=204) if made is None else _sent(made)
+        return Response(status_code=204) if made is None else _image_response(made)
     except (StoreError, DecodeError) as error:
         site.note_damage(record, error)
         raise
 
 
 async def _image(site: Site, request: Request) -> Response:
-    record, column = site.record(request), _column(site, request, ("image",))
-    return _sent(await site.in_thread(lambda: site.images.whole(record, column)))
+    record, column = site.record(request), _find_column(site, request, ("image",))
+    return _image_response(await site.in_thread(lambda: site.images.full_image(record, column)))
 
 
 async def _mask(site: Site, request: Request) -> Response:
-    record, column = site.record(request), _column(site, request, ("mask",))
-    return _sent(await site.in_thread(lambda: color_mask(read_mask(site.reader, column, record))))
+    record, column = site.record(request), _find_column(site, request, ("mask",))
+    return _image_response(await site.in_thread(lambda: color_mask(read_mask(site.reader, column, record))))
 
 
 async def _mask_values(site: Site, request: Request) -> Response:
-    record, column = site.record(request), _column(site, request, ("mask",))
+    record, column = site.record(request), _find_column(site, request, ("mask",))
     values = await site.in_thread(lambda: read_mask(site.reader, column, record))
     height, width = values.shape
-    return _json({"width": width, "height": height, "values": values_in(values)})
+    return _json_response({"width": width, "height": height, "values": values_in(values)})
 
 
-def _column(site: Site, request: Request, types: tuple[str, ...]) -> Any:
+def _find_column(site: Site, request: Request, types: tuple[str, ...]) -> Any:
     name = request.path_params["column"]
     found = [c for c in site.reader.manifest.columns if c.name == name and c.type in types]
     if not found:
@@ -280,43 +282,49 @@ async def _record(site: Site, request: Request) -> Response:
     record = site.record(request)
     found = await site.in_thread(lambda: describe_record(site.reader, site.images, record))
     found["findings"] = [{"text": text, "also": others} for text, others in site.findings.texts.get(record, [])]
-    found["marks"] = site.findings.of(record)
-    found["python"] = _python(site.reader, record)
+    found["marks"] = site.findings.marks_of(record)
+    found["python"] = _python_code(site.reader, record)
     found["command"] = f"packstore select {_path(site.reader)} -o one.lmdb --where {_quoted_key(site.reader, record)}"
-    return _json(found)
+    return _json_response(found)
 
 
-def _asked(site: Site, request: Request) -> Any:
-    from packstore.seeing.view.loaded import Asked
+def _parse_load_request(site: Site, request: Request) -> Any:
+    from packstore.seeing.view.loaded import LoadRequest
 
     given = request.query_params
-    seed, epoch = whole("seed", given.get("seed") or "0"), whole("epoch", given.get("epoch") or "0")
-    return Asked(site.record(request), given.get("augment", ""), seed, epoch)
+    seed, epoch = parse_number("seed", given.get("seed") or "0"), parse_number("epoch", given.get("epoch") or "0")
+    return LoadRequest(site.record(request), given.get("augment", ""), seed, epoch)
 
 
 async def _loaded(site: Site, request: Request) -> Response:
-    return _json(await site.in_thread(lambda: site.as_loaded().describe(_asked(site, request))))
+    return _json_response(
+        await site.in_thread(lambda: site.sample_loader().describe(_parse_load_request(site, request)))
+    )
 
 
 async def _loaded_image(site: Site, request: Request) -> Response:
-    return _sent(await site.in_thread(lambda: site.as_loaded().picture(_asked(site, request))))
+    return _image_response(
+        await site.in_thread(lambda: site.sample_loader().picture(_parse_load_request(site, request)))
+    )
 
 
 async def _loaded_mask(site: Site, request: Request) -> Response:
-    column = _column(site, request, ("mask",))
-    return _sent(await site.in_thread(lambda: site.as_loaded().mask(_asked(site, request), column.name)))
+    column = _find_column(site, request, ("mask",))
+    return _image_response(
+        await site.in_thread(lambda: site.sample_loader().mask(_parse_load_request(site, request), column.name))
+    )
 
 
 async def _file(site: Site, request: Request) -> Response:
-    """The image at rest, to be saved; its name is the record's number, since keys come from strangers."""
+    """Answers with the stored image as a download, named by the record's number, since keys come from strangers."""
     record = site.record(request)
     data, suffix = await site.in_thread(lambda: site.images.file(record))
     name = f'attachment; filename="record-{record}.{suffix}"'
     return Response(data, media_type="application/octet-stream", headers={"content-disposition": name})
 
 
-def _command(reader: Reader, query: Query) -> str | None:
-    """The command that makes a store of a selection; None where no condition of ``packstore select`` says it."""
+def _select_command(reader: Reader, query: Query) -> str | None:
+    """Returns the ``packstore select`` command for a selection; None if its conditions cannot express the query."""
     if query.ranges or query.kind is not None or query.mark is not None:
         return None
     column = class_column(reader.manifest)
@@ -335,8 +343,8 @@ def _command(reader: Reader, query: Query) -> str | None:
     return f"packstore select {_path(reader)} -o part.lmdb{where}"
 
 
-def _python(reader: Reader, record: int) -> str:
-    """How one gets a record in Python, with all that the page shows of it."""
+def _python_code(reader: Reader, record: int) -> str:
+    """Returns Python code that loads a record with all columns that the page shows."""
     columns = tuple(column.name for column in shown_columns(reader.manifest))
     split = next((s for s in reader.manifest.splits if s.start <= record < s.stop), None)
     named, item = ("", record) if split is None else (f", split={split.name!r}", record - split.start)
@@ -351,5 +359,5 @@ def _path(reader: Reader) -> str:
 
 
 def _quoted_key(reader: Reader, record: int) -> str:
-    escaped = key_of(reader, record).replace("\\", "\\\\").replace('"', '\\"')
+    escaped = printable_key(reader, record).replace("\\", "\\\\").replace('"', '\\"')
     return shlex.quote(f'key == "{escaped}"')

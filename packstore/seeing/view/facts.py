@@ -1,4 +1,4 @@
-"""Facts of all records, read in one pass when somebody asks: labels, sizes of images, their kinds."""
+"""Facts about many records, read in one pass: labels, matching keys, sizes and kinds of images."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from packstore.core.columns import Ragged
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
-from packstore.seeing.nearby import parts_within, spread_at_hand
+from packstore.seeing.nearby import parts_within, spread_local
 from packstore.seeing.view.jobs import Report
 from packstore.stores.base import Reader
 
 MISSING, UNREADABLE, UNREAD = -1, -2, -3
-"""Labels of records that have none, of those whose label cannot be read, and of those that nobody fetched."""
+"""Labels of records without a label, with an unreadable label, and with a label that was not fetched."""
 SAMPLE = 20_000
-"""How many images' headers are read unasked, spread evenly over the store."""
+"""Number of headers that are read by default from a large store, evenly spread."""
 AT_ONCE = 100_000
-"""Up to how many records all headers are read unasked."""
+"""Most records of a store of which all headers are read by default."""
 
 _HEADER_BYTES = 1 << 16
 _REPORTED = 512
@@ -32,15 +32,15 @@ _MODES = {1: "grey", 2: "grey and alpha", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True, eq=False)
 class Headers:
-    """What the headers of images say; one row an image.
+    """Facts from image headers, one row for each image.
 
     Attributes:
-        records: int64, their numbers, ascending.
-        width: uint32, in pixels; 0 where the header cannot be read.
-        height: Likewise.
-        nbytes: int64, of the image at rest.
-        kind: uint8, a place in ``kinds``.
-        kinds: Such as ``jpeg RGB``.
+        records: Record numbers, int64, ascending.
+        width: In pixels, uint32; 0 if the header cannot be read.
+        height: In pixels, likewise.
+        nbytes: Bytes of the stored image, int64.
+        kind: Index into ``kinds``, uint8.
+        kinds: Kinds of images, such as ``jpeg RGB``.
     """
 
     records: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Headers:
     kinds: tuple[str, ...]
 
     def measure(self, name: str) -> NDArray[np.float64]:
-        """One of :data:`packstore.seeing.view.query.MEASURES` of each image; not a number where it is unknown."""
+        """Returns one of :data:`packstore.seeing.view.query.MEASURES` of each image; NaN if it is unknown."""
         if name == "bytes":
             return self.nbytes.astype(np.float64)
         width, height = self.width.astype(np.float64), self.height.astype(np.float64)
@@ -62,16 +62,17 @@ class Headers:
 
 
 def class_column(manifest: Manifest) -> Column | None:
-    """The column whose classes the grid shows and filters by: the label, or the first column of class numbers."""
+    """Returns the column whose classes the grid shows and filters by: ``label``, else the first column of class
+    numbers; None if there is none."""
     if manifest.has_column("label"):
         return manifest.column("label")
     return next((column for column in manifest.columns if column.type in ("label", "labels")), None)
 
 
-def parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader | None]]:
-    """First record, one after the last, and reader of each file of a store; None for one that does not open.
+def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader | None]]:
+    """Yields first record, end and reader of each part of a store; None as reader of a part that does not open.
 
-    Without ``fetch`` those that do not lie on this machine are left out."""
+    Without ``fetch``, skips parts that are not on this machine."""
     starts = [*reader.part_starts.tolist(), len(reader)]
     here = None if fetch else reader.at_hand(range(len(starts) - 1))
     for number, (start, stop) in enumerate(pairwise(starts)):
@@ -85,10 +86,11 @@ def parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader
 
 
 def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = True) -> NDArray[np.int32]:
-    """The label of every record: int32 ``(N,)``, with :data:`MISSING` and :data:`UNREADABLE`; without ``fetch``, with
-    :data:`UNREAD` where it does not lie on this machine."""
+    """Reads the labels of all records, int32 ``(N,)``; :data:`MISSING` and :data:`UNREADABLE` mark those without.
+
+    Without ``fetch``, labels that are not on this machine are :data:`UNREAD`."""
     labels = np.full(len(reader), UNREAD, np.int32)
-    for start, stop, part in parts(reader, fetch):
+    for start, stop, part in iterate_parts(reader, fetch):
         report(start)
         labels[start:stop] = UNREADABLE
         if part is None:
@@ -105,10 +107,11 @@ def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = Tr
     return labels
 
 
-def having_class(reader: Reader, column: Column, number: int, report: Report) -> NDArray[np.bool_]:
-    """Which records have the class ``number``, or with :data:`MISSING` none, in a column of several: bool ``(N,)``."""
+def find_class(reader: Reader, column: Column, number: int, report: Report) -> NDArray[np.bool_]:
+    """Returns which records have the class ``number`` in a column of lists of classes, bool ``(N,)``;
+    :data:`MISSING` finds records with an empty list."""
     having = np.zeros(len(reader), np.bool_)
-    for start, stop, part in parts(reader):
+    for start, stop, part in iterate_parts(reader):
         report(start)
         if part is None:
             continue
@@ -125,18 +128,18 @@ def having_class(reader: Reader, column: Column, number: int, report: Report) ->
     return having
 
 
-def matching_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
-    """Which records have ``text`` in their keys, in capitals or not (ASCII): bool ``(N,)``."""
+def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
+    """Returns which records have ``text`` in their keys, ignoring ASCII case: bool ``(N,)``."""
     wanted = text.encode("utf-8", "surrogateescape").lower()
     found = np.zeros(len(reader), np.bool_)
-    for start, stop, part in parts(reader):
+    for start, stop, part in iterate_parts(reader):
         report(start)
         if part is None:
             continue
         try:
             keys = part.ragged("key")
             if type(keys) is Ragged:
-                found[start + _places(keys, wanted)] = True
+                found[start + _find_in_keys(keys, wanted)] = True
             else:
                 for i in range(stop - start):
                     found[start + i] = wanted in bytes(keys[i]).lower()
@@ -145,8 +148,8 @@ def matching_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_
     return found
 
 
-def _places(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
-    """Values of ``keys`` that contain ``wanted``; searches many at once instead of one by one."""
+def _find_in_keys(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
+    """Returns the numbers of ``keys`` that contain ``wanted``; searches many keys at once."""
     offsets, data = keys.offsets, keys.data
     places: list[int] = []
     step = 65_536
@@ -160,13 +163,13 @@ def _places(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
             if at + len(wanted) <= int(ends[value + 1]):
                 places.append(first + value)
                 at = text.find(wanted, int(ends[value + 1]))
-            else:  # it reaches into the next key
+            else:  # the match extends into the next key
                 at = text.find(wanted, at + 1)
     return np.array(places, np.int64)
 
 
-def sorted_keys(reader: Reader, records: NDArray[np.int64], report: Report) -> NDArray[np.int64]:
-    """``records`` in the order of their keys; those with equal keys, or without one that can be read, as they come."""
+def sort_by_key(reader: Reader, records: NDArray[np.int64], report: Report) -> NDArray[np.int64]:
+    """Sorts ``records`` by their keys; equal keys keep their order, unreadable keys come last."""
     keys: list[bytes] = []
     for number, record in enumerate(records.tolist()):
         if number % _REPORTED == 0:
@@ -179,14 +182,14 @@ def sorted_keys(reader: Reader, records: NDArray[np.int64], report: Report) -> N
 
 
 def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Report) -> Headers:
-    """The headers of the images of ``records``, ascending; None for all."""
+    """Reads the headers of the images of ``records``, which are ascending; None for all records."""
     chosen = np.arange(len(reader), dtype=np.int64) if records is None else records
     count = len(chosen)
     width, height = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
     nbytes, kind = np.zeros(count, np.int64), np.zeros(count, np.uint8)
     kinds: dict[str, int] = {_UNKNOWN: 0}
     done = 0
-    for start, stop, part in parts_with(reader, chosen):
+    for start, stop, part in iterate_parts_with(reader, chosen):
         first, last = np.searchsorted(chosen, (start, stop)).tolist()
         for row in range(first, last):
             if done % _REPORTED == 0:
@@ -195,7 +198,7 @@ def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Repo
             if part is None:
                 continue
             try:
-                size, name, nbytes[row] = header_of(part, int(chosen[row]) - start)
+                size, name, nbytes[row] = read_image_facts(part, int(chosen[row]) - start)
             except (PackstoreError, IndexError, HeaderError):
                 continue
             height[row], width[row] = size
@@ -203,8 +206,8 @@ def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Repo
     return Headers(chosen, width, height, nbytes, kind, tuple(kinds))
 
 
-def parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[tuple[int, int, Reader | None]]:
-    """As :func:`parts`, only those that hold some of ``records``."""
+def iterate_parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[tuple[int, int, Reader | None]]:
+    """Yields the parts with some of ``records``, like :func:`iterate_parts`."""
     starts = [*reader.part_starts.tolist(), len(reader)]
     numbers: Iterable[int] = np.unique(np.searchsorted(reader.part_starts, records, "right") - 1).tolist()
     for number in numbers:
@@ -215,10 +218,10 @@ def parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[tuple[int
         yield starts[number], starts[number + 1], part
 
 
-def header_of(reader: Reader, record: int) -> tuple[tuple[int, int], str, int]:
-    """Height and width, kind, and bytes at rest of a record's image, without decoding it.
+def read_image_facts(reader: Reader, record: int) -> tuple[tuple[int, int], str, int]:
+    """Returns (height, width), kind and stored bytes of a record's image without decoding it.
 
-    Raises :class:`HeaderError` where it is no image, and :class:`StoreError` where it cannot be read."""
+    Raises :class:`HeaderError` if it is no image, and :class:`StoreError` if it cannot be read."""
     column = reader.manifest.image
     if column.layout is not None:
         shape = column.shape if column.kind == "fixed" else tuple(reader.value("shape", record).tolist())
@@ -226,12 +229,12 @@ def header_of(reader: Reader, record: int) -> tuple[tuple[int, int], str, int]:
         nbytes = column.record_nbytes if column.kind == "fixed" else memoryview(reader.view(record)).nbytes
         return (max(0, sides[0]), max(0, sides[1])), f"{column.dtype} pixels", nbytes
     data = memoryview(reader.view(record)).cast("B")
-    info = header_in(data)
-    return (info.height, info.width), f"{info.kind} {mode_of(info)}", len(data)
+    info = parse_header(data)
+    return (info.height, info.width), f"{info.kind} {describe_mode(info)}", len(data)
 
 
-def header_in(data: memoryview) -> ImageInfo:
-    """The header of an image file, of which as little is read as will do. Raises :class:`HeaderError`."""
+def parse_header(data: memoryview) -> ImageInfo:
+    """Parses the header of an image file; reads only its beginning if that is enough. Raises :class:`HeaderError`."""
     try:
         return sniff(bytes(data[:_HEADER_BYTES]))
     except HeaderError:
@@ -240,18 +243,18 @@ def header_in(data: memoryview) -> ImageInfo:
         return sniff(data)
 
 
-def mode_of(info: ImageInfo) -> str:
-    """The colours of an image file, in words."""
+def describe_mode(info: ImageInfo) -> str:
+    """Describes channels and bits of an image file: ``RGB``, ``CMYK``, ``grey of 16 bits``."""
     if info.kind == "jpeg" and info.components == 4:
         return "CMYK"
     mode = _MODES.get(info.components, f"{info.components} channels")
     return mode if info.precision in (1, 8) else f"{mode} of {info.precision} bits"
 
 
-def sample_of(reader: Reader, fetch: bool = True) -> NDArray[np.int64] | None:
-    """Records whose headers are read unasked: None for all, else :data:`SAMPLE` of them, evenly spread; without
-    ``fetch``, over those that lie on this machine."""
+def choose_sample(reader: Reader, fetch: bool = True) -> NDArray[np.int64] | None:
+    """Chooses the records whose headers are read by default: None for all, else :data:`SAMPLE` evenly spread records;
+    without ``fetch``, only of those on this machine."""
     count = len(reader)
     if fetch or reader.at_hand(parts_within(reader, 0, count)).all():
         return None if count <= AT_ONCE else np.unique(np.linspace(0, count - 1, SAMPLE).astype(np.int64))
-    return spread_at_hand(reader, 0, count, SAMPLE)
+    return spread_local(reader, 0, count, SAMPLE)

@@ -1,8 +1,8 @@
-"""Who may ask: only the browser that was given the address, and only for what it may read.
+"""Access control: answers only the browser that was given the address.
 
-The server listens on 127.0.0.1, where every user and every web page that the browser has open can reach it. So each
+The server listens on 127.0.0.1, which every user of the machine and every web page in the browser can reach. So a
 request must name this machine as its host (a page elsewhere whose name resolves to 127.0.0.1 does not), must not come
-from another page, and must carry the token: at first in the address, then in a cookie that no other site is sent.
+from another page, and must carry the token: first in the address, later in a cookie that other sites do not get.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
 HOSTS = ("127.0.0.1", "localhost")
-"""Names of this machine in an address. The port is left open: it is another one behind ``ssh -L``."""
+"""Names of this machine in an address. The port is not checked, since ``ssh -L`` changes it."""
 
 _HEADERS = {
     "content-security-policy": (
@@ -32,12 +32,12 @@ _HEADERS = {
 
 
 class Guard:
-    """An ASGI application around another, which sees only requests that may be answered."""
+    """An ASGI application that passes only permitted requests to another, and adds security headers."""
 
     def __init__(self, app: App, token: str) -> None:
-        """``token`` is a secret of URL-safe letters."""
+        """``token`` is a secret of URL-safe characters."""
         self._app, self._token = app, token
-        self._cookie = f"packstore-{secrets.token_hex(4)}"  # one a server: cookies do not tell ports apart
+        self._cookie = f"packstore-{secrets.token_hex(4)}"  # unique for each server, since cookies ignore ports
 
     async def __call__(
         self,
@@ -46,7 +46,7 @@ class Guard:
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
         if scope["type"] != "http":
-            return  # a web socket is closed by that
+            return  # which closes a web socket
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -57,43 +57,43 @@ class Guard:
             await send(message)
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._refusal(scope, headers)
+        refusal = self._refuse(scope, headers)
         if refusal is not None:
             status, why, more = refusal
-            await _answer(guarded, status, json.dumps({"error": why}).encode(), more)
+            await _send_response(guarded, status, json.dumps({"error": why}).encode(), more)
             return
         if scope["path"] == "/" and b"token=" in scope["query_string"]:
-            # The token leaves the address, which people copy; what follows # stays.
+            # Removes the token from the address, which people copy; the fragment after # stays.
             cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
-            await _answer(guarded, 303, b"", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
+            await _send_response(guarded, 303, b"", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
             return
         await self._app(scope, receive, guarded)
 
-    def _refusal(self, scope: Message, headers: dict[str, str]) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """Status, reason and headers where a request is not to be answered."""
+    def _refuse(self, scope: Message, headers: dict[str, str]) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
+        """Returns status, reason and headers for a request that is refused; None to permit it."""
         if scope["method"] != "GET":
-            return 405, "only GET is answered: nothing here changes anything", [(b"allow", b"GET")]
+            return 405, "only GET is allowed: this server changes nothing", [(b"allow", b"GET")]
         host = headers.get("host", "")
         if host.partition(":")[0] not in HOSTS:
-            return 421, f"this server answers as {' or '.join(HOSTS)} only", []
+            return 421, f"this server answers only as {' or '.join(HOSTS)}", []
         if headers.get("origin", f"http://{host}") != f"http://{host}":
-            return 403, "a request from another page is not answered", []
+            return 403, "requests from other pages are refused", []
         from_elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         if from_elsewhere and headers.get("sec-fetch-mode") != "navigate":
-            return 403, "a request from another page is not answered", []
+            return 403, "requests from other pages are refused", []
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        given = asked if scope["path"] == "/" and asked else self._of_cookie(headers.get("cookie", ""))
+        given = asked if scope["path"] == "/" and asked else self._cookie_token(headers.get("cookie", ""))
         if not secrets.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
             return 403, "the token is missing or wrong: open the address that packstore view has printed", []
         return None
 
-    def _of_cookie(self, text: str) -> str:
-        """The token in the cookies of a request. Those of other applications on this machine may be anything."""
+    def _cookie_token(self, text: str) -> str:
+        """Returns the token from a request's cookies, or ``""``. Cookies of other local applications may be present."""
         pairs = (pair.strip().partition("=") for pair in text.split(";"))
         return next((value for name, _, value in pairs if name == self._cookie), "")
 
 
-async def _answer(
+async def _send_response(
     send: Callable[[Message], Awaitable[None]], status: int, body: bytes, headers: list[tuple[bytes, bytes]]
 ) -> None:
     start = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]

@@ -1,5 +1,5 @@
-"""Images for the page: thumbnails, cached in bounded memory, and whole ones. Loads torch, which takes
-a second, for drawn ones alone."""
+"""Images for the page: thumbnails, cached in bounded memory, and full images. Imports torch, which takes a second, only
+to draw over a thumbnail."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from packstore.images.decoders import get_decoder
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.encode.options import turned_by_readers
 from packstore.images.sniff import HeaderError
-from packstore.seeing.view.facts import header_in
+from packstore.seeing.view.facts import parse_header
 from packstore.stores.base import Reader
 
 SIDES = (96, 192, 384)
 """Longest sides of thumbnails, in pixels."""
 
 _NAMED_SIDE = 384
-"""Thumbnails of this side have the names of classes at their boxes; on smaller ones these would cover the image."""
+"""Thumbnails of this side show class names at boxes; on smaller ones names would cover the image."""
 _CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 200
-"""What an entry of the cache takes besides its bytes."""
+"""Memory of a cache entry besides the image's bytes."""
 _QUALITY = 82
 _SMALL = 64
-"""Images up to this side are sent as PNG: JPEG would blur them, and is no smaller."""
+"""Images up to this side are sent as PNG: JPEG would blur them and is no smaller."""
 _SUFFIXES = {"jpeg": "jpg", "tiff": "tif", "heif": "heic"}
 
 
 class File(NamedTuple):
-    """What is sent to the browser.
+    """A file for the browser.
 
     Attributes:
-        data: The bytes.
-        type: Their media type.
+        data: Its bytes.
+        type: Its media type.
     """
 
     data: bytes
@@ -50,7 +50,7 @@ class File(NamedTuple):
 
 
 class Images:
-    """The images of a store, encoded for a browser. Safe to use from many threads."""
+    """Encodes images of a store for a browser. Thread-safe."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -66,12 +66,12 @@ class Images:
         return self._cached_bytes
 
     def thumbnail(self, record: int, side: int, drawn: bool = False) -> File:
-        """The image of a record, at most ``side`` pixels wide and high, its checksum compared; with ``drawn``, its
-        masks, boxes and keypoints over it.
+        """Returns a thumbnail of a record, at most ``side`` pixels wide and high, from the cache if it is there. With
+        ``drawn``, masks, boxes and keypoints are drawn over it.
 
         Raises:
-            CorruptRecordError: It does not match its checksum.
-            PackstoreError: It cannot be read or decoded.
+            CorruptRecordError: The image does not match its checksum.
+            PackstoreError: The image cannot be read or decoded.
         """
         with self._lock:
             known = self._cache.get((record, side, drawn))
@@ -80,53 +80,53 @@ class Images:
         if known is None:
             try:
                 known = self._thumbnail(record, side, drawn)
-            except (CorruptRecordError, DecodeError) as error:  # others may pass, such as a network that is down
+            except (CorruptRecordError, DecodeError) as error:  # other errors may be temporary: not cached
                 known = error.with_traceback(None)
-            self._keep((record, side, drawn), known)
+            self._cache_entry((record, side, drawn), known)
         if isinstance(known, PackstoreError):
             raise known
         return known
 
-    def whole(self, record: int, column: Column) -> File:
-        """An image of a record, as large as it is: a JPEG file as it lies there, where a browser shows that as the
-        loader gives it, else the decoded pixels as PNG. (A browser would blend transparent pixels, move animations and
-        apply colour profiles.) Raises as :meth:`thumbnail`, but for the checksum."""
+    def full_image(self, record: int, column: Column) -> File:
+        """Returns an image of a record in full size: the stored JPEG file if a browser shows it as the loader decodes
+        it, else the decoded pixels as PNG. (A browser would blend transparent pixels, play animations and apply colour
+        profiles.) Raises the errors of :meth:`thumbnail`, without comparing the checksum."""
         if column.layout is None:
-            data = _stored(self._reader, column, record)
+            data = _stored_bytes(self._reader, column, record)
             try:
-                info = header_in(memoryview(data).cast("B"))
+                info = parse_header(memoryview(data).cast("B"))
             except HeaderError as error:
                 raise DecodeError(f"record {record} {error.reason}") from None
             if info.kind == "jpeg" and info.components in (1, 3) and read_orientation(data, info) == 1:
                 file = bytes(data)
                 if b"ICC_PROFILE\0" not in file:
                     return File(file, "image/jpeg")
-        return as_png(self.pixels(record, column))
+        return png_file(self.pixels(record, column))
 
     def file(self, record: int) -> tuple[bytes, str]:
-        """The image of a record at rest, to be saved, and a suffix for it."""
+        """Returns the stored image of a record and a file suffix for it."""
         data = bytes(self._reader.read(record))
         if self._reader.manifest.image.layout is not None:
             return data, "bin"
         try:
-            kind = header_in(memoryview(data)).kind
+            kind = parse_header(memoryview(data)).kind
         except HeaderError:
             return data, "bin"
         return data, _SUFFIXES.get(kind, kind)
 
     def pixels(self, record: int, column: Column, data: Buffer | None = None, side: int | None = None) -> NDArray[Any]:
-        """The pixels of a record's image: uint8 ``(h, w, 3)``, RGB; normalisation undone; turned where loaders turn it.
+        """Decodes a record's image: uint8 ``(h, w, 3)``, RGB; without normalisation; turned if loaders turn it.
 
-        With ``side``, a large JPEG is scaled while it is decoded; its longer side keeps at least so many pixels."""
+        With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels."""
         reader = self._reader
         if column.layout is None:
-            data = _stored(reader, column, record) if data is None else data
+            data = _stored_bytes(reader, column, record) if data is None else data
             try:
                 if side is None:
                     return self._decoder.decode(data, exif_transpose=self._turned)
-                return self._decoder.decode_small(data, _shorter(data, side), exif_transpose=self._turned)
+                return self._decoder.decode_small(data, _shorter_side(data, side), exif_transpose=self._turned)
             except DecodeError as error:
-                raise DecodeError(f"record {record} ({key_of(reader, record)}): {error}") from None
+                raise DecodeError(f"record {record} ({printable_key(reader, record)}): {error}") from None
         array: NDArray[Any] = reader.array(record) if column.name == "image" else reader.item(column.name, record)
         return array if column.layout == "HWC" else self._from_floats(array, column)
 
@@ -144,7 +144,7 @@ class Images:
         data = reader.view(record)
         found, expected = image_checksum(data), int(reader.value("checksum", record))
         if found != expected:
-            raise CorruptRecordError(record, key_of(reader, record), f"{expected:016x}", f"{found:016x}")
+            raise CorruptRecordError(record, printable_key(reader, record), f"{expected:016x}", f"{found:016x}")
         image = Image.fromarray(self.pixels(record, reader.manifest.image, data, side))
         small = max(image.size) <= _SMALL
         image.thumbnail((side, side), reducing_gap=2.0)
@@ -161,42 +161,42 @@ class Images:
             image.save(out, "JPEG", quality=_QUALITY)
         return File(out.getvalue(), "image/png" if small else "image/jpeg")
 
-    def _keep(self, name: tuple[int, int, bool], value: File | PackstoreError) -> None:
+    def _cache_entry(self, name: tuple[int, int, bool], value: File | PackstoreError) -> None:
         with self._lock:
-            self._cached_bytes += _size(value) - (_size(self._cache[name]) if name in self._cache else 0)
+            self._cached_bytes += _entry_bytes(value) - (_entry_bytes(self._cache[name]) if name in self._cache else 0)
             self._cache[name] = value
             while self._cached_bytes > _CACHE_BYTES:
-                self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
+                self._cached_bytes -= _entry_bytes(self._cache.popitem(last=False)[1])
 
 
-def as_png(pixels: NDArray[Any]) -> File:
-    """Pixels, uint8 ``(h, w, 3)`` or ``(h, w, 4)``, as a file that holds exactly these."""
+def png_file(pixels: NDArray[Any]) -> File:
+    """Encodes pixels, uint8 ``(h, w, 3)`` or ``(h, w, 4)``, as PNG."""
     out = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(out, "PNG", compress_level=1)
     return File(out.getvalue(), "image/png")
 
 
-def key_of(reader: Reader, record: int) -> str:
-    """The key of a record, for a message about it."""
+def printable_key(reader: Reader, record: int) -> str:
+    """Returns the key of a record for a message; a note if the key is damaged."""
     try:
         return printable(reader.key(record))
     except (PackstoreError, IndexError):
         return "its key is damaged, too"
 
 
-def _stored(reader: Reader, column: Column, record: int) -> Buffer:
+def _stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:
     found: Buffer = reader.view(record) if column.name == "image" else reader.value(column.name, record)
     return found
 
 
-def _shorter(data: Buffer, side: int) -> int:
-    """The shorter side of an image whose longer one is ``side``; ``side`` where the header says nothing."""
+def _shorter_side(data: Buffer, side: int) -> int:
+    """Returns the shorter side of an image scaled to the longer side ``side``; ``side`` if its header is unreadable."""
     try:
-        info = header_in(memoryview(data).cast("B"))
+        info = parse_header(memoryview(data).cast("B"))
     except HeaderError:
         return side
     return max(1, -(-side * min(info.width, info.height) // max(info.width, info.height)))
 
 
-def _size(value: File | PackstoreError) -> int:
+def _entry_bytes(value: File | PackstoreError) -> int:
     return _ENTRY_BYTES + (len(value.data) if isinstance(value, File) else len(str(value)))

@@ -1,4 +1,4 @@
-"""Work that looks at all records: done in the background, with progress, and kept as long as there is room."""
+"""Background jobs over many records, with progress; the latest results are kept."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 _KEPT = 6
-"""Results that are kept; a selection of 1e7 records takes 80 MB."""
+"""Most results that are kept; a selection of 1e7 records takes 80 MB."""
 _THREADS = 2
 
 Report = Callable[[int], None]
-"""Is told how many records are done. Raises where the work is no longer wanted."""
+"""A job calls it with the number of records done. Raises :class:`StoppedError` to stop the job."""
 
 
 class StoppedError(Exception):
@@ -21,29 +21,29 @@ class StoppedError(Exception):
 
 
 class Job:
-    """One piece of work, under way or done.
+    """A job that waits, runs or has finished.
 
     Attributes:
-        what: What is being done, in words.
-        total: How many records it looks at.
-        done: How many of them it has looked at.
-        future: Of its result.
-        told: Somebody has seen that. One that failed begins anew from then on.
+        what: Description of the work.
+        total: Number of records to process.
+        done: Number of records processed.
+        future: Future of its result.
+        delivered: The result was delivered. After that, a failed job can be started again.
     """
 
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total, self.done = what, total, 0
         self.future: Future[Any] = Future()
-        self.told = False
+        self.delivered = False
 
     @property
     def progress(self) -> dict[str, Any]:
-        """What the page shows meanwhile."""
+        """Description and progress as JSON values, for the page."""
         return {"what": self.what, "done": self.done, "total": self.total}
 
 
 class Jobs:
-    """Runs each piece of work once, however many ask for it."""
+    """Runs jobs in threads, each job once for all requests with the same key."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "packstore-view")
@@ -52,10 +52,10 @@ class Jobs:
         self._closed = False
 
     def start(self, key: Hashable, what: str, total: int, work: Callable[[Report], Any]) -> Job:
-        """The job with this key, started if nobody has."""
+        """Returns the job with this key; starts it if there is none, or if it has failed. Drops old results."""
         with self._lock:
             job = self._jobs.get(key)
-            if job is None or (job.told and job.future.exception() is not None):
+            if job is None or (job.delivered and job.future.exception() is not None):
                 job = self._jobs[key] = Job(what, total)
                 self._pool.submit(self._run, job, work)
             self._jobs.move_to_end(key)
@@ -65,7 +65,7 @@ class Jobs:
             return job
 
     def close(self) -> None:
-        """Stops what is under way."""
+        """Stops running jobs and waits for them."""
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -78,7 +78,7 @@ class Jobs:
         try:
             result = work(report)
         except BaseException as error:
-            job.future.set_exception(error)  # whoever waits for it raises it
+            job.future.set_exception(error)  # raised in the waiting request
         else:
             job.done = job.total
             job.future.set_result(result)

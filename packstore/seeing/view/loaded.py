@@ -1,4 +1,4 @@
-"""A record as the loader gives it: through :class:`packstore.PackedLoader` itself, so that it is so bit for bit."""
+"""Loads single records through :class:`packstore.PackedLoader`, so that they are bit for bit what training gets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from packstore.core.column import INTERNAL
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
-from packstore.seeing.augment_text import named_operations, parse_options
-from packstore.seeing.view.facts import header_of
-from packstore.seeing.view.images import File, as_png
+from packstore.seeing.augment_text import operation_names, parse_options
+from packstore.seeing.view.facts import read_image_facts
+from packstore.seeing.view.images import File, png_file
 from packstore.seeing.view.masks import color_mask
-from packstore.seeing.view.record import shown_columns, values_of
+from packstore.seeing.view.record import describe_value, shown_columns
 from packstore.stores.base import Reader
 from packstore.training.augment import RECIPES, Operation, Resize, recipe
 from packstore.training.dataset import PackedDataset
@@ -32,14 +32,14 @@ _MOST_SEED = 1 << 63
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the page asks for.
+class LoadRequest:
+    """A request for one record as the loader returns it.
 
     Attributes:
         record: Number of the record.
-        augment: As :func:`packstore.seeing.augment_text.parse_augment` takes it.
-        seed: Of the loader.
-        epoch: Whose random numbers are drawn.
+        augment: Augmentations as text for :func:`packstore.seeing.augment_text.parse_augment`.
+        seed: Seed of the loader.
+        epoch: Epoch of the loader.
     """
 
     record: int
@@ -49,15 +49,15 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
-    """One record out of a batch.
+class LoadedRecord:
+    """One record from a batch of the loader.
 
     Attributes:
-        image: uint8 ``(h, w, 3)``; of a store of floating point values with the normalisation undone. Of several views
-            all crops, side by side, those of a view in a row.
-        exact: Whether these are the loader's own values, and not made from floating point ones.
-        values: Of masks, boxes, keypoints and class numbers, by column.
-        python: How one gets the same.
+        image: uint8 ``(h, w, 3)``, without normalisation. With several views, all crops in one picture, a row for each
+            view.
+        exact: ``image`` has the loader's own values; False if converted from floating point.
+        values: Masks, boxes, keypoints and class numbers, by column.
+        python: Python code that loads the same.
     """
 
     image: NDArray[np.uint8]
@@ -66,21 +66,21 @@ class Loaded:
     python: str
 
 
-class AsLoaded:
-    """Loads single records as a loader of all of them would. Keeps the latest ones."""
+class SampleLoader:
+    """Loads single records as a loader of the whole split would; caches the latest ones."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._manifest = reader.manifest
         self._datasets: dict[tuple[str | None, bool], PackedDataset] = {}
-        self._kept: OrderedDict[Asked, Loaded] = OrderedDict()
+        self._kept: OrderedDict[LoadRequest, LoadedRecord] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, asked: Asked) -> Loaded:
-        """The record as it is asked for.
+    def get(self, asked: LoadRequest) -> LoadedRecord:
+        """Loads a record, or returns it from the cache.
 
-        Raises :class:`UsageError` for augmentations that cannot be, and what the loader raises."""
-        with self._lock:  # one at a time: what is loaded may be large
+        Raises :class:`UsageError` for wrong augmentations, and the loader's errors."""
+        with self._lock:  # one at a time, since images may be large
             if asked not in self._kept:
                 self._kept[asked] = self._load(asked)
             self._kept.move_to_end(asked)
@@ -88,29 +88,29 @@ class AsLoaded:
                 self._kept.popitem(last=False)
             return self._kept[asked]
 
-    def describe(self, asked: Asked) -> dict[str, Any]:
-        """The same as JSON values."""
+    def describe(self, asked: LoadRequest) -> dict[str, Any]:
+        """Describes the loaded record in JSON values."""
         loaded = self.get(asked)
         height, width = loaded.image.shape[:2]
         columns = [
-            {"name": c.name, "type": c.type, "parallel": c.parallel} | values_of(c, loaded.values[c.name])
+            {"name": c.name, "type": c.type, "parallel": c.parallel} | describe_value(c, loaded.values[c.name])
             for c in self._manifest.columns
             if c.name in loaded.values
         ]
         return {"shown": [width, height], "exact": loaded.exact, "columns": columns, "python": loaded.python}
 
-    def picture(self, asked: Asked) -> File:
-        """The image, as a PNG file."""
-        return as_png(self.get(asked).image)
+    def picture(self, asked: LoadRequest) -> File:
+        """Returns the loaded image as a PNG file."""
+        return png_file(self.get(asked).image)
 
-    def mask(self, asked: Asked, name: str) -> File:
-        """A mask, coloured, as a PNG file. Raises :class:`UsageError` for a column that is none."""
+    def mask(self, asked: LoadRequest, name: str) -> File:
+        """Returns a loaded mask as a coloured PNG file. Raises :class:`UsageError` if there is no such mask."""
         value = self.get(asked).values.get(name)
         if value is None or self._manifest.column(name).type != "mask":
             raise UsageError(f"no mask {name[:80]!r} in this record")
         return color_mask(np.asarray(value))
 
-    def _load(self, asked: Asked) -> Loaded:
+    def _load(self, asked: LoadRequest) -> LoadedRecord:
         how = parse_options(asked.augment)
         if max(asked.seed, asked.epoch) >= _MOST_SEED:
             raise UsageError("seed and epoch should have at most 63 bits")
@@ -131,14 +131,14 @@ class AsLoaded:
         loader.set_epoch(asked.epoch)
         batch = next(iter(loader))
         images = batch.pop("image")
-        image = _side_by_side(images) if isinstance(images, dict) else images[0]
-        values = {name: _plain(value[0]) for name, value in batch.items() if value[0] is not None}
+        image = _join_views(images) if isinstance(images, dict) else images[0]
+        values = {name: _to_numpy(value[0]) for name, value in batch.items() if value[0] is not None}
         left_out = loader.pipeline.one_by_one or "views" in how
-        python = _as_python(self._reader, split, item, asked, form, left_out)
-        return Loaded(self._pixels(image), not image.is_floating_point(), values, python)
+        python = _python_code(self._reader, split, item, asked, form, left_out)
+        return LoadedRecord(self._to_pixels(image), not image.is_floating_point(), values, python)
 
     def _dataset(self, split: str | None, alone: bool) -> PackedDataset:
-        """The dataset of a split; of images ``alone``, or with all that is drawn over them."""
+        """Opens the dataset of a split once: only images if ``alone``, else with the columns drawn over them."""
         if (split, alone) not in self._datasets:
             drawn = () if alone else (c.name for c in self._manifest.columns if _is_drawn(c, self._manifest))
             self._datasets[split, alone] = PackedDataset(
@@ -147,15 +147,15 @@ class AsLoaded:
         return self._datasets[split, alone]
 
     def _check_size(self, operations: list[Operation], record: int) -> None:
-        """Raises :class:`UsageError` where the shorter side of a long image would be made very long."""
-        (height, width), _, _ = header_of(self._reader, record)
+        """Raises :class:`UsageError` if resizing by the shorter side would make a long image too large."""
+        (height, width), _, _ = read_image_facts(self._reader, record)
         for operation in operations:
             if isinstance(operation, Resize) and isinstance(operation.size, int):
                 scale = operation.size / max(1, min(height, width))
                 if height * scale * width * scale > _MOST_PIXELS:
                     raise UsageError(f"{operation!r} would make an image of more than {_MOST_PIXELS:,} pixels")
 
-    def _pixels(self, image: torch.Tensor) -> NDArray[np.uint8]:
+    def _to_pixels(self, image: torch.Tensor) -> NDArray[np.uint8]:
         if not image.is_floating_point():
             pixels: NDArray[np.uint8] = np.array(image.movedim(0, -1).numpy(), np.uint8)
             return pixels
@@ -167,29 +167,29 @@ class AsLoaded:
         return shown
 
 
-def _side_by_side(views: dict[str, torch.Tensor]) -> torch.Tensor:
-    """All crops ``(1, n, 3, h, w)`` of the views of one record as one image ``(3, H, W)``, a view in a row."""
+def _join_views(views: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Joins the crops ``(1, n, 3, h, w)`` of a record's views to one image ``(3, H, W)``, a row for each view."""
     rows = [torch.cat(list(crops[0]), 2) for crops in views.values()]
     width = max(row.shape[2] for row in rows)
     return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[2])) for row in rows], 1)
 
 
-def _plain(value: Any) -> Any:
+def _to_numpy(value: Any) -> Any:
     return value.numpy() if isinstance(value, torch.Tensor) else value
 
 
 def _is_drawn(column: Column, manifest: Manifest) -> bool:
-    """Whether it is drawn over the image: masks, boxes, points, and the class numbers of boxes."""
+    """Whether a column is drawn over the image: masks, boxes, keypoints, and class numbers of boxes."""
     if column.name in INTERNAL:
         return False
     return column.type in ("mask", "boxes", "keypoints") or (column.type == "labels" and column.parallel is not None)
 
 
-def _as_python(
-    reader: Reader, split: str | None, item: int, asked: Asked, form: dict[str, Collate], no_further: bool
+def _python_code(
+    reader: Reader, split: str | None, item: int, asked: LoadRequest, form: dict[str, Collate], no_further: bool
 ) -> str:
-    """How one gets a record from the loader, with all that the page shows of it; JSON is not augmented, nor are
-    ``no_further`` images."""
+    """Returns Python code that loads a record with the columns that the page shows. Leaves out JSON if there are
+    augmentations, and other images than the first with ``no_further``."""
     operations = asked.augment.strip()
     several = operations in RECIPES and recipe(operations).views is not None
     shown = [c for c in shown_columns(reader.manifest) if c.type != "json" or not operations]
@@ -207,7 +207,7 @@ def _as_python(
         augment = f", views=recipe({operations!r}).views" if several else f", augment={operations!r}"
         lines += ["from packstore.augment import recipe"] if several else []
     elif operations:
-        lines.append(f"from packstore.augment import {', '.join(named_operations(operations))}")
+        lines.append(f"from packstore.augment import {', '.join(operation_names(operations))}")
     seed = f", seed={asked.seed}" if asked.seed else ""
     lines += [
         "",

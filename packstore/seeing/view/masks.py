@@ -1,4 +1,4 @@
-"""Masks as pictures: each value in a colour of its own, the background transparent."""
+"""Masks as pictures: each value in its own colour, the background transparent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.manifest import Column
 from packstore.images.masks import decode_mask, read_mask_header
-from packstore.seeing.colors import color_of
-from packstore.seeing.view.images import File, as_png
+from packstore.seeing.colors import class_color
+from packstore.seeing.view.images import File, png_file
 from packstore.stores.base import Reader
 
 _MOST_LISTED = 256
 _MOST_PIXELS = 1 << 24
-"""Pixels of the picture of a mask; of a larger one every second, third … is taken."""
+"""Most pixels of a mask's picture; of a larger mask every second, third … row and column is taken."""
 
 
 def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
-    """The values of a record's mask, ``(H, W)``.
+    """Reads a record's mask, ``(H, W)``.
 
-    Raises :class:`DecodeError` where it has none or cannot be decoded, :class:`StoreError` where it is damaged."""
+    Raises :class:`DecodeError` if it is missing or cannot be decoded, :class:`StoreError` if it is damaged."""
     if not reader.present(column.name, record):
         raise DecodeError(f"record {record} has no {column.name}")
     if column.layout is not None:
@@ -33,14 +33,14 @@ def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
 
 
 def color_mask(values: NDArray[Any]) -> File:
-    """A mask ``(H, W)`` as an RGBA picture; 0, the background of most datasets, is transparent."""
+    """Converts a mask ``(H, W)`` to an RGBA picture; 0, usually the background, is transparent."""
     step = 1 + math.isqrt(max(0, values.size - 1) // _MOST_PIXELS)
     values = values[::step, ::step]
     numbers, places = np.unique(values, return_inverse=True)
-    palette = np.array([(0, 0, 0, 0) if n == 0 else (*color_of(int(n)), 255) for n in numbers.tolist()], np.uint8)
-    return as_png(palette[places.reshape(values.shape)])
+    palette = np.array([(0, 0, 0, 0) if n == 0 else (*class_color(int(n)), 255) for n in numbers.tolist()], np.uint8)
+    return png_file(palette[places.reshape(values.shape)])
 
 
 def values_in(values: NDArray[Any]) -> list[int]:
-    """The values that occur in a mask, at most 256 of them."""
+    """Returns the values that occur in a mask, at most 256."""
     return [int(n) for n in np.unique(values)[:_MOST_LISTED]]

@@ -15,10 +15,10 @@ from packstore.seeing.view.facts import (
     UNREAD,
     UNREADABLE,
     Headers,
+    choose_sample,
     class_column,
-    parts_with,
+    iterate_parts_with,
     read_labels,
-    sample_of,
 )
 from packstore.seeing.view.jobs import Report
 from packstore.seeing.view.query import MEASURES
@@ -26,15 +26,15 @@ from packstore.stores.base import Reader
 
 _BINS = 24
 _TOGETHER = 20
-"""Most frequent classes of which is shown how often they occur together."""
+"""Number of the most frequent classes in the table of joint occurrences."""
 _MOST_CLASSES = 100_000
 
 
 def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[str, Any]:
-    """How often each class occurs, by split; of a column of several classes also which occur together.
+    """Counts the records of each class by split; for a column of lists of classes also joint occurrences.
 
-    Without ``fetch``, of the records that lie on this machine.
-    Of a large store with several classes a record, an even sample is counted: ``seen`` says how many records."""
+    Without ``fetch``, counts only records on this machine. If a large store has lists of classes, counts an evenly
+    spread sample; ``seen`` is the number of counted records."""
     manifest = reader.manifest
     column = class_column(manifest)
     if column is None:
@@ -45,37 +45,37 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
         count = len(named) if named is not None else min(_MOST_CLASSES, int(labels.max(initial=-1)) + 1)
         splits = [
             {"name": name, "counts": counts, "missing": missing, "unreadable": unreadable}
-            for name, start, stop in _splits(manifest)
-            for counts, missing, unreadable in [_counted(labels[start:stop], count)]
+            for name, start, stop in _split_ranges(manifest)
+            for counts, missing, unreadable in [_count_labels(labels[start:stop], count)]
         ]
         seen = int((labels != UNREAD).sum())
         return {"column": column.name, "classes": count, "splits": splits, "seen": seen, "together": None}
-    chosen = sample_of(reader, fetch)
+    chosen = choose_sample(reader, fetch)
     records = np.arange(len(reader), dtype=np.int64) if chosen is None else chosen
-    owners, numbers = _several(reader, column.name, records, report)
+    owners, numbers = _read_class_lists(reader, column.name, records, report)
     count = len(named) if named is not None else min(_MOST_CLASSES, int(numbers.max(initial=-1)) + 1)
     valid = (numbers >= 0) & (numbers < count)
-    # A class counts once a record, however often it occurs there.
+    # A class counts once for each record, even if it occurs several times there.
     pairs = np.unique(np.stack([owners[valid], numbers[valid]], 1), axis=0) if valid.any() else np.zeros((0, 2), int)
     splits = []
-    for name, start, stop in _splits(manifest):
+    for name, start, stop in _split_ranges(manifest):
         inside = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < stop)]
         with_any = len(np.unique(inside[:, 0]))
         looked_at = int(((records >= start) & (records < stop)).sum())
         counts = np.bincount(inside[:, 1], minlength=count).tolist()
         splits.append({"name": name, "counts": counts, "missing": looked_at - with_any, "unreadable": 0})
-    together = _together(pairs, count)
+    together = _count_pairs(pairs, count)
     return {"column": column.name, "classes": count, "splits": splits, "seen": len(records), "together": together}
 
 
 def summarize(headers: Headers, manifest: Manifest, start: int, stop: int) -> dict[str, Any]:
-    """Histograms of the images whose headers were read, of records ``start`` to ``stop - 1``, by split."""
+    """Computes kinds and histograms of the images of records ``start`` to ``stop - 1``, by split."""
     inside = (headers.records >= start) & (headers.records < stop)
     kinds = np.bincount(headers.kind[inside], minlength=len(headers.kinds)).tolist()
     records = headers.records[inside]
     owners = {
         name: (records >= first) & (records < end)
-        for name, first, end in _splits(manifest)
+        for name, first, end in _split_ranges(manifest)
         if first < stop and end > start
     }
     return {
@@ -86,26 +86,26 @@ def summarize(headers: Headers, manifest: Manifest, start: int, stop: int) -> di
     }
 
 
-def _splits(manifest: Manifest) -> list[tuple[str, int, int]]:
+def _split_ranges(manifest: Manifest) -> list[tuple[str, int, int]]:
     if not manifest.splits:
         return [("all", 0, manifest.records)]
     return [(split.name, split.start, split.stop) for split in manifest.splits]
 
 
-def _counted(labels: NDArray[np.int32], count: int) -> tuple[list[int], int, int]:
+def _count_labels(labels: NDArray[np.int32], count: int) -> tuple[list[int], int, int]:
     valid = labels[(labels >= 0) & (labels < count)]
     missing = int((labels == MISSING).sum())
     wrong = int((labels == UNREADABLE).sum()) + int((labels >= count).sum())
     return np.bincount(valid, minlength=count).tolist(), missing, wrong
 
 
-def _several(
+def _read_class_lists(
     reader: Reader, name: str, records: NDArray[np.int64], report: Report
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The class numbers of ``records``, and whose each is."""
+    """Reads the class numbers of ``records``. Returns the record of each class number, and the class numbers."""
     owners: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int64]] = []
-    for start, stop, part in parts_with(reader, records):
+    for start, stop, part in iterate_parts_with(reader, records):
         first, last = np.searchsorted(records, (start, stop)).tolist()
         report(first)
         if part is None:
@@ -122,23 +122,22 @@ def _several(
     return np.concatenate(owners), np.concatenate(numbers)
 
 
-def _together(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
-    """In how many records two classes occur together, of the most frequent ones; on the diagonal, how many have it."""
+def _count_pairs(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
+    """Counts the records in which two of the most frequent classes occur together; the diagonal counts each class."""
     totals = np.bincount(pairs[:, 1], minlength=count)
     top = np.argsort(-totals, kind="stable")[: min(_TOGETHER, int((totals > 0).sum()))]
     place = np.full(max(count, 1), -1)
     place[top] = np.arange(len(top))
     kept = pairs[place[pairs[:, 1]] >= 0] if len(pairs) else pairs
     _, rows = np.unique(kept[:, 0], return_inverse=True)
-    # One row a record: of 20 classes, so that the product is a small matrix.
+    # One row for each record, 20 columns: the product is a small matrix.
     having = np.zeros((int(rows.max(initial=-1)) + 1, len(top)), np.float64)
     having[rows, place[kept[:, 1]]] = 1
     return {"classes": top.tolist(), "counts": (having.T @ having).astype(np.int64).tolist()}
 
 
 def _histogram(given: NDArray[np.float64], owners: Mapping[str, NDArray[np.bool_]]) -> dict[str, Any] | None:
-    """Counts between edges, which are further apart where values are larger, also of the values of each split;
-    None without values."""
+    """Computes a histogram with logarithmic bins, of all values and of each split; None without values."""
     sound = np.isfinite(given) & (given > 0)
     values = given[sound]
     if not len(values):

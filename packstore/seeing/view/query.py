@@ -1,4 +1,4 @@
-"""What the page asks for: which records, in which order. Parsed from the parameters of an address."""
+"""A query of the page, parsed from the parameters of an address: conditions on records, and their order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from packstore.core.errors import UsageError
 
 SORTS = ("record", "key", "pixels", "bytes", "aspect", "width", "height")
-"""What records can be sorted by."""
+"""Orders of records."""
 MEASURES = ("width", "height", "pixels", "aspect", "bytes")
-"""What records can be filtered by, as a range from and to, both included."""
+"""Measures that can be filtered by a range; both ends are included."""
 NO_CLASS = -1
-"""The class number that asks for records without a label."""
+"""Class number that means records without a label."""
 
 _LONGEST_TEXT = 200
 _MOST_DIGITS = 18
@@ -21,15 +21,15 @@ _MOST_DIGITS = 18
 
 @dataclass(frozen=True)
 class Query:
-    """Records, by conditions that all hold.
+    """Conditions that a record must all meet, and the order of the records.
 
     Attributes:
-        split: Of this split; None for all.
-        label: With this class number, :data:`NO_CLASS` for none; None for any.
-        text: With this in their keys, in capitals or not.
-        ranges: By name of :data:`MEASURES`, from and to.
-        kind: With images of this kind, such as ``jpeg RGB``.
-        mark: With this finding, such as ``damaged``.
+        split: Name of the split; None for any.
+        label: Class number, :data:`NO_CLASS` for no class; None for any.
+        text: Text in the key, ignoring case.
+        ranges: Name from :data:`MEASURES`, lowest and highest value.
+        kind: Kind of image, such as ``jpeg RGB``; None for any.
+        mark: Finding, such as ``damaged``; None for any.
         sort: One of :data:`SORTS`.
         descending: Largest first.
     """
@@ -45,27 +45,27 @@ class Query:
 
     @property
     def needs_headers(self) -> bool:
-        """Whether every image's header has to be read for it."""
+        """Whether the query needs the header of every image."""
         return bool(self.ranges) or self.kind is not None or self.sort not in ("record", "key")
 
     @property
     def needs_all(self) -> bool:
-        """Whether something of every record has to be read for it."""
+        """Whether the query needs to read a part of every record."""
         return self.needs_headers or self.label is not None or bool(self.text) or self.sort == "key"
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Query:
-        """The query in the parameters of an address. Raises :class:`UsageError` for values that cannot be."""
+        """Parses the parameters of an address. Raises :class:`UsageError` for invalid values."""
         sort = given.get("sort") or "record"
         if sort not in SORTS:
             raise UsageError(f"sort should be one of {', '.join(SORTS)}, got {sort!r}")
         text = given.get("q", "")
         if len(text) > _LONGEST_TEXT:
             raise UsageError(f"a search should have at most {_LONGEST_TEXT} letters, got {len(text)}")
-        ranges = tuple((name, *_range(name, given[name])) for name in MEASURES if given.get(name))
+        ranges = tuple((name, *_parse_range(name, given[name])) for name in MEASURES if given.get(name))
         return cls(
             split=given.get("split") or None,
-            label=whole("class", given["class"], least=NO_CLASS) if given.get("class") else None,
+            label=parse_number("class", given["class"], least=NO_CLASS) if given.get("class") else None,
             text=text,
             ranges=ranges,
             kind=given.get("kind") or None,
@@ -75,16 +75,17 @@ class Query:
         )
 
 
-def whole(name: str, text: str, least: int = 0) -> int:
-    """A whole number in an address. Raises :class:`UsageError` for anything else, and for one that is too large."""
+def parse_number(name: str, text: str, least: int = 0) -> int:
+    """Parses a whole number in an address. Raises :class:`UsageError` for other text, and for a number below ``least``
+    or with more than 18 digits."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS) or int(text) < least:
         raise UsageError(f"{name} should be a whole number from {least}, got {text[:40]!r}")
     return int(text)
 
 
-def _range(name: str, text: str) -> tuple[float, float]:
-    """``"10:20"``; either end may be left out."""
+def _parse_range(name: str, text: str) -> tuple[float, float]:
+    """Parses a range such as ``"10:20"``; either end may be missing."""
     low, colon, high = text.partition(":")
     try:
         ends = float(low or "-inf"), float(high or "inf")

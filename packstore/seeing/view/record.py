@@ -1,4 +1,4 @@
-"""All that is known of one record, as JSON values: its columns, its image's header, EXIF and checksums."""
+"""Describes one record in JSON values: columns, image header, EXIF and checksums."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.sniff import HeaderError
-from packstore.seeing.view.facts import header_in, header_of, mode_of
+from packstore.seeing.view.facts import describe_mode, parse_header, read_image_facts
 from packstore.seeing.view.images import Images
 from packstore.stores.base import Reader
 
 LONGEST_TEXT = 16_000
-"""Letters of a text that are sent."""
+"""Most characters of a text that are sent."""
 MOST_ROWS = 2000
-"""Rows of boxes, points and arrays that are sent."""
+"""Most rows of boxes, points and arrays that are sent."""
 
 _EXIF_TAGS, _EXIF_TEXT = 80, 200
 
 
 def describe_record(reader: Reader, images: Images, record: int) -> dict[str, Any]:
-    """What the page shows of a record. Damage in one part of it is said there, and ends nothing."""
+    """Describes a record for the page. A damaged part has its error instead; other parts are still described."""
     manifest = reader.manifest
     described = [c for c in shown_columns(manifest) if c.name != "image"]
     return {
@@ -38,20 +38,21 @@ def describe_record(reader: Reader, images: Images, record: int) -> dict[str, An
         "split": next((s.name for s in manifest.splits if s.start <= record < s.stop), None),
         "shard": _shard_of(reader, record),
         "image": _describe_image(reader, images, record),
-        "checksums": _checksums(reader, record),
+        "checksums": _compare_checksums(reader, record),
         "columns": [_describe_column(reader, column, record) for column in described],
-        "exif": _attempt(lambda: _exif(reader, record)),
+        "exif": _attempt(lambda: _read_exif(reader, record)),
     }
 
 
 def shown_columns(manifest: Manifest) -> list[Column]:
-    """The columns that the page shows of a record: all but those of packstore's own, and companions of others."""
+    """Returns the columns that the page shows: all except internal ones and companions."""
     columns = manifest.columns
     return [c for c in columns if (c.name == "image" or c.name not in INTERNAL) and not _is_companion(c, columns)]
 
 
-def values_of(column: Column, value: Any) -> dict[str, Any]:
-    """As much of a column's value as is shown; ``value`` as :meth:`packstore.stores.base.Reader.item` gives it."""
+def describe_value(column: Column, value: Any) -> dict[str, Any]:
+    """Converts a column's value to JSON values, cut to a size to show. ``value`` comes from
+    :meth:`packstore.stores.base.Reader.item`."""
     if value is None:
         return {"value": None}
     if column.type == "label":
@@ -70,11 +71,11 @@ def values_of(column: Column, value: Any) -> dict[str, Any]:
     if kept.ndim and kept.size > 64 * MOST_ROWS:
         kept = kept[: max(1, MOST_ROWS * 64 // max(1, kept[0].size))]
     cut = {"cut": len(array)} if array.ndim and len(kept) < len(array) else {}
-    return {"value": finite(kept), "shape": list(array.shape), **cut}
+    return {"value": to_json_numbers(kept), "shape": list(array.shape), **cut}
 
 
-def finite(array: NDArray[Any]) -> Any:
-    """``array`` as lists of numbers that JSON knows: others, and whole ones of more than 53 bits, are words."""
+def to_json_numbers(array: NDArray[Any]) -> Any:
+    """Converts ``array`` to lists for JSON; NaN, infinity and whole numbers of more than 53 bits become strings."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, list):
@@ -87,14 +88,14 @@ def finite(array: NDArray[Any]) -> Any:
 
 
 def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
-    """Whether it only says of another column which records have a value, or of which shape."""
+    """Whether a column holds validity or shapes of another column."""
     return any(column.name in {c.name for c in other.companions} for other in columns)
 
 
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
     about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
     try:
-        return about | values_of(column, reader.item(column.name, record))
+        return about | describe_value(column, reader.item(column.name, record))
     except (PackstoreError, IndexError) as error:
         return about | {"error": str(error)}
 
@@ -108,11 +109,11 @@ def _describe_image(reader: Reader, images: Images, record: int) -> dict[str, An
     about: dict[str, Any] = {"nbytes": len(data)}
     try:
         if column.layout is None:
-            info = header_in(data)
-            about |= {"width": info.width, "height": info.height, "kind": info.kind, "mode": mode_of(info)}
+            info = parse_header(data)
+            about |= {"width": info.width, "height": info.height, "kind": info.kind, "mode": describe_mode(info)}
             about |= {"progressive": info.progressive, "orientation": read_orientation(data, info)}
         else:
-            (height, width), kind, _ = header_of(reader, record)
+            (height, width), kind, _ = read_image_facts(reader, record)
             about |= {"width": width, "height": height, "kind": kind}
     except (PackstoreError, HeaderError) as error:
         return about | {"error": str(error)}
@@ -123,30 +124,30 @@ def _describe_image(reader: Reader, images: Images, record: int) -> dict[str, An
     return about | {"shown": [width, height]}
 
 
-def _checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
-    """The stored and the found checksum of the image and of the other columns."""
+def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
+    """Compares the stored checksums of the image and of the other columns with computed ones."""
     manifest = reader.manifest
     found: list[dict[str, Any]] = []
     try:
-        found.append(_compared("image", int(reader.value("checksum", record)), image_checksum(reader.view(record))))
+        found.append(_compare("image", int(reader.value("checksum", record)), image_checksum(reader.view(record))))
     except (PackstoreError, IndexError) as error:
         found.append({"of": "image", "ok": False, "error": str(error)})
     if manifest.has_column(ROW_CHECKSUM.name):
         try:
             row = {column.name: reader.value(column.name, record) for column in row_columns(manifest.columns)}
             stored = int(reader.value(ROW_CHECKSUM.name, record))
-            found.append(_compared("other columns", stored, row_checksum(manifest.columns, row)))
+            found.append(_compare("other columns", stored, row_checksum(manifest.columns, row)))
         except (PackstoreError, IndexError) as error:
             found.append({"of": "other columns", "ok": False, "error": str(error)})
     return found
 
 
-def _compared(what: str, stored: int, found: int) -> dict[str, Any]:
+def _compare(what: str, stored: int, found: int) -> dict[str, Any]:
     return {"of": what, "ok": stored == found, "stored": f"{stored:016x}", "found": f"{found:016x}"}
 
 
-def _exif(reader: Reader, record: int) -> dict[str, str]:
-    """What EXIF says, by the names of its tags."""
+def _read_exif(reader: Reader, record: int) -> dict[str, str]:
+    """Reads the EXIF values by tag name. Raises :class:`DecodeError` if EXIF is damaged."""
     if reader.manifest.image.layout is not None:
         return {}
     from PIL import ExifTags, Image

@@ -1,4 +1,4 @@
-"""The records that a query means, in its order."""
+"""Selects the records of a query, in its order."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.seeing.view.facts import Headers, class_column, having_class, matching_keys, read_labels, sorted_keys
+from packstore.seeing.view.facts import Headers, class_column, find_class, find_keys, read_labels, sort_by_key
 from packstore.seeing.view.jobs import Report
 from packstore.seeing.view.query import Query
 from packstore.stores.base import Reader
 
 MOST_SORTED = 5_000_000
-"""Records whose keys are sorted; each takes about 100 bytes of memory meanwhile."""
+"""Most records that are sorted by key, which takes about 100 bytes of memory for each."""
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Records in an order.
+    """Selected records in order: a range, or an array.
 
     Attributes:
-        start: The first of consecutive records, where ``records`` is None.
-        stop: One after the last of them.
-        records: The records otherwise.
-        descending: They are counted from the end.
+        start: First record of the range, if ``records`` is None.
+        stop: End of the range.
+        records: The records in order; None for a range.
+        descending: The order is reversed.
     """
 
     start: int
@@ -38,7 +38,7 @@ class Selection:
         return self.stop - self.start if self.records is None else len(self.records)
 
     def page(self, first: int, last: int) -> list[int]:
-        """The records at places ``first`` to ``last - 1``, as far as there are such."""
+        """Returns the records at positions ``first`` to ``last - 1``, as far as they exist."""
         count = len(self)
         first, last = min(first, count), min(last, count)
         if self.descending:
@@ -47,8 +47,8 @@ class Selection:
         numbers = [int(n) for n in found]
         return numbers[::-1] if self.descending else numbers
 
-    def place(self, record: int) -> int | None:
-        """Where a record stands; None where it is not among them."""
+    def position(self, record: int) -> int | None:
+        """Returns the position of a record; None if it is not selected."""
         if self.records is None:
             at = record - self.start if self.start <= record < self.stop else None
         else:
@@ -64,24 +64,24 @@ def select(
     marks: Mapping[str, NDArray[np.int64]],
     report: Report,
 ) -> Selection:
-    """The records that ``query`` means.
+    """Selects and sorts the records of a query.
 
     Args:
         reader: The store.
-        query: What is asked.
-        headers: Of all images, where :attr:`Query.needs_headers`.
+        query: Conditions and order.
+        headers: Headers of all images, needed if :attr:`Query.needs_headers`.
         marks: Records by finding.
-        report: Is told how far the work is.
+        report: Called with the number of records done.
 
     Raises:
-        UsageError: An unknown split; a class in a store without; more keys to sort than memory should be spent on.
+        UsageError: The split is unknown, the store has no classes, or there are too many keys to sort.
     """
-    start, stop = _range_of(reader, query)
+    start, stop = _split_range(reader, query)
     conditions = []
     if query.label is not None:
-        conditions.append(_with_label(reader, query.label, report)[start:stop])
+        conditions.append(_match_label(reader, query.label, report)[start:stop])
     if query.text:
-        conditions.append(matching_keys(reader, query.text, report)[start:stop])
+        conditions.append(find_keys(reader, query.text, report)[start:stop])
     if query.mark is not None:
         marked = np.zeros(len(reader), np.bool_)
         marked[marks.get(query.mark, np.zeros(0, np.int64))] = True
@@ -100,9 +100,9 @@ def select(
     if query.sort == "key":
         if len(records) > MOST_SORTED:
             raise UsageError(
-                f"{len(records):,} keys are too many to sort here, at most {MOST_SORTED:,}: choose a split or a class"
+                f"{len(records):,} keys are too many to sort, at most {MOST_SORTED:,}: choose a split or a class"
             )
-        records = sorted_keys(reader, records, report)
+        records = sort_by_key(reader, records, report)
     elif query.sort != "record":
         assert headers is not None
         values = headers.measure(query.sort)[records]
@@ -110,7 +110,7 @@ def select(
     return Selection(0, len(records), records, query.descending)
 
 
-def _range_of(reader: Reader, query: Query) -> tuple[int, int]:
+def _split_range(reader: Reader, query: Query) -> tuple[int, int]:
     try:
         split = reader.split(query.split)
     except KeyError as error:
@@ -118,11 +118,11 @@ def _range_of(reader: Reader, query: Query) -> tuple[int, int]:
     return split.start, split.stop
 
 
-def _with_label(reader: Reader, number: int, report: Report) -> NDArray[np.bool_]:
+def _match_label(reader: Reader, number: int, report: Report) -> NDArray[np.bool_]:
     column = class_column(reader.manifest)
     if column is None:
         raise UsageError("the store has no classes to choose by")
     if column.kind == "ragged":
-        return having_class(reader, column, number, report)
+        return find_class(reader, column, number, report)
     found: NDArray[np.bool_] = read_labels(reader, column, report) == number
     return found

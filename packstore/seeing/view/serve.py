@@ -1,4 +1,4 @@
-"""Runs the page: a server on this machine alone, until it is interrupted."""
+"""Runs the server of the page, for this machine only, until it is interrupted."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def serve(
     audit: Path | None = None,
     verified: Path | None = None,
 ) -> None:
-    """Shows the store at ``path`` until a signal ends it.
+    """Serves the page of the store at ``path`` until a signal arrives.
 
     Args:
         path: A store of any format.
-        announce: Is given the address, which holds the token, as soon as the server listens.
-        stopping: Is called when a signal comes, before what is under way is waited for.
-        port: To listen at; 0 for one that is free.
-        browser: Open the address in the browser, too.
-        audit: What ``packstore audit --json FILE`` wrote, to mark records by.
-        verified: Likewise what ``packstore verify --json`` printed.
+        announce: Called with the address, which contains the token, when the server listens.
+        stopping: Called when a signal arrives, before the server waits for running requests.
+        port: Port to listen at; 0 for a free one.
+        browser: Also open the address in the browser.
+        audit: Report of ``packstore audit --json FILE`` whose findings are marked.
+        verified: Report of ``packstore verify --json``, likewise.
 
     Raises:
-        StoreError: There is no store.
-        UsageError: What the page needs is not installed; the port is taken; a report is none.
+        StoreError: The store does not open.
+        UsageError: A library is not installed, the port is taken, or a file is not such a report.
     """
     for name in ("starlette", "uvicorn"):
         try:
@@ -59,7 +59,7 @@ def serve(
             stopping()
             super().handle_exit(sig, frame)
 
-    with open_store(path) as reader, closing(_listening(port)) as listener:
+    with open_store(path) as reader, closing(_listen(port)) as listener:
         findings = read_findings(audit, verified, reader.manifest)
         token = secrets.token_urlsafe(24)
         site = Site(reader, findings)
@@ -75,7 +75,7 @@ def serve(
         )
         announce(address)
         if browser:
-            # It may wait for the browser to start.
+            # In a thread, since it may wait for the browser to start.
             threading.Thread(target=_open_browser, args=(address,), daemon=True).start()
         try:
             Server(config).run(sockets=[listener])
@@ -83,15 +83,15 @@ def serve(
             site.close()
 
 
-def _listening(port: int) -> socket.socket:
+def _listen(port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((_HOST, port))
     except OSError as error:
         listener.close()
-        taken = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
-        raise UsageError(f"port {port} {taken}; leave --port out to take one that is free") from None
+        taken = "is taken by another program" if error.errno == errno.EADDRINUSE else f"is not usable: {error.strerror}"
+        raise UsageError(f"port {port} {taken}; leave --port out for a free port") from None
     listener.listen(128)
     return listener
 

@@ -1,4 +1,4 @@
-"""The store behind the page: what is asked of it, in which threads, and what is kept of the answers."""
+"""State of the page's server: the store, its findings, threads, background jobs and caches."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from starlette.requests import Request
 from packstore.core.errors import PackstoreError, UsageError
 from packstore.core.parallel import default_workers
 from packstore.seeing.nearby import is_damage
-from packstore.seeing.view.facts import Headers, read_headers, sample_of
+from packstore.seeing.view.facts import Headers, choose_sample, read_headers
 from packstore.seeing.view.findings import DAMAGE, MOST_MARKED, Findings
 from packstore.seeing.view.images import Images
 from packstore.seeing.view.jobs import Job, Jobs
-from packstore.seeing.view.query import Query, whole
+from packstore.seeing.view.query import Query, parse_number
 from packstore.seeing.view.selection import Selection, select
 from packstore.stores.base import Reader
 
 _MOST_FETCHED = 1 << 30
-"""Bytes of shards that are fetched for a question that needs all records."""
+"""Most bytes of shards that a query over all records fetches unless the user has allowed more."""
 _SOON_SECONDS = 0.25
-"""How long an answer waits for work in the background before it says how far that is."""
+"""A response waits so long for a background job before it reports progress instead."""
 _T = TypeVar("_T")
 
 
 class NotThereError(UsageError):
-    """There is no such record or column."""
+    """The record or column does not exist."""
 
 
 class Site:
-    """A store, and everything that the page asks of it."""
+    """A store and everything that the page's handlers need of it."""
 
     def __init__(self, reader: Reader, findings: Findings) -> None:
         self.reader, self.findings = reader, findings
@@ -40,13 +40,13 @@ class Site:
         self.jobs = Jobs()
         self._decoding = ThreadPoolExecutor(default_workers(), "packstore-images")
         self._turn = asyncio.Semaphore(default_workers())
-        self._as_loaded: Any = None
+        self._sample_loader: Any = None
         self.fetches_all = False
-        """Somebody has asked for all that is not on this machine."""
+        """The user has allowed to fetch all shards."""
 
     @property
     def absent_bytes(self) -> int:
-        """Bytes of the shards that would have to be fetched for all records."""
+        """Bytes of the shards that are not on this machine."""
         shards = self.reader.manifest.shards
         if shards is None:
             return 0
@@ -54,11 +54,11 @@ class Site:
         return int(shards.table["nbytes"][~here].sum())
 
     def allow_fetching(self, request: Request) -> None:
-        """Notes it where a request asks for all records, wherever they lie."""
+        """Allows fetching all shards from now on if the request says ``all=1``."""
         self.fetches_all = self.fetches_all or request.query_params.get("all") == "1"
 
-    def refuse_much(self) -> None:
-        """Raises :class:`UsageError` where a lot would have to be fetched that nobody has asked for."""
+    def refuse_large_fetch(self) -> None:
+        """Raises :class:`UsageError` if more than 1 GiB would have to be fetched and the user has not allowed it."""
         absent = 0 if self.fetches_all else self.absent_bytes
         if absent > _MOST_FETCHED:
             raise UsageError(
@@ -67,44 +67,45 @@ class Site:
             )
 
     def close(self) -> None:
-        """Stops what is under way, and closes the store."""
+        """Stops jobs and threads, and closes the store."""
         self.jobs.close()
         self._decoding.shutdown(wait=True, cancel_futures=True)
         self.reader.close()
 
     def record(self, request: Request) -> int:
-        """The number of a record in the address. Raises :class:`NotThereError` where the store has no such record."""
-        number = whole("record", request.path_params["record"])
+        """Parses the record number in the address. Raises :class:`NotThereError` if the store has no such record."""
+        number = parse_number("record", request.path_params["record"])
         if number >= len(self.reader):
             raise NotThereError(f"there is no record {number}: the store has {len(self.reader):,}")
         return number
 
     async def in_turn(self, request: Request, work: Callable[[], _T]) -> _T | None:
-        """As :meth:`in_thread`; None where nobody waits for it any more when its turn comes."""
+        """Works like :meth:`in_thread`; returns None without doing the work if the client has disconnected by then."""
         async with self._turn:
             if await request.is_disconnected():
                 return None
             return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
-        """Runs what reads or decodes one image, as many at a time as there are cores."""
+        """Runs work in a thread, at most as many at a time as there are cores."""
         async with self._turn:
             return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
 
-    async def in_time(self, job: Job) -> Any:
-        """The result of a job, or None where it takes longer than a moment. Raises what the job raised."""
+    async def wait_briefly(self, job: Job) -> Any:
+        """Returns the result of a job; None if it is not finished within a quarter of a second. Raises its error."""
         waiting = asyncio.wrap_future(job.future)
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to see it
+        # Retrieves the exception, which asyncio would log if nobody waits for the job any more.
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([waiting], timeout=_SOON_SECONDS)
         if not waiting.done():
             return None
-        job.told = True
+        job.delivered = True
         return waiting.result()
 
     def headers(self, everything: bool) -> Job:
-        """The work of reading headers: of all images, or of a sample where there are many or not all are here."""
+        """Starts the job that reads headers: of all images if ``everything``, else of :func:`choose_sample`."""
         count = len(self.reader)
-        sample = None if everything else sample_of(self.reader, self.fetches_all)
+        sample = None if everything else choose_sample(self.reader, self.fetches_all)
         name = "headers" if sample is None else ("sample", len(sample), int(sample.sum()))
         total = count if sample is None else len(sample)
         return self.jobs.start(
@@ -112,13 +113,13 @@ class Site:
         )
 
     async def selection(self, query: Query) -> Selection | Job:
-        """The records that ``query`` means, or the work that has to be done first."""
+        """Returns the records of a query, or the job that has to finish first."""
         headers: Headers | None = None
         if query.needs_all:
-            self.refuse_much()
+            self.refuse_large_fetch()
         if query.needs_headers:
             job = self.headers(True)
-            headers = await self.in_time(job)
+            headers = await self.wait_briefly(job)
             if headers is None:
                 return job
         marks = self.findings.records
@@ -129,19 +130,19 @@ class Site:
             len(self.reader),
             lambda report: select(self.reader, query, headers, marks, report),
         )
-        found: Selection | None = await self.in_time(job)
+        found: Selection | None = await self.wait_briefly(job)
         return job if found is None else found
 
-    def as_loaded(self) -> Any:
-        """What gives records as the loader does; the first call imports torch."""
-        if self._as_loaded is None:
-            from packstore.seeing.view.loaded import AsLoaded
+    def sample_loader(self) -> Any:
+        """Returns the :class:`SampleLoader` of the store; the first call imports torch."""
+        if self._sample_loader is None:
+            from packstore.seeing.view.loaded import SampleLoader
 
-            self._as_loaded = AsLoaded(self.reader)
-        return self._as_loaded
+            self._sample_loader = SampleLoader(self.reader)
+        return self._sample_loader
 
     def note_damage(self, record: int, error: PackstoreError | IndexError) -> None:
-        """Marks a record that was found to be damaged when it was shown."""
+        """Marks a record as damaged if ``error`` means damage."""
         if isinstance(error, PackstoreError) and not is_damage(error):
             return
         if len(self.findings.records.get(DAMAGE, ())) < MOST_MARKED:
