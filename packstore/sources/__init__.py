@@ -267,7 +267,8 @@ def _would_leave(path: Path, kind: Kind, options: SourceOptions) -> list[Finding
             tree, left = getattr(source, "tree", None), _left_by(source, survey)
             if left or not isinstance(tree, Tree):
                 return left
-            return find_other_images(tree, survey.ledger.names(Role.LEFT))
+            rules = ignore_rules(options.ignore)
+            return find_other_images(tree, (path for path in survey.ledger.names(Role.LEFT) if not rules.hides(path)))
     except PackstoreError:
         return []
 

@@ -31,7 +31,7 @@ from packstore.sources.tree import Tree
 _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".odgt", ".names")
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
-_OPAQUE = (".mat", ".parquet", ".arrow", ".feather")
+_OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz", ".npy")
 """Files of these kinds are not opened: beside images they hold their labels."""
 _NO_SIDECARS = (
     *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
@@ -221,15 +221,16 @@ def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
 def find_other_images(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     """Finds folders of images among the files of ``tree`` that a source leaves, and images that differ from others by
     the end of their names."""
-    folders = Counter(path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
     contents = contents_of(tree)
+    left = (path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
+    folders = Counter(folder for folder in left if folder in contents.folders)
     whole = {folder for folder, count in folders.items() if count == contents.folders[folder].images.count}
-    left = (
+    others = (
         Finding(f"{count} images in {printable(folder)}", (_pattern(folder),) if folder in whole else (), folder)
         for folder, count in sorted(folders.items())
         if folder
     )
-    return _unique([*left, *_tails(contents)])
+    return _unique([*others, *_tails(contents)])
 
 
 def _unique(found: Iterable[Finding]) -> list[Finding]:
@@ -239,7 +240,7 @@ def _unique(found: Iterable[Finding]) -> list[Finding]:
 def _further(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
     others = list(others)
     known = images.stems()
-    yield from _sidecars(others, known)
+    yield from _sidecars(images, others, known)
     splits = [f.images.stems for f in images.folders.values() if f.images.count and f.path.lower() in SPLIT_ORDER]
     counts = _image_counts(images)
     for folder in others:
@@ -277,6 +278,9 @@ def _annotates(
         return " (it names the images)"
     if _ANNOTATORS.fullmatch(name) or (suffix in _OPAQUE and few):
         return ""
+    if few and not text and (suffix not in _NO_SIDECARS or not suffix):  # .idx, .dat, .info …
+        start = tree.start(path, _BYTES)
+        return " (it names the images)" if b"\0" not in start and _mentions(start, [known]) else None
     if not text:
         return None
     if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):
@@ -366,10 +370,11 @@ def _mask_pattern(contents: Contents, masks: Collection[str], place: str) -> str
     return f"{pattern_of(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else _pattern(place)
 
 
-def _sidecars(folders: Iterable[FolderContents], known: NDArray[np.int64]) -> Iterator[Finding]:
+def _sidecars(images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]) -> Iterator[Finding]:
     """Files that lie under the stems of images: beside these, or in a folder of their own."""
-    enough = max(1, min(_MENTIONS, len(known)))
     for folder in folders:
+        beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
+        enough = max(1, min(_MENTIONS, beside or len(known)))
         for suffix, names in folder.others.items():
             if _is_work(folder.path):
                 continue

@@ -336,6 +336,27 @@ def art(samples: int) -> Files:
     return images(samples, "train_images/") | {"train_labels.json": json.dumps(names)}
 
 
+def line_boxes(samples: int) -> Files:
+    lines = "".join(f"a{n:05}.jpg{' 1,2,5,6,2' * (n % 3)}\n" for n in range(samples))
+    return images(samples, "train/") | {"train/_annotations.txt": lines, "train/_classes.txt": "cat\ncow\ndog\n"}
+
+
+def openmmlab(samples: int) -> Files:
+    word = {"bbox": [1, 2, 5, 6], "bbox_label": 1, "polygon": [1, 2, 5, 2, 5, 6, 1, 6], "text": "w", "ignore": False}
+    listed = [{"img_path": f"a{n:05}.jpg", "instances": [word] * (n % 3)} for n in range(samples)]
+    head = {"dataset_type": "TextDetDataset", "category": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}]}
+    return images(samples, "imgs/") | {"textdet_train.json": json.dumps({"metainfo": head, "data_list": listed})}
+
+
+def wildreceipt(samples: int) -> Files:
+    word = {"box": [1, 2, 5, 2, 5, 6, 1, 6], "text": "w", "label": 1}
+    lines = [
+        json.dumps({"file_name": f"there/a{n:05}.jpg", "height": 8, "width": 16, "annotations": [word] * (1 + n % 2)})
+        for n in range(samples)
+    ]
+    return images(samples, "image_files/") | {"train.txt": "\n".join(lines), "class_list.txt": "0 Ignore\n1 dog"}
+
+
 MAKERS: dict[str, Callable[[int], Files]] = {
     "labelme": labelme,
     "cvat": cvat,
@@ -362,6 +383,9 @@ MAKERS: dict[str, Callable[[int], Files]] = {
     "cord": cord,
     "textocr": textocr,
     "art": art,
+    "line_boxes": line_boxes,
+    "openmmlab": openmmlab,
+    "wildreceipt": wildreceipt,
 }
 
 

@@ -21,7 +21,7 @@ from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
-from tests.makers.annotated import fill
+from tests.makers.annotated import fill, jpeg
 from tests.makers.annotation_formats import DOG_RUNS, MAKERS, Files, images, kitti_mots, via3, via_csv
 
 CORPUS = Path(__file__).parents[1] / "corpus/annotated"
@@ -157,6 +157,18 @@ class TestArt(AnnotatedSuite):
     kind = "art"
 
 
+class TestLineBoxes(AnnotatedSuite):
+    kind = "line_boxes"
+
+
+class TestOpenMMLab(AnnotatedSuite):
+    kind = "openmmlab"
+
+
+class TestWildReceipt(AnnotatedSuite):
+    kind = "wildreceipt"
+
+
 def read_all(path: Path) -> dict[str, Any]:
     """The values of each sample by key, as lists."""
     with closing(open_source(path)) as source:
@@ -232,6 +244,9 @@ WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
     "cord": ("train/image/receipt_00002.png", [DOG, DOG], ["menu.nm", "menu.nm"], [SQUARE, SQUARE]),
     "textocr": ("train_images/a00002.jpg", [DOG, DOG], [], [SQUARE, SQUARE]),
     "art": ("train_images/a00001.jpg", [DOG, DOG], [], [SQUARE, SQUARE]),
+    "line_boxes": ("train/a00002.jpg", [DOG, DOG], ["dog", "dog"], None),
+    "openmmlab": ("imgs/a00002.jpg", [DOG, DOG], ["dog", "dog"], [SQUARE, SQUARE]),
+    "wildreceipt": ("image_files/a00001.jpg", [DOG, DOG], ["dog", "dog"], [SQUARE, SQUARE]),
     "sa1b": ("a00002.jpg", [DOG, DOG], [], [{"size": [8, 16], "counts": "023m3"}] * 2),
 }
 
@@ -587,3 +602,36 @@ def test_every_kind_is_registered_and_tested() -> None:
         if type(SOURCES[name].open).__module__ and "annotation_formats" in str(SOURCES[name].open)
     }
     assert own == set(KINDS)
+
+
+def test_lists_without_names_of_classes_call_them_by_their_numbers(tmp_path: Path) -> None:
+    lines = "".join(f"/home/me/set/a{n:05}.jpg 1,2,5,6,{n % 12} \n" for n in range(24)) + "\nno boxes.jpg\n"
+    root = fill(tmp_path, images(24, "pictures/") | {"pictures/no boxes.jpg": jpeg(1), "train.txt": lines})
+    with closing(open_source(root)) as source:
+        labels = next(column for column in source.survey().columns if column.name == "labels")
+        assert (source.kind, labels.classes) == ("line_boxes", tuple(map(str, range(12))))
+    found = read_all(root)
+    assert found["pictures/a00023.jpg"]["labels"] == ["11"]
+    assert list(found["pictures/no boxes.jpg"]["boxes"]) == []
+
+
+@pytest.mark.parametrize("line", ["a00000.jpg 1,2,5,6,0 7,8", "nothing\n", "a00000.jpg 1,2,5,6,x"])
+def test_a_line_of_another_shape_is_said(line: str, tmp_path: Path) -> None:
+    files = images(3) | {"train.txt": f"a00001.jpg 1,2,5,6,0\na00002.jpg 1,2,5,6,0\n{line}"}
+    assert "keras-yolo3" in (problem(fill(tmp_path, files), "line_boxes") or "")
+
+
+def test_labels_of_whole_images_and_words_in_openmmlab(tmp_path: Path) -> None:
+    head = {"classes": ["cat", "dog"]}
+    listed = [{"img_path": f"a{n:05}.jpg", "gt_label": n % 2} for n in range(3)]
+    root = fill(tmp_path / "classes", images(3) | {"train.json": json.dumps({"metainfo": head, "data_list": listed})})
+    assert [values["label"] for values in read_all(root).values()] == ["cat", "dog", "cat"]
+    words = [{"img_path": f"a{n:05}.jpg", "instances": [{"text": f"w{n}"}]} for n in range(3)]
+    root = fill(tmp_path / "words", images(3) | {"labels.json": json.dumps({"metainfo": {}, "data_list": words})})
+    assert [values["text"] for values in read_all(root).values()] == ["w0", "w1", "w2"]
+    runs = {"bbox": [1, 2, 5, 6], "bbox_label": 1, "mask": {"size": [8, 16], "counts": "023m3"}}
+    found = [{"img_path": "a00000.jpg", "instances": [runs, {**runs, "mask": SQUARE, "bbox_label": 0}]}]
+    root = fill(tmp_path / "masks", images(1) | {"val.json": json.dumps({"metainfo": head, "data_list": found})})
+    values = read_all(root)["a00000.jpg"]
+    assert values["labels"] == ["dog", "cat"]
+    assert values["segmentations"] == [{"size": [8, 16], "counts": "023m3"}, SQUARE]

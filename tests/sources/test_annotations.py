@@ -343,3 +343,20 @@ def test_ordinary_folders_raise_no_question(name: str, tmp_path: Path) -> None:
     with closing(open_source(fill(tmp_path, ORDINARY[name]))) as source:
         assert source.kind in ("imagefolder", "flat")
         assert find_annotations(FolderTree(tmp_path)) == []
+
+
+@pytest.mark.parametrize("size", [3, 300])
+@pytest.mark.parametrize("name", ["positives.idx", "info.dat", "bg", "boxes.info"])
+def test_texts_of_any_suffix_that_name_images_are_a_question(name: str, size: int, tmp_path: Path) -> None:
+    files: Files = {f"cat/{n}.jpg": jpeg(n) for n in range(size)} | {"dog/x.jpg": jpeg(1)}
+    root = fill(tmp_path, files | {f"cat/{name}": "".join(f"cat/{n}.jpg 1 {n} 42 45 19\n" for n in range(size))})
+    with pytest.raises(AmbiguousSourceError, match="it names the images"):
+        open_source(root)
+    (root / "cat" / name).write_bytes(bytes(range(256)) * 9)
+    with closing(open_source(root)) as source:
+        assert source.kind == "imagefolder"
+
+
+def test_arrays_beside_images_are_a_question(tmp_path: Path) -> None:
+    with pytest.raises(AmbiguousSourceError, match=r"points\.npz"):
+        open_source(fill(tmp_path, {"a.jpg": jpeg(0), "b.jpg": jpeg(1), "points.npz": b"PK"}))

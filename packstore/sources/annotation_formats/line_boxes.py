@@ -1,0 +1,78 @@
+"""Lines of an image and its boxes: ``a.jpg 12,34,56,78,0 …``, as keras-yolo3 reads them and Roboflow exports them.
+
+A box is left, top, right, bottom and the number of its class. Names of classes are the lines of ``_classes.txt`` or
+``classes.txt`` beside the lists or above them; without such a file, classes are called by their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
+from packstore.sources.annotation_formats.objects import Annotation, Sides, of_box, reals
+from packstore.sources.beside import is_file, join, lines_of
+from packstore.sources.listing import IMAGE_SUFFIXES
+
+_SUFFIXES = "|".join(map(re.escape, IMAGE_SUFFIXES))
+_LINE = re.compile(rf"(.+?(?:{_SUFFIXES}))((?:\s+[-\d.,e]+)*)\s*", re.I)
+_CLASSES = ("_classes.txt", "classes.txt")
+
+
+class LineBoxesSource(DocumentSource):
+    """Images that lists name, a list for each split; an image without boxes has 0."""
+
+    kind = "line_boxes"
+    title = "keras-yolo3"
+    names = re.compile(r".*\.txt", re.I)
+    signature = re.compile(
+        rf"^[^\n]+?(?:{_SUFFIXES})(?:[ \t]+-?[\d.]+(?:,-?[\d.]+){{3}},\d+)+[ \t]*\r?$".encode(), re.I | re.M
+    )
+
+    def load(self, data: bytes) -> Any:
+        """See :meth:`DocumentSource.load`."""
+        return data.decode("utf-8-sig").splitlines()
+
+    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+        """See :meth:`DocumentSource.entries_of`."""
+        for number, line in enumerate(document, 1):
+            match = _LINE.fullmatch(line.strip())
+            boxes = [reals(box.split(","), 5) for box in match[2].split()] if match else []
+            if line.strip() and match is None:
+                raise ValueError(f"line {number} is {line[:60]!r}; expected an image and boxes x1,y1,x2,y2,class")
+            if match is not None:
+                yield Entry(match[1], {"boxes": boxes, "names": self._names_of(file)})
+
+    def parse(self, raw: Any, sides: Sides) -> Annotation:
+        """See :meth:`AnnotatedSource.parse`."""
+        names = raw["names"]
+        found = Annotation(json=raw["boxes"])
+        for *box, number in raw["boxes"]:
+            known = number.is_integer() and 0 <= number < len(names)
+            found.objects.append(of_box(names[int(number)] if known else f"{number:g}", box))
+        return found
+
+    def class_order(self) -> Sequence[str]:
+        """See :meth:`AnnotatedSource.class_order`."""
+        named = [name for file in self._files for name in self._names_of(file)]
+        numbers = {number for raw in self.raws() for *_, number in raw["boxes"]}
+        return list(dict.fromkeys([*named, *(f"{number:g}" for number in sorted(numbers) if not named)]))
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`."""
+        return dict.fromkeys([*self._files, *filter(None, map(self._classes_of, self._files))])
+
+    def _names_of(self, file: str) -> list[str]:
+        path = self._classes_of(file)
+        return [] if path is None else [line for _, line in lines_of(self.tree, path)]
+
+    def _classes_of(self, file: str) -> str | None:
+        folder = file.rpartition("/")[0]
+        places = (
+            join(place, name) for place in dict.fromkeys((folder, folder.rpartition("/")[0])) for name in _CLASSES
+        )
+        return next((path for path in places if is_file(self.tree, path)), None)
+
+
+KIND = document_kind(LineBoxesSource, "keras-yolo3: lists of lines with an image and its boxes")
