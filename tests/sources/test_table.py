@@ -500,3 +500,85 @@ def test_a_folder_of_which_some_images_are_named_is_not_to_be_ignored(tmp_path: 
     with pytest.raises(AmbiguousSourceError, match="5 images in test") as caught:
         open_source(make(tmp_path, images, tables))
     assert [answer.options for answer in caught.value.answers] == [("--source", "table")]
+
+
+@pytest.mark.parametrize("samples", [3, 300])
+def test_tables_of_the_same_images_with_other_columns_are_one(samples: int, tmp_path: Path) -> None:
+    """ISIC: classes in one table and metadata in another, in another order."""
+    names = [f"ISIC_{n:07}" for n in range(samples)]
+    classes = "image,MEL,NV,BCC,AK\n" + "".join(
+        f"{name},{','.join(str(float(n % 4 == k)) for k in range(4))}\n" for n, name in enumerate(names)
+    )
+    facts = "image,age,sex\n" + "".join(f"{name},{20 + n},{'mf'[n % 2]}\n" for n, name in enumerate(names))
+    lines = facts.splitlines(keepends=True)
+    path = make(
+        tmp_path, [f"in/{name}.png" for name in names],
+        {"GroundTruth.csv": classes, "Metadata.csv": "".join([lines[0], *reversed(lines[1:])])},
+    )  # fmt: skip
+    found = rows(path)
+    assert list(found) == [f"in/{name}.png" for name in names]
+    assert found[f"in/{names[2]}.png"] == {"label": "BCC", "age": 22, "sex": "m"}
+    assert left(path) == {}
+    (path / "Metadata.csv").write_text("".join([lines[0], *lines[2:], "in/other,5,m\n"]))
+    (path / "in/other.png").write_bytes((path / f"in/{names[0]}.png").read_bytes())
+    with pytest.raises(AmbiguousSourceError, match=r"not the same|is named by"):
+        open_source(path)
+
+
+def test_a_row_for_each_mask_of_an_image(tmp_path: Path) -> None:
+    """Open Images' segmentation: the masks are no main images, and none of them is lost."""
+    lines = [f"m/im{n:02}_{k}.png,im{n:02},/m/{k},0.5" for n in range(4) for k in range(1 + n % 3)]
+    text = "MaskPath,ImageID,LabelName,PredictedIoU\n" + "\n".join(lines)
+    masks = [line.partition(",")[0] for line in lines]
+    path = make(
+        tmp_path, [*(f"im{n:02}.png" for n in range(4)), *masks],
+        {"train-annotations-object-segmentation.csv": text, "class-descriptions.csv": "/m/0,Cat\n/m/1,Dog\n/m/2,Cow\n"},
+    )  # fmt: skip
+    found = rows(path)
+    assert list(found) == [f"im{n:02}.png" for n in range(4)]
+    assert [found[f"im{n:02}.png"]["maskpath_3"] is None for n in range(4)] == [True, True, False, True]
+    assert found["im02.png"]["maskpath_2"] == (path / "m/im02_1.png").read_bytes()
+    assert found["im02.png"]["labels"] == ["Cat", "Dog", "Cow"]
+    assert left(path) == {}
+
+
+@pytest.mark.parametrize("samples", [3, 200])
+def test_paths_of_another_machine_go_by_their_ends(samples: int, tmp_path: Path) -> None:
+    """CheXpert: the same name in a folder of each study of each patient, and a folder above that is not here."""
+    names = [f"train/patient{n:05}/study1/view1_frontal.png" for n in range(samples)]
+    text = "Path,Sex,Age\n" + "".join(f"CheXpert-v1.0-small/{name},Male,{n}\n" for n, name in enumerate(names))
+    found = rows(make(tmp_path, names, {"train.csv": text}))
+    assert {name: each["age"] for name, each in found.items()} == {name: n for n, name in enumerate(names)}
+
+
+HIERARCHY = {
+    "LabelName": "/m/0bl9f",
+    "Subcategory": [
+        {"LabelName": "/m/1", "Subcategory": [{"LabelName": "/m/2"}], "Part": [{"LabelName": "/m/3"}]},
+        {"LabelName": "/m/4", "Subcategory": [{"LabelName": "/m/2"}]},
+    ],
+}
+
+
+def _open_images(root: Path, hierarchy: str) -> Path:
+    head = "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\n"
+    lines = [f"im{n:02},xclick,/m/{k + 1},1,0.25,0.5,0.5,1.0\n" for n in range(4) for k in range(n)]
+    names = "/m/1,Animal\n/m/2,Cat\n/m/3,Tail\n/m/4,Pet\n"
+    tables = {"train-annotations-bbox.csv": head + "".join(lines), "class-descriptions-boxable.csv": names}
+    return make(root, range(4), tables | {"bbox_labels_600_hierarchy.json": hierarchy})
+
+
+def test_boxes_of_open_images_have_the_classes_above_theirs(tmp_path: Path) -> None:
+    path = _open_images(tmp_path, json.dumps(HIERARCHY))
+    found = rows(path)
+    assert found["im03.png"]["labels"] == ["Animal", "Cat", "Tail"]
+    assert found["im03.png"]["parents"] == [["/m/0bl9f"], ["Animal", "/m/0bl9f", "Pet"], ["Animal", "/m/0bl9f"]]
+    assert left(path).get("not images (.json)") is None
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "{}", '{"LabelName": "/m/1", "Subcategory": 5}', "[" * 100_000,
+                                  '{"LabelName": "a", "Part": [' * 80 + '{"LabelName": "b"}' + "]}" * 80])  # fmt: skip
+def test_a_hierarchy_that_is_wrong_is_said(text: str, tmp_path: Path) -> None:
+    path = _open_images(tmp_path, text)
+    with pytest.raises(SourceError, match=r"hierarchy\.json is no hierarchy of classes"):
+        rows(path)

@@ -19,6 +19,7 @@ from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, bl
 from packstore.sources.table.open_images import has_boxes
 from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, header_names, read_table
 from packstore.sources.tree import Tree
+from packstore.sources.values import looks_like_mask
 
 SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
 """Tables that Kaggle gives as a form to fill in: their values mean nothing."""
@@ -40,6 +41,7 @@ class Table:
         further: Other columns that name other images.
         split: Split that its path tells; ``""`` for none.
         certain: Its rows name images beyond doubt.
+        joined: Tables of the same images whose columns are further ones of its rows.
     """
 
     file: str
@@ -49,6 +51,12 @@ class Table:
     further: dict[str, Naming] = field(default_factory=dict)
     split: str = ""
     certain: bool = True
+    joined: tuple[Table, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Its path, and those of the tables that are joined to it."""
+        return (self.file, *(table.file for table in self.joined))
 
     def rows(self, tree: Tree) -> Iterator[TableRow]:
         """All rows, without the header."""
@@ -108,7 +116,7 @@ def _count_rows(tree: Tree, table: Table) -> Counter[int]:
 
 def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
     """Whether lines of a text file beside the tables begin with images: what it says of them would be left."""
-    index, known = ImageIndex(tree), {table.file for table in tables}
+    index, known = ImageIndex(tree), {file for table in tables for file in table.files}
     for file in candidates(tree):
         if file in known or suffix_of(file) not in (".txt", ".lst"):
             continue
@@ -206,6 +214,9 @@ def _main(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
     names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
     usual = [name for name in names if name.lower() in FILE_COLUMNS]
     with_suffix = [name for name, way in likely.items() if not way.by_stem]
+    images = [name for name in likely if not looks_like_mask(name.lower())]
+    if images and len(images) < len(likely):  # a row for each mask of an image
+        return _main(tree, file, {name: likely[name] for name in images})
     if len(with_suffix) > 1 and not [name for name in with_suffix if name.lower() in FILE_COLUMNS]:
         shown = " or ".join(map(printable, with_suffix))
         raise AmbiguousSourceError(

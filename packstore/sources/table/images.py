@@ -22,14 +22,15 @@ _BLOCK = 4096
 
 
 class ImageIndex:
-    """All images of a tree by the hashes of their names and stems, alone and behind the name of their folder: some 70
-    bytes an image."""
+    """All images of a tree by the hashes of their names and stems, alone and behind the names of one folder and of two:
+    some 100 bytes an image."""
 
     def __init__(self, tree: Tree) -> None:
         self.folders: list[str] = []
         self._suffixes: list[str] = []
         names, stems, folders, suffixes = array("q"), array("q"), array("i"), array("h")
         tails = array("q"), array("q")
+        longer = array("q"), array("q")
         for folder, listed in tree.folders(is_passed_over):
             images = [name for name in listed.ending(*IMAGE_SUFFIXES) if not is_passed_over(name)]
             if images:
@@ -43,10 +44,12 @@ class ImageIndex:
                 stems.append(hash(stem))
                 tails[0].append(hash(_tail(folder, name)))
                 tails[1].append(hash(_tail(folder, stem)))
+                longer[0].append(hash(_tail(folder, name, 2)))
+                longer[1].append(hash(_tail(folder, stem, 2)))
                 folders.append(len(self.folders) - 1)
                 suffixes.append(self._suffixes.index(suffix))
         self._folder, self._suffix = np.array(folders, np.int32), np.array(suffixes, np.int16)
-        both = [np.array([*alone, *behind], np.int64) for alone, behind in zip((names, stems), tails, strict=True)]
+        both = [np.array([*a, *b, *c], np.int64) for a, b, c in zip((names, stems), tails, longer, strict=True)]
         self._orders = [np.argsort(each, kind="stable") for each in both]
         self._hashes = [each[order] for each, order in zip(both, self._orders, strict=True)]
 
@@ -55,12 +58,19 @@ class ImageIndex:
 
     def find(self, pairs: Sequence[tuple[str, str]], by_stem: bool, whole_path: bool) -> Iterator[Sequence[int]]:
         """Yields for each folder and name the numbers of the images called so; with ``whole_path``, in a folder of the
-        same last name. Of more than 64, as of bare names in many folders, the first."""
-        keys = (_tail(folder, name) if whole_path and folder else name for folder, name in pairs)
-        wanted = np.fromiter(map(hash, keys), np.int64, len(pairs))
+        same last names. Of more than 64, as of bare names in many folders, the first."""
         hashes, order = self._hashes[by_stem], self._orders[by_stem]
-        begins, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+
+        def search(keys: Iterable[str]) -> list[tuple[int, int]]:
+            wanted = np.fromiter(map(hash, keys), np.int64, len(pairs))
+            begins, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
+            return list(zip(begins.tolist(), ends.tolist(), strict=True))
+
+        near = search(_tail(folder, name) if whole_path and folder else name for folder, name in pairs)
+        deep = any("/" in folder for folder, _ in pairs) if whole_path else False
+        far = search(_tail(folder, name, 2) for folder, name in pairs) if deep else near
+        for (folder, _), one, other in zip(pairs, near, far, strict=True):
+            begin, end = other if "/" in folder and other[0] < other[1] else one
             found = order[begin : min(end, begin + _MOST_ALIKE)]
             yield (found % len(self)).tolist() if end > begin else ()
 
@@ -73,8 +83,8 @@ class ImageIndex:
         return join(self.folder(number), name + (self._suffixes[int(self._suffix[number])] if by_stem else ""))
 
 
-def _tail(folder: str, name: str) -> str:
-    return f"{folder.rpartition('/')[2]}/{name}"
+def _tail(folder: str, name: str, folders: int = 1) -> str:
+    return "/".join((*folder.split("/")[-folders:], name))
 
 
 def divide(value: Any) -> tuple[str, str] | None:
@@ -121,11 +131,14 @@ class Naming:
             yield None if chosen is None else index.path(places[chosen], name, self.by_stem)
 
     def base_of(self, place: str, folder: str) -> str | None:
-        """The folder to which ``folder`` is relative if it is ``place``; None if it cannot be."""
+        """The folder to which ``folder`` is relative if it is ``place``; for one of another machine, whose first parts
+        are not here, ``..`` for each of these; None if it cannot be."""
         if not self.whole_path or not folder:
             return place
         if place == folder:
             return ""
+        if place and folder.endswith(f"/{place}"):
+            return "/".join([".."] * (folder.count("/") - place.count("/")))
         return place[: -len(folder) - 1] if place.endswith(f"/{folder}") else None
 
 

@@ -67,6 +67,11 @@ class PixelTable:
     further: dict[str, Any] = field(default_factory=dict)
     image: str = "the pixels"
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Its path; no table is joined to it."""
+        return (self.file,)
+
 
 class PixelTableSource(TableSource):
     """The rows of tables of pixels, in their order. Opening writes all pixels to a temporary file."""

@@ -33,11 +33,18 @@ from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagC
 from packstore.sources.table.columns import ColumnFacts, find_roles, number_of, read_runs
 from packstore.sources.table.finding import check_given, find_tables, has_unread_lists, part_copies, samples
 from packstore.sources.table.images import ImageIndex, blocks, split_words, words_of_path
-from packstore.sources.table.open_images import find_descriptions, has_boxes, read_descriptions
+from packstore.sources.table.joining import JoinedRows, join_tables
+from packstore.sources.table.open_images import (
+    find_descriptions,
+    find_hierarchies,
+    has_boxes,
+    read_descriptions,
+    read_hierarchy,
+)
 from packstore.sources.table.reading import TEXT
 from packstore.sources.values import looks_like_mask
 
-_MAX_SPLITS = 100
+_MAX_SPLITS, _MOST_FURTHER = 100, 64
 _MEASURED, _HEADER = 512, 1 << 16
 
 
@@ -68,7 +75,12 @@ class TableSource(FileRowSource):
         self._order = np.argsort(owners, kind="stable")
         self._starts = np.searchsorted(owners[self._order], np.arange(len(self._names) + 1))
         self._several = bool((np.diff(self._starts) > 1).any())
-        self._further = {name: None for table in self._tables for name in table.further}
+        self._further = {name: 1 for table in self._tables for name in table.further}
+        for number in range(len(self._names)) if self._several and self._further else ():
+            for name, paths in self._further_files(number).items():
+                self._further[name] = max(self._further[name], len(paths))
+        if max(self._further.values(), default=1) > _MOST_FURTHER:
+            raise SourceError(f"{self.tree.name()}: an image has more than {_MOST_FURTHER} further images in its rows")
         plain = {name: each for name, each in self._facts.items() if name not in self._further}
         self._roles = find_roles(plain, given, all(t.header or suffix_of(t.file) not in TEXT for t in self._tables))
         self._place_splits()
@@ -78,7 +90,8 @@ class TableSource(FileRowSource):
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
         """Finds :attr:`_tables`. Raises :class:`SourceError` for none."""
         self._tables: Sequence[Any]
-        self._tables, self._copies = part_copies(self.tree, find_tables(self.tree, given, self.options.named))
+        tables, self._copies = part_copies(self.tree, find_tables(self.tree, given, self.options.named))
+        self._tables = join_tables(self.tree, tables)
         check_given(given, self._tables, self.tree)
         if not self._tables:
             raise SourceError(
@@ -93,6 +106,7 @@ class TableSource(FileRowSource):
         table_of = array("q")
         for place, table in enumerate(self._tables):
             text = suffix_of(table.file) in TEXT
+            joined = JoinedRows(self.tree, table, index)
             for block in blocks(table.rows(self.tree)):
                 images = list(table.naming.resolve(index, [row.cells.get(table.image) for row in block]))
                 others = {
@@ -111,12 +125,14 @@ class TableSource(FileRowSource):
                     elif table_of[number] != place:
                         raise self._twice(image, self._tables[table_of[number]].file, table.file)
                     cells = {name: value for name, value in row.cells.items() if name != table.image}
+                    cells = joined.take(image, cells)
                     for name, value in cells.items():
                         if name not in table.further:
                             self._facts.setdefault(name, ColumnFacts()).add(value, text=text)
                     cells |= {name: found[n] for name, found in others.items()}
                     self._owners.append(number)
                     yield [row.place, cells]
+            joined.finish()
         self._table_of = table_of
 
     def _twice(self, image: str, first: str, second: str) -> AmbiguousSourceError:
@@ -151,6 +167,11 @@ class TableSource(FileRowSource):
         lines = self._order[self._starts[number] : self._starts[number + 1]].tolist()
         return [self._spool.read(line) for line in lines]
 
+    def _further_files(self, number: int) -> dict[str, list[str]]:
+        """Paths of the further images of an image by column, of all its rows."""
+        rows = [cells for _, cells in self._rows_of(number)]
+        return {name: list(dict.fromkeys(c[name] for c in rows if c.get(name) is not None)) for name in self._further}
+
     def _describe(self) -> str:
         roles = self._roles
         table = self._tables[0]
@@ -162,7 +183,7 @@ class TableSource(FileRowSource):
         parts += [f"labels={len(roles.flags)} columns from {roles.flags[0]}"] if roles.flags else []
         parts += [f"keypoints={len(roles.points)} pairs of columns"] if roles.points else []
         parts += [f"split={roles.split}"] if roles.split else []
-        files = ", ".join(each.file for each in self._tables[:3]) + (" …" if len(self._tables) > 3 else "")
+        files = ", ".join(self._files[:3]) + (" …" if len(self._files) > 3 else "")
         return f"{files} with the columns {', '.join(parts)}"
 
     def splits(self) -> Sequence[str]:
@@ -174,17 +195,18 @@ class TableSource(FileRowSource):
         number = self._split_names.index(split)
         for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
             values: dict[str, Any] = {"entry": image}
-            if self._further:
-                _, cells = self._rows_of(image)[0]
-                values |= {self._called[n]: InTree(cells[n]) for n in self._further if cells.get(n) is not None}
+            for name, paths in self._further_files(image).items() if self._further else ():
+                for n, path in enumerate(paths, 1):
+                    values[self._called[name if n == 1 else f"{name} {n}"]] = InTree(path)
             yield FileRow(self._names[image].decode("utf-8", "surrogateescape"), values)
 
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""
         roles = self._roles
         found: dict[str, Field] = {"image": Image()}
-        for name in self._further:
-            found[self._called[name]] = self._further_field(name)
+        for name, most in self._further.items():
+            for n in range(1, most + 1):
+                found[self._called[name if n == 1 else f"{name} {n}"]] = self._further_field(name)
         if roles.boxes or roles.runs:
             found["boxes"] = Boxes()
         if roles.runs:
@@ -199,6 +221,8 @@ class TableSource(FileRowSource):
                 found["labels"] = Labels(classes, of=False, optional=True)
             else:
                 found["label"] = Label(classes, optional=self._is_partial(roles.label))
+        if self._parents:
+            found["parents"] = Json()
         if roles.flags:
             found |= self._flags.fields
         if roles.points:
@@ -232,6 +256,7 @@ class TableSource(FileRowSource):
                 tags = [self._classes.one(cells.get(roles.label)) for cells in rows
                         if cells not in with_box and not is_blank(cells.get(roles.label))]  # fmt: skip
                 found |= {"tags": tags} if self._tags and tags else {}
+                found |= {"parents": [self._parents.get(each, ()) for each in found["labels"]]} if self._parents else {}
             else:
                 classes = [each for cells in rows for each in self._classes.all(cells.get(roles.label))]
                 single = not roles.several and roles.label not in self._differing
@@ -256,7 +281,16 @@ class TableSource(FileRowSource):
 
     def described_by(self) -> Iterable[str]:
         """See :meth:`FileRowSource.described_by`."""
-        return [*(table.file for table in self._tables), *self._described]
+        return [*self._files, *self._described]
+
+    @property
+    def _files(self) -> list[str]:
+        return [file for table in self._tables for file in table.files]
+
+    @cached_property
+    def _described(self) -> list[str]:
+        hierarchies = find_hierarchies(self.tree, self._files) if self._parents else []
+        return [*find_descriptions(self.tree, self._files), *hierarchies]
 
     def claim_files(self, claims: Claims) -> None:
         """See :meth:`Source.claim_files`."""
@@ -286,12 +320,16 @@ class TableSource(FileRowSource):
             "tags",
             "keypoints",
             "keypoint_labels",
+            *(["parents"] if self._parents else []),
             UNCERTAIN,
             BLANK,
         ]
         free = [name for name in taken if name not in ("label", "labels", "tags")]
         used = taken if self._roles.label or self._roles.flags else free
-        own = {name: f"column{name}" if name.isdigit() else name for name in (*self._further, *self._roles.rest)}
+        further = [
+            name if n == 1 else f"{name} {n}" for name, most in self._further.items() for n in range(1, most + 1)
+        ]
+        own = {name: f"column{name}" if name.isdigit() else name for name in (*further, *self._roles.rest)}
         names = column_names(own.values(), used)
         return {name: names[called] for name, called in own.items()}
 
@@ -340,12 +378,18 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _classes(self) -> ClassColumn:
-        titles = read_descriptions(self.tree, self._described)
-        return ClassColumn(self.tree.name(), self._roles, self._facts[self._roles.label], titles)
+        return ClassColumn(self.tree.name(), self._roles, self._facts[self._roles.label], self._titles)
 
     @cached_property
-    def _described(self) -> list[str]:
-        return find_descriptions(self.tree, (table.file for table in self._tables))
+    def _titles(self) -> Mapping[str, str]:
+        return read_descriptions(self.tree, find_descriptions(self.tree, self._files))
+
+    @cached_property
+    def _parents(self) -> Mapping[str, Sequence[str]]:
+        """The classes above each class of boxes, by their names."""
+        if not (self._roles.boxes and self._roles.label) or self._classes.names is None:
+            return {}
+        return read_hierarchy(self.tree, find_hierarchies(self.tree, self._files), self._titles)
 
     @cached_property
     def _flags(self) -> FlagColumns:
@@ -407,10 +451,10 @@ def _split_of_path(path: bytes) -> str:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A folder or archive with a table whose rows name most images there."""
     tree = open_tree(path)
-    found = [] if tree is None else find_tables(tree, parse_given(options.columns), options.named)
-    if tree is None or not found:
+    tables = [] if tree is None else find_tables(tree, parse_given(options.columns), options.named)
+    if tree is None or not tables:
         return Certainty.NO
-    found, _ = part_copies(tree, found)
+    found = join_tables(tree, part_copies(tree, tables)[0])
     # Images of another split have no rows, as of a test set; more than that is a question. Lists without a header, and
     # several tables, are often a part of a set of many files, so they have to name all images.
     lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)
@@ -420,7 +464,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     others = sum(
         folder.images.count for folder in folders if whole or not split_words(words_of_path(folder.path)) - splits
     )
-    enough = sum(table.naming.images for table in found) * (1 if whole else 2) >= others
+    named = sum(each.images for table in found for each in (table.naming, *table.further.values()))
+    enough = named * (1 if whole else 2) >= others
     if options.named or options.columns or all(has_boxes(table.file) for table in found):
         return Certainty.CERTAIN
     return Certainty.CERTAIN if enough and not (lists and has_unread_lists(tree, found)) else Certainty.PARTIAL
