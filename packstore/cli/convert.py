@@ -33,6 +33,7 @@ from packstore.cli.common import (
 )
 from packstore.cli.source_info import describe_column, describe_targets, user_columns
 from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.images.sniff import MAX_PIXELS
 
@@ -200,6 +201,8 @@ def describe_plan(plan: Plan) -> str:
         f"destination  {printable(str(plan.destination))} ({FORMATS[plan.format].title})",
         f"encoding     {encode.encoding}{shape}",
     ]
+    if encode.reading.mode != RGB.name:
+        lines.append(f"mode         {encode.reading.pixels}")
     if plan.auto_normalize:
         lines.append("normalise    mean and standard deviation of the training split, to be computed")
     elif encode.normalization:
@@ -228,6 +231,8 @@ def describe_report(report: ConvertReport) -> str:
         f"{printable(str(report.destination))}: {bold(quantity(manifest.records, 'record'))} "
         f"({manifest.encoding} in {FORMATS[manifest.format].title})"
     ]
+    if manifest.image.mode is not None:
+        lines.append(f"  mode     {manifest.image.pixels}")
     if manifest.splits:
         lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))
     if manifest.classes is not None:

@@ -193,6 +193,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         ("format", f"{FORMATS[m.format].title} (layout version {m.format_version})"),
         ("records", f"{len(reader):,}"),
         ("encoding", f"{m.encoding}{shape}"),
+        *([("mode", str(m.image.pixels))] if m.image.mode is not None else []),
     ]
     if oriented := m.options.get("exif_oriented"):
         rows.append(("", f"{oriented:,} of them have an EXIF orientation, {_describe_orientation(m)}"))

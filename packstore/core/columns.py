@@ -250,7 +250,7 @@ def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
     array = _to_numbers(column, value)
     if column.layout is not None and column.kind == "ragged":
         dimensions = len(column.layout)
-        if array.ndim != dimensions or (dimensions == 3 and array.shape[2] != 3):
+        if array.ndim != dimensions or (dimensions == 3 and array.shape[2] != column.pixels.channels):
             raise _unfit_error(column, f"an array {column.layout}", value)
     elif column.kind == "ragged":
         array = array.reshape(0, *column.shape) if array.shape == (0,) else array

@@ -12,6 +12,7 @@ from typing import Literal
 
 from packstore.core.column import INTERNAL, ITEM_SIZE, Column
 from packstore.core.errors import ManifestError, UsageError, printable
+from packstore.core.modes import RGB, parse_mode
 
 RESERVED = (*(name for name in INTERNAL if name != "image"), "manifest")
 """Names of columns that packstore makes itself. A sample's ``key`` is its key."""
@@ -19,17 +20,20 @@ RESERVED = (*(name for name in INTERNAL if name != "image"), "manifest")
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image: a path, the bytes of a file, a PIL image, a uint8 array ``(H, W, 3)`` or a uint8 tensor ``(3, H, W)``.
+    """An image: a path, the bytes of a file, a PIL image, an array ``(H, W)`` or ``(H, W, C)``, a tensor ``(C, H, W)``.
 
     Attributes:
-        encoding: How it is kept; None for files as they are. An image that is not a file needs ``uint8`` or ``jpeg``.
-            Of the main image, one of :data:`packstore.core.registry.ENCODINGS`; of another, ``original``, ``uint8``
-            or ``jpeg``.
+        encoding: How it is kept; None for files as they are. An image that is not a file needs ``uint8``, the name of
+            another dtype, or ``jpeg``. Of the main image, one of :data:`packstore.core.registry.ENCODINGS`; of another,
+            ``original``, ``uint8`` or ``jpeg``.
         optional: A sample may have none; never of the main image.
+        mode: The :mod:`mode <packstore.core.modes>` of pixels that are no files, such as ``L``, ``I;16`` or
+            ``multi:5:float32``; None for that of the first samples.
     """
 
     encoding: str | None = None
     optional: bool = False
+    mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,10 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
     try:
         match field:
             case Image():
-                return Column(name, "ragged", "uint8", (), None if files else "HWC", type="image", nullable=nullable)
+                mode = None if field.mode in (None, RGB.name) or files else field.mode
+                stored = "uint8" if mode is None else parse_mode(mode).dtype
+                layout = None if files else "HWC"
+                return Column(name, "ragged", stored, (), layout, type="image", nullable=nullable, mode=mode)
             case Mask():
                 stored = "uint8" if files else dtype
                 return Column(name, "ragged", stored, (), None if files else "HW", type="mask", nullable=nullable)

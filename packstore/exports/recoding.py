@@ -16,8 +16,10 @@ from packstore.exports.base import Export
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodeOptions, Encoder
 from packstore.images.encode.options import turned_by_readers
-from packstore.images.encode.png import encode_png
+from packstore.images.encode.png import encode_png, png_holds
+from packstore.images.reading import Reading
 
+_JPEG_MODES = ("RGB", "L")
 Recode = Callable[[str, Any], ImageData]
 """Returns the image to write for a record's key and image."""
 
@@ -44,6 +46,7 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
     Raises :class:`UsageError` if the kind cannot hold them unchanged and ``encode`` is None, and if ``encode`` does not
     apply to the store."""
     stored = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
+    mode = manifest.image.pixels
     if encode is None:
         if stored in kind.image_forms:
             return Recoding(manifest)
@@ -53,25 +56,32 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
                 f"{_kinds_that_hold(stored)}, or pack the images with --encoding uint8"
             )
         raise UsageError(
-            f"{kind.name} holds image files, but the store holds uint8 pixels: --encode png keeps every pixel, "
-            f"--encode jpeg changes pixels; or export to {_kinds_that_hold(stored)}"
+            f"{kind.name} holds image files, but the store holds {manifest.encoding} pixels"
+            + (": --encode png keeps every pixel" if png_holds(mode) else f" of mode {mode}, which no PNG holds")
+            + (", --encode jpeg changes pixels" if mode.name in _JPEG_MODES else "")
+            + f"; or export to {_kinds_that_hold(stored)}"
         )
     if stored == "floats":
         raise UsageError(
             f"encode needs pixels, but the store holds normalised {manifest.encoding} values; leave it out"
         )
+    if encode == "png" and not png_holds(mode):
+        raise UsageError(f"a PNG does not hold images of mode {mode}; leave encode out, or export to another kind")
+    if encode == "jpeg" and mode.name not in _JPEG_MODES:
+        raise UsageError(f"a JPEG does not hold images of mode {mode}; leave encode out, or use --encode png")
+    reading = Reading.recorded(manifest.image.mode, manifest.options)
     if encode == "png" and stored == "uint8":
         return Recoding(manifest, "png", lambda key, pixels: encode_png(pixels))
     if encode == "png":
-        decoder = get_decoder()
+        decoder = get_decoder(reading=reading)
         upright = turned_by_readers(manifest)
 
         def as_png(key: str, data: bytes) -> bytes:
             return encode_png(decoder.decode(data, exif_transpose=upright))
 
         return Recoding(_with_encoding(manifest, "original", exif_transpose=False), recode=as_png, new=True)
-    options = EncodeOptions("jpeg", quality=quality, exif_transpose=turned_by_readers(manifest))
-    encoder = Encoder(options, "original" if manifest.holds_files else "uint8")
+    options = EncodeOptions("jpeg", quality=quality, exif_transpose=turned_by_readers(manifest), reading=reading)
+    encoder = Encoder(options, "original" if manifest.holds_files else "uint8", source_mode=mode)
 
     def as_jpeg(key: str, image: bytes | NDArray[Any]) -> bytes:
         return bytes(encoder(key, image).record)
@@ -81,7 +91,7 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
 
 def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifest:
     """Returns the manifest with image files of another encoding."""
-    image = Column("image", "ragged", "uint8", type="image")
+    image = Column("image", "ragged", "uint8", type="image", mode=manifest.image.mode)
     others = (column for column in manifest.columns[1:] if column.name != "shape")
     return replace(
         manifest,

@@ -358,8 +358,8 @@ def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tupl
     layout = ENCODINGS[encode.encoding].layout
     if layout is None:
         return None
-    if ENCODINGS[survey.encoding].layout == "CHW":
-        return None if survey.shape is None else (*survey.shape[1:], survey.shape[0])
+    if ENCODINGS[survey.encoding].layout == "CHW" and survey.shape is not None:
+        return (*survey.shape[1:], survey.shape[0])
     if encode.size is not None:
         height, width = (encode.size, encode.size) if isinstance(encode.size, int) else encode.size
         return (height, width, encode.reading.pixels.channels)

@@ -178,8 +178,10 @@ def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: 
             try:
                 with known_folders():
                     named = _recognise(place, options)
-            except AmbiguousSourceError:
-                if packed_as is None or packed_as.origin.kind not in SOURCES:
+            except SourceError as error:
+                known = packed_as is not None and packed_as.origin.kind in SOURCES
+                answered = known and packed_as is not None and _recorded_names(packed_as, options)
+                if packed_as is None or not known or not (isinstance(error, AmbiguousSourceError) or answered):
                     raise
                 named, options = SOURCES[packed_as.origin.kind], replace(options, named=True)
         takes = named.takes_arrays or named.takes_boxes

@@ -123,6 +123,7 @@ class SampleSource(Source):
             splits=splits,
             columns=self.schema.columns,
             encoding=self.schema.encoding,
+            mode=self.schema.mode,
             shape=None,
             size_bytes=image * records,
             size_counts={rounded_size(image): records},

@@ -21,6 +21,7 @@ from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, AtRest, ExportManifest, RecordLines, parse_value
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.decoders import get_decoder
+from packstore.images.reading import Reading
 from packstore.sources.base import Entry, Sample, SourceOptions, Survey, rounded_size
 from packstore.sources.ledger import Claims, Ledger
 from packstore.sources.listing import key_size
@@ -72,7 +73,8 @@ class Restored:
         columns = export_manifest.columns
         companions = {each.name for column in columns for each in column.companions}
         self._columns = [column for column in columns if column.name not in companions]
-        self._decoder = get_decoder(max_pixels=source.options.max_pixels) if export_manifest.image == "png" else None
+        as_png, reading = export_manifest.image == "png", Reading(export_manifest.manifest.image.pixels.name)
+        self._decoder = get_decoder(max_pixels=source.options.max_pixels, reading=reading) if as_png else None
         self._starts = {s.name: s.start for s in self._manifest.splits} or {"": 0}
         self._counts = {s.name: len(s) for s in self._manifest.splits} or {"": self._manifest.records}
         if lines is not None and len(lines) != self._manifest.records:

@@ -188,6 +188,7 @@ class RowSource(Source):
             splits=splits,
             columns=columns,
             encoding=self.schema.encoding,
+            mode=self.schema.mode,
             shape=self.shape,
             size_bytes=size_bytes,
             size_counts=size_counts,

@@ -28,12 +28,15 @@ from packstore.core.fields import (
     Text,
     column_of,
 )
+from packstore.core.modes import RGB, Mode, parse_mode
 from packstore.images.encode import EncodeOptions, Encoder
+from packstore.images.reading import PLAIN, Reading
 from packstore.images.sniff import HeaderError, check_header, max_file_bytes
 from packstore.sources.base import Sample
 from packstore.sources.values import (
     array_of,
     infer,
+    infer_mode,
     is_file,
     is_path,
     is_pil,
@@ -44,7 +47,7 @@ from packstore.sources.values import (
 )
 
 _MASK_COLOURS = (0, 3)  # of a PNG, byte 25: gray, palette
-_FURTHER = ("original", "uint8", "jpeg")
+_FURTHER = ("original", "uint8", "uint16", "int16", "int32", "jpeg")
 
 
 class Taken(NamedTuple):
@@ -85,8 +88,18 @@ class Schema:
 
     @property
     def encoding(self) -> str:
-        """What the main image is: ``original`` for files, ``uint8`` for pixels."""
-        return "original" if self.main in self.files else "uint8"
+        """What the main image is: ``original`` for files, or the dtype of pixels."""
+        return "original" if self.main in self.files else self._mode(self.main).dtype
+
+    @property
+    def mode(self) -> str | None:
+        """The mode of a main image that is pixels, as :attr:`Survey.mode`."""
+        mode = self._mode(self.main)
+        return None if self.main in self.files or mode == RGB else mode.name
+
+    def _mode(self, name: str) -> Mode:
+        field = self.fields[name]
+        return parse_mode((field.mode if isinstance(field, Image) else None) or RGB.name)
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -184,9 +197,10 @@ class Schema:
         found = {}
         for name, field in self.fields.items():
             if isinstance(field, Image) and name != self.main:
-                source = "original" if name in self.files else "uint8"
-                options = EncodeOptions(field.encoding or "original", max_pixels=self.max_pixels)
-                found[name] = Encoder(options, source)
+                is_file, mode = name in self.files, self._mode(name)
+                reading = PLAIN if is_file else Reading(mode.name)
+                options = EncodeOptions(field.encoding or "original", max_pixels=self.max_pixels, reading=reading)
+                found[name] = Encoder(options, "original" if is_file else mode.dtype, source_mode=mode)
         return found
 
     def _encoded(self, name: str, key: str, value: Any) -> Any:
@@ -194,7 +208,9 @@ class Schema:
             record, shape, *_ = self._encoders[name](key, value)
         except SampleError as error:
             raise ValueError(error.reason) from error
-        return bytes(record) if self._at_rest_file(name) else np.frombuffer(record, np.uint8).reshape(shape or ())
+        if self._at_rest_file(name):
+            return bytes(record)
+        return np.frombuffer(record, self._mode(name).dtype).reshape(shape or ())
 
     @cached_property
     def _classes(self) -> dict[str, dict[str, int]]:
@@ -292,6 +308,11 @@ def make_schema(
             fields[name] = replace(field, dtype=dtypes[name])
         elif isinstance(field, (Labels, Keypoints)) and field.of is None:
             fields[name] = replace(field, of=_boxes_of(name, fields, found))
+        if isinstance(field, Image) and name not in files and given[name] and field.mode is None:
+            try:
+                field = fields[name] = replace(field, mode=infer_mode(given[name]))
+            except ValueError as error:
+                raise UsageError(f"{printable(name)}: {error}") from error
         if isinstance(field, Image) and given[name]:
             _check_choice(name, field, name in files, given[name][0], encoding if name == main else None, name == main)
     schema = Schema(fields, main, positions, files, picks, max_pixels, dtypes)
@@ -392,7 +413,8 @@ def _check_choice(name: str, field: Image, is_file: bool, value: Any, encoding: 
         raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")
     if not is_file and asked in (None, "original"):
         what = "PIL images" if is_pil(value) else f"pixels ({type(value).__name__})"
-        how = "encoding='uint8'" if main else f"fields={{…, {name!r}: packstore.Image('uint8')}}"
+        dtype = parse_mode(field.mode or RGB.name).dtype
+        how = f"encoding={dtype!r}" if main else f"fields={{…, {name!r}: packstore.Image({dtype!r})}}"
         raise UsageError(
             f"{printable(name)}: the images come as {what}, not as files: choose {how} (the pixels, nothing lost) or "
             "'jpeg' (smaller, and lossy); paths or bytes of image files are kept as they are"

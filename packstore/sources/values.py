@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Keypoints, Label, Labels, Mask, Text
+from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
+from packstore.images.decoders.native import pixels_of_pillow
+from packstore.images.reading import Reading, bring
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 LABEL_NAMES = ("label", "target", "class", "y", "cls")
@@ -95,7 +98,7 @@ def _file_size(path: Any) -> int:
 
 
 def plain(field: Field, value: Any) -> Any:
-    """A value without the libraries that made it: files stay paths or bytes; images become uint8 ``(H, W, 3)``, masks
+    """A value without the libraries that made it: files stay paths or bytes; images become arrays of their mode, masks
     arrays ``(H, W)``, tensors arrays. Doing it twice changes nothing.
 
     Raises :class:`ValueError` with what was found and what is expected.
@@ -103,7 +106,7 @@ def plain(field: Field, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(field, Image):
-        return value if is_file(value) else _pixels(value)
+        return value if is_file(value) else _pixels(value, field.mode)
     if isinstance(field, Mask):
         return value if is_file(value) else _mask(value, field)
     if isinstance(field, Boxes) and getattr(value, "format", None) is not None:
@@ -117,24 +120,69 @@ def plain(field: Field, value: Any) -> Any:
     return value
 
 
-def _pixels(value: Any) -> NDArray[np.uint8]:
-    array = np.asarray(value.convert("RGB")) if is_pil(value) else array_of(value)
+def _pixels(value: Any, mode: str | None) -> NDArray[Any]:
+    """Pixels of a mode, ``(H, W, C)``; of floating point ``(C, H, W)``. Gray becomes RGB if that is the mode."""
+    array = _channels_last(value)
     if not array.size:
         raise ValueError(f"found an image without pixels, of shape {array.shape}")
-    if array.dtype != np.uint8:
+    wanted = parse_mode(mode or RGB.name)
+    if array.dtype != wanted.dtype:
         hint = "; leave out the transform that makes floats (ToTensor)" if array.dtype.kind == "f" else ""
-        raise ValueError(f"found an image of {array.dtype}; expected uint8{hint}")
-    if is_tensor(value):
-        if array.ndim == 2:
-            array = array[None]
-        if array.ndim != 3 or array.shape[0] not in (1, 3):
-            raise ValueError(f"found a tensor of shape {array.shape}; expected (3, height, width)")
-        array = array.transpose(1, 2, 0)
-    elif array.ndim == 2:
-        array = array[..., None]
-    if array.ndim != 3 or array.shape[2] not in (1, 3):
-        raise ValueError(f"found an array of shape {array.shape}; expected (height, width, 3)")
-    return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:2], 3)))
+        raise ValueError(f"found an image of {array.dtype}; expected {wanted.dtype}{hint}")
+    if array.shape[2] != wanted.channels and not (array.shape[2] == 1 and wanted.has_colour):
+        raise ValueError(f"found an image of {array.shape[2]} channels; expected mode {wanted}")
+    if array.shape[2] != wanted.channels:
+        array = bring(array, mode_of(1, wanted.dtype), Reading(wanted.name))
+    return np.ascontiguousarray(array.transpose(2, 0, 1) if array.dtype.kind == "f" else array)
+
+
+def infer_mode(values: Sequence[Any]) -> str | None:
+    """The name of the mode that holds the pixels of all ``values``, the first samples; None for RGB.
+
+    Raises :class:`ValueError` for pixels whose mode has to be declared."""
+    modes = {_mode_of(value) for value in values}
+    if len(modes) > 1 and all(mode.dtype == "uint8" for mode in modes):
+        has_alpha = any(mode.has_alpha for mode in modes)
+        modes = {parse_mode("RGBA" if has_alpha else "RGB")}
+    if len(modes) > 1:
+        raise ValueError(f"found images of modes {', '.join(sorted(mode.name for mode in modes))}: declare one, with "
+                         "packstore.Image(mode=…)")  # fmt: skip
+    mode = modes.pop()
+    return None if mode == RGB else mode.name
+
+
+_USUAL_CHANNELS = (1, 2, 3, 4)
+
+
+def _mode_of(value: Any) -> Mode:
+    array = _channels_last(value)
+    if array.shape[2] not in _USUAL_CHANNELS:
+        expected = "(channels, height, width)" if is_tensor(value) else "(height, width, channels)"
+        raise ValueError(
+            f"found an image of shape {array_of(value).shape}; expected {expected} with 1 to 4 channels; declare more "
+            "with packstore.Image(mode='multi:CHANNELS:DTYPE')"
+        )
+    if array.dtype.kind == "f":
+        raise ValueError(
+            f"found an image of {array.dtype}; expected whole numbers: leave out the transform that makes floats "
+            "(ToTensor), or declare packstore.Image('float32', mode='F')"
+        )
+    if array.dtype.name not in DTYPES:
+        raise ValueError(f"found an image of {array.dtype}; expected one of {', '.join(DTYPES)}")
+    return mode_of(array.shape[2], array.dtype.name)
+
+
+def _channels_last(value: Any) -> NDArray[Any]:
+    """An image as ``(H, W, C)``, whatever it came as. Raises :class:`ValueError`."""
+    if is_pil(value):
+        return pixels_of_pillow(value)
+    array = array_of(value)
+    if array.ndim == 2:
+        return array[..., None]
+    if array.ndim != 3:
+        expected = "(channels, height, width)" if is_tensor(value) else "(height, width, channels)"
+        raise ValueError(f"found an image of shape {array.shape}; expected {expected}")
+    return array.transpose(1, 2, 0) if is_tensor(value) else array
 
 
 def _mask(value: Any, field: Mask) -> NDArray[Any]:

@@ -79,7 +79,7 @@ def test_what_the_library_wrote(tmp_path: Path) -> None:
         assert np.array_equal(grid, np.full((n + 1, 2), n))
     assert len(ds) == 5
     pil = PackedDataset(tmp_path / "x.lmdb", columns=("pil",), output="numpy")[3]
-    assert np.array_equal(pil, np.full((2, 2, 3), 3))
+    assert np.array_equal(pil, np.full((2, 2, 1), 3))
     assert verify(tmp_path / "x.lmdb", against=WRITTEN).problems == ()
 
 

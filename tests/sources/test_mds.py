@@ -126,7 +126,7 @@ def test_what_the_library_wrote(suffix: str, written: Path, tmp_path: Path) -> N
         assert np.array_equal(some, np.full((n + 1, 2), n))
         assert key == (f"train/{n:010}" if n < 5 else f"val/{n - 5:010}")
     thumb = PackedDataset(path, "val", columns=("thumb",), output="numpy")[1]
-    assert np.array_equal(thumb, np.full((2, 2, 3), 6))
+    assert np.array_equal(thumb, np.full((2, 2, 1), 6))
     assert verify(path, against=written).problems == ()
 
 

@@ -80,10 +80,11 @@ def test_keras_mnist_as_it_is_published(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "mnist.npz", x_test=x[:1], x_train=x, y_train=y, y_test=y[:1])
     with closing(open_source(tmp_path / "mnist.npz")) as source:
         assert dict(source.survey().splits) == {"train": 4, "test": 1}
-        assert source.survey().shape == (28, 28, 3)
+        assert source.survey().shape == (28, 28, 1)
+        assert source.survey().mode == "L"
         samples = [source.read(entry) for entry in source.entries("train")]
         assert [sample.values["label"] for sample in samples] == [5, 0, 4, 1]  # type: ignore[union-attr]
-        assert all(np.array_equal(image[..., 2], x[n]) for n, image in enumerate(images(source)[:4]))
+        assert all(np.array_equal(image[..., 0], x[n]) for n, image in enumerate(images(source)[:4]))
         assert source.evidence == "images x_train (4, 28, 28) uint8, labels y_train (4,) uint8, and 1 more like these"
 
 

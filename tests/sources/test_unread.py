@@ -98,7 +98,7 @@ def test_it_is_an_error_or_listed(name: str, flat: bool, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("bits", [(1,), (2,), (4,), (8,), (16,), (8, 8, 8), (16, 16, 16)])
 def test_tiffs_that_pillow_reads_are_packed_and_loaded(bits: tuple[int, ...], tmp_path: Path) -> None:
-    convert(folder(tmp_path / "root", False, "a.tif", tiff(*bits)), tmp_path / "x.lmdb", accept_loss="depth")
+    convert(folder(tmp_path / "root", False, "a.tif", tiff(*bits)), tmp_path / "x.lmdb", depth="scale")
     assert verify(tmp_path / "x.lmdb", decode=True).ok
 
 

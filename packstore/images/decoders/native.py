@@ -103,6 +103,15 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
     return pillow.read(data, max_pixels, frame, gray, convert)
 
 
+def pixels_of_pillow(image: Any) -> NDArray[Any]:
+    """The pixels of an image of Pillow's, ``(H, W, C)``, in the mode that holds all of it."""
+    has_alpha = "A" in image.getbands() or "transparency" in image.info
+    found = _PILLOW.get(image.mode, "RGB")
+    mode = parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)
+    array = np.array(image if image.mode == mode.name else _converted(image, mode), mode.dtype)
+    return array.reshape(*array.shape[:2], mode.channels)
+
+
 def _converted(image: Any, mode: Mode) -> Any:
     return image if mode.dtype == "uint16" else image.convert(mode.name)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import RESERVED
+from packstore.core.modes import MAX_CHANNELS
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import SPLIT_ORDER, SourceOptions
 from packstore.sources.rows import in_packing_order
@@ -300,8 +301,8 @@ def _axes(shown: str, image: _Named, length: int | None, options: SourceOptions)
     if len(layout) != len(info.shape):
         raise SourceError(f"{shown}: {info.shown} has {len(info.shape)} axes, and the layout {layout} {len(layout)}")
     channels = info.shape[layout.index("C")] if "C" in layout else 1
-    if channels not in (1, 3):
-        raise SourceError(f"{shown}: {info.shown} as {layout} has {channels} channels; packstore's images have 1 or 3")
+    if channels > MAX_CHANNELS:
+        raise SourceError(f"{shown}: {info.shown} as {layout} has {channels:,} channels, more than {MAX_CHANNELS:,}")
     order = tuple(layout.index(letter) for letter in "HWC" if letter in layout)
     return layout.index("N"), order
 

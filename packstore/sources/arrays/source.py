@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
+from packstore.core.modes import Mode, mode_of
 from packstore.images.sniff import max_file_bytes, too_many_pixels
 from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, Chosen, Part, choose
 from packstore.sources.arrays.classes import parse_names, with_text_labels
@@ -160,7 +162,9 @@ class ArraySource(RowSource):
                 self._value(name, chosen, value) if self.export_manifest is None else _exported_value(chosen, value)
             )
         if (shape := found.pop(EXPORTED_SHAPE, None)) is not None:
-            found["image"] = np.frombuffer(found["image"], np.uint8).reshape(shape)
+            assert self.export_manifest is not None
+            dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]
+            found["image"] = np.frombuffer(found["image"], dtype).reshape(shape)
         return found
 
     def fields(self) -> dict[str, Field]:
@@ -257,7 +261,9 @@ class ArraySource(RowSource):
                 reason = too_many_pixels(width, height, self.options.max_pixels)
                 if reason is not None:
                     raise SourceError(f"{printable(str(self.path))}: {image.info.shown}: {reason}")
-                shapes.add((height, width, 3))
+                mode = _mode_of(image)
+                size = (height, width)
+                shapes.add((mode.channels, *size) if mode.dtype == "float32" else (*size, mode.channels))
             else:
                 shapes.add(())
         if len(shapes) == 1:
@@ -292,7 +298,8 @@ class ArraySource(RowSource):
     def _field(self, name: str, chosen: Chosen) -> Field:
         info = chosen.info
         if name == "image":
-            return Image("original" if info.what == "files" else "uint8")
+            mode = None if info.what == "files" else _mode_of(chosen)
+            return Image("original" if mode is None else mode.dtype, mode=None if mode is None else mode.name)
         if name == "label":
             return Label(self._classes)
         if info.what == "texts":
@@ -334,7 +341,7 @@ class ArraySource(RowSource):
                 raise ValueError(f"it has {len(value)} bytes, more than the {limit} of an image within max_pixels")
             return bytes(value)
         pixels = np.transpose(value, [axis - (axis > chosen.axis) for axis in chosen.order])
-        return np.ascontiguousarray(pixels if pixels.dtype == np.uint8 else _as_pixels(pixels))
+        return np.ascontiguousarray(_as_pixels(pixels, _mode_of(chosen).dtype))
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
@@ -442,13 +449,32 @@ def _whole(value: Any) -> int:
     return int(number)
 
 
-def _as_pixels(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Whole numbers from 0 to 255 as uint8. Raises :class:`ValueError` for others: they would have to be rounded."""
-    found = pixels.astype(np.uint8)
-    if not np.array_equal(found, pixels):
-        least, most = pixels.min(), pixels.max()
+def _mode_of(chosen: Chosen) -> Mode:
+    """The mode of an array of images; of 64 bits that of 32, which holds them or not."""
+    channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
+    return mode_of(channels, _PIXEL_DTYPES.get(chosen.info.dtype.name, "uint8"))
+
+
+_PIXEL_DTYPES = {
+    "bool": "uint8",
+    "uint8": "uint8",
+    "int8": "int16",
+    "uint16": "uint16",
+    "int16": "int16",
+    **dict.fromkeys(("int32", "uint32", "int64", "uint64"), "int32"),
+    **dict.fromkeys(("float16", "float32", "float64"), "float32"),
+}
+"""The dtype of a mode by that of an array."""
+
+
+def _as_pixels(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Values in a dtype. Raises :class:`ValueError` for those that it does not hold: they would have to be rounded."""
+    if pixels.dtype == dtype:
+        return pixels
+    found = pixels.astype(dtype)
+    if not np.array_equal(found, pixels, equal_nan=pixels.dtype.kind == "f"):
         raise ValueError(
-            f"image: found {pixels.dtype} from {least} to {most}; expected whole numbers from 0 to 255, since packing "
-            "would round these: write the array again as uint8"
+            f"image: found {pixels.dtype} from {pixels.min()} to {pixels.max()}, which {dtype} does not hold: write "
+            f"the array again as {dtype}"
         )
     return found

@@ -144,15 +144,15 @@ class PixelTableSource(TableSource):
 
     def fields(self) -> Mapping[str, Field]:
         """See :meth:`RowSource.fields`."""
-        self.shape = (*self._shape[:2], 3)
-        return {**super().fields(), "image": Image("uint8")}
+        self.shape = self._shape
+        return {**super().fields(), "image": Image("uint8", mode="L" if self._shape[2] == 1 else "RGB")}
 
     def rows(self, split: str) -> Iterator[Row]:
         """See :meth:`RowSource.rows`."""
         number = self._split_names.index(split)
         chosen = np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist()
         for index, image in enumerate(chosen):
-            yield Row(key_of(split, index), image, 3 * math.prod(self._shape[:2]))
+            yield Row(key_of(split, index), image, math.prod(self._shape))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         """See :meth:`RowSource.values`."""
@@ -160,9 +160,7 @@ class PixelTableSource(TableSource):
             raise ValueError("its source is closed")
         raw = self._pixels.read(self._sizes, ref * self._sizes)
         image: NDArray[np.uint8] = np.frombuffer(raw, np.uint8).reshape(self._shape)
-        return {"image": np.ascontiguousarray(np.broadcast_to(image, (*self._shape[:2], 3)))} | self._columns(
-            [cells for _, cells in self._rows_of(ref)], b""
-        )
+        return {"image": image} | self._columns([cells for _, cells in self._rows_of(ref)], b"")
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """See :meth:`RowSource.claim_row`."""
