@@ -36,22 +36,19 @@ class LineBoxesSource(DocumentSource):
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
         """See :meth:`DocumentSource.entries_of`."""
+        names = self._names_of(file)
         for number, line in enumerate(document, 1):
             match = _LINE.fullmatch(line.strip())
             boxes = [reals(box.split(","), 5) for box in match[2].split()] if match else []
             if line.strip() and match is None:
                 raise ValueError(f"line {number} is {line[:60]!r}; expected an image and boxes x1,y1,x2,y2,class")
             if match is not None:
-                yield Entry(match[1], {"boxes": boxes, "names": self._names_of(file)})
+                yield Entry(match[1], {"boxes": boxes, "labels": [_name(names, box[4]) for box in boxes]})
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         """See :meth:`AnnotatedSource.parse`."""
-        names = raw["names"]
-        found = Annotation(json=raw["boxes"])
-        for *box, number in raw["boxes"]:
-            known = number.is_integer() and 0 <= number < len(names)
-            found.objects.append(of_box(names[int(number)] if known else f"{number:g}", box))
-        return found
+        boxes = zip(raw["labels"], raw["boxes"], strict=True)
+        return Annotation([of_box(label, box[:4]) for label, box in boxes], json=raw["boxes"])
 
     def class_order(self) -> Sequence[str]:
         """See :meth:`AnnotatedSource.class_order`."""
@@ -73,6 +70,10 @@ class LineBoxesSource(DocumentSource):
             join(place, name) for place in dict.fromkeys((folder, folder.rpartition("/")[0])) for name in _CLASSES
         )
         return next((path for path in places if is_file(self.tree, path)), None)
+
+
+def _name(names: Sequence[str], number: float) -> str:
+    return names[int(number)] if number.is_integer() and 0 <= number < len(names) else f"{number:g}"
 
 
 KIND = document_kind(LineBoxesSource, "keras-yolo3: lists of lines with an image and its boxes")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json, Text
@@ -105,7 +106,7 @@ class WildReceiptSource(DocumentSource):
         places = (join(file.rpartition("/")[0], "class_list.txt") for file in self._files)
         return [path for path in dict.fromkeys(places) if is_file(self.tree, path)]
 
-    @property
+    @cached_property
     def _numbered(self) -> dict[str, str]:
         """Names of classes by number: ``1 Store_name_value``."""
         lines = (line.split(None, 1) for path in self._class_lists for _, line in lines_of(self.tree, path))
