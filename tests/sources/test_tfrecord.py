@@ -9,12 +9,14 @@ feature of each sort.
 from __future__ import annotations
 
 import gzip
+import io
 import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from packstore import PackedDataset, convert, verify
@@ -303,3 +305,32 @@ def test_crc_of_the_standard(data: bytes, crc: int) -> None:
     """RFC 3720, appendix B.4, and the check value of the catalogue of CRCs."""
     turned = (masked_crc32c(data) - 0xA282EAD8) & 0xFFFFFFFF
     assert turned == (crc >> 15 | crc << 17) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("size", [3, 300])
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_raw_pixels_whose_sides_are_beside_them(channels: int | None, size: int, tmp_path: Path) -> None:
+    shape = (4, 6, 3) if channels == 3 else (4, 6)
+    pixels = [np.random.default_rng(n).integers(0, 256, shape, np.uint8) for n in range(size)]
+    sides = {"height": ints(4), "width": ints(6)} | ({} if channels is None else {"depth": ints(channels)})
+    examples = [
+        write_example({"image_raw": [each.tobytes()], "label": ints(n % 3), **sides}) for n, each in enumerate(pixels)
+    ]
+    path = _file(tmp_path, b"".join(map(frame_record, examples)))
+    convert(path, tmp_path / "x.h5")
+    images = PackedDataset(tmp_path / "x.h5", columns=("image", "label"), output="bytes")
+    assert [column.name for column in images.manifest.columns if column.name in ("height", "width", "depth")] == []
+    for n in (0, size - 1):
+        data, label = images[n]
+        assert label == n % 3
+        assert (np.array(PIL.Image.open(io.BytesIO(data))) == pixels[n]).all()
+
+
+def test_raw_pixels_of_another_number_are_bad_samples(tmp_path: Path) -> None:
+    sides = {"height": ints(4), "width": ints(6), "depth": ints(1)}
+    examples = [write_example({"image_raw": [bytes(24 + 5 * (n == 1))], **sides}) for n in range(3)]
+    with closing(open_source(_file(tmp_path, b"".join(map(frame_record, examples))))) as source:
+        entries = list(source.entries())
+        source.read(entries[0])
+        with pytest.raises(SampleError, match="found 29 bytes of 4 x 6 pixels"):
+            source.read(entries[1])

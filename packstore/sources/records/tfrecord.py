@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
+from packstore.images.encode.png import encode_png
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.names import identifier
@@ -109,9 +110,22 @@ class TfrecordSource(ExampleSource):
                     raise ValueError(f"{printable(part.feature)}: {error}") from error
             elif isinstance(part.field, (Labels, Array)) and getattr(part.field, "ragged", True):
                 found[name] = np.zeros(0, np.int64 if isinstance(part.field, Labels) else part.field.dtype)
+        if self._raw is not None and "image" in found:
+            try:
+                found["image"] = _png(found["image"], *self._shape(features, message))
+            except ValueError as error:
+                raise ValueError(f"{printable(self._main)}: {error}") from error
         if self._boxes is not None:
             found["boxes"] = self._pixels(features, message, found.get("image"))
         return found
+
+    def _shape(self, features: Mapping[str, Feature], message: Message) -> tuple[int, int, int | None]:
+        """Height, width and channels of an image of raw pixels; None for channels that the record does not say."""
+        height, width, channels = (None if name is None else features.get(name) for name in self._raw or ())
+        if height is None or width is None:
+            raise ValueError("its height or width is missing")
+        sides = [int(_number(each, message) or 0) for each in (height, width)]
+        return sides[0], sides[1], None if channels is None else int(_number(channels, message) or 0)
 
     def _pixels(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
         prefix, fractions = self._boxes or ("", False)
@@ -135,11 +149,36 @@ class TfrecordSource(ExampleSource):
         assert self.index
         images = [name for name, facts in self.found.features.items() if facts.looks == {"image"} and facts.high == 1]
         known = [name for name in _MAIN if name in self.found.features and "image" in self.found.features[name].looks]
+        if not known and not images and self._raw is not None:
+            return self._raw_feature
         if not known and not images:
             raw = next((name for name in _MAIN if name in self.found.features), None)
             what = f"{raw} is no image file (raw pixels?)" if raw else ", ".join(sorted(self.found.features)[:8])
             raise SourceError(f"{printable(str(self.path))}: its records hold no image files: {printable(what)}")
         return (known or images)[0]
+
+    @cached_property
+    def _raw_feature(self) -> str:
+        """The feature called like an image that has one value of bytes in each record; ``""`` for none."""
+        facts = self.found.features
+        return next((name for name in _MAIN if name in facts and facts[name].kinds == {"bytes"}
+                     and facts[name].low == facts[name].high == 1), "")  # fmt: skip
+
+    @cached_property
+    def _raw(self) -> tuple[str, str, str | None] | None:
+        """The features of height, width and channels of images that are raw pixels; None if images are files."""
+        assert self.index
+        facts = self.found.features
+        if not self._raw_feature or any("image" in each.looks for each in facts.values()):
+            return None
+        beside = self._raw_feature.rpartition("/")[0]
+        height, width, channels, depth = (
+            f"{beside}/{name}" if beside else name for name in ("height", "width", "channels", "depth")
+        )
+        known = next((name for name in (channels, depth) if name in facts), None)
+        wanted = [facts[name] for name in (height, width, known) if name is not None and name in facts]
+        whole = all(each.kinds == {"ints"} and each.low == each.high == 1 for each in wanted)
+        return (height, width, known) if whole and {height, width} <= facts.keys() else None
 
     @cached_property
     def _boxes(self) -> tuple[str, bool] | None:
@@ -220,6 +259,17 @@ class TfrecordSource(ExampleSource):
         if facts.low == facts.high:
             return _Part(Array(dtype, (facts.high,), optional=missing), name, _numbers)
         return _Part(Array(dtype, ragged=True), name, _numbers)
+
+
+def _png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
+    """Raw pixels, row by row, as a PNG file. Raises :class:`ValueError` if they are not as many as the sides say."""
+    one = height * width
+    if channels is None:
+        channels = len(data) // one if one > 0 and len(data) in (one, 3 * one) else 0
+    if one < 1 or channels not in (1, 3) or len(data) != one * channels:
+        raise ValueError(f"found {len(data):,} bytes of {height} x {width} pixels; expected uint8 with 1 or 3 channels")
+    pixels = np.frombuffer(data, np.uint8).reshape((height, width) if channels == 1 else (height, width, 3))
+    return encode_png(pixels)
 
 
 def _columns(features: Sequence[str], of: str | None) -> dict[str, str]:
