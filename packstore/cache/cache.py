@@ -86,7 +86,7 @@ class Cache:
         """Where an object of :meth:`open_learnt` lies as long as its descriptor is open."""
         return self._folder.whole / _learnt(address)
 
-    def age(self, digest: str, used: float) -> None:
+    def set_last_used(self, digest: str, used: float) -> None:
         """Makes an object, where it is there, one that was last used at ``used``, in seconds since 1970: it leaves
         before those that were used since."""
         path = self._folder.whole / digest
@@ -106,7 +106,7 @@ class Cache:
         processes left. Returns how many bytes it removed."""
         return self._folder.clean(keep)
 
-    def doubt(self, digest: str) -> None:
+    def mark_suspect(self, digest: str) -> None:
         """Has an object proven again when it is next opened: somebody found damage in it. Does nothing where it is not
         ours to change."""
         path = self._folder.whole / digest

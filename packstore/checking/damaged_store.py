@@ -93,7 +93,7 @@ def inspect_store(path: Path) -> DamagedStore:
         scavenged, note = _opened(path), ""
     except StoreError as error:
         scavenged, note = scavenge_file(path), _reason(error)
-    found = scavenged.found or _inferred(scavenged, path)
+    found = scavenged.recovered or _inferred(scavenged, path)
     if found is None:
         raise StoreError(
             f"{shown} holds no manifest that can be read, and its images are no image files, so nothing says what they "
@@ -101,7 +101,7 @@ def inspect_store(path: Path) -> DamagedStore:
         )
     width = found.manifest.image.record_nbytes if found.manifest.image.kind == "fixed" else None
     file = DamagedFile(None, 0, found.manifest.records, scavenged, width=width)
-    if scavenged.found is None:
+    if scavenged.recovered is None:
         notes = [note, "its manifest is lost: names of classes and splits, options and origin are, too"]
     else:
         notes = [each for each in (note, _STATE_NOTES[found.state]) if each]
@@ -232,7 +232,7 @@ def _shard(path: Path, name: str, start: int, expected: str | None, notes: list[
         except StoreError as worse:
             return DamagedFile(name, start, None, None, f"nothing in its shard can be read: {worse}")
         notes.append(f"{name}: {_reason(error)}")
-    found = scavenged.found
+    found = scavenged.recovered
     if found is None:
         return DamagedFile(name, start, None, None, "the manifest of its shard is lost")
     if expected is not None and found.proven and found.manifest.digest != expected:
@@ -243,7 +243,11 @@ def _shard(path: Path, name: str, start: int, expected: str | None, notes: list[
 
 
 def _manifest(file: DamagedFile) -> Manifest | None:
-    return file.scavenged.found.manifest if file.scavenged is not None and file.scavenged.found is not None else None
+    return (
+        file.scavenged.recovered.manifest
+        if file.scavenged is not None and file.scavenged.recovered is not None
+        else None
+    )
 
 
 def _merged(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:

@@ -23,7 +23,7 @@ from packstore.core.urls import UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.stores import open_store
 from packstore.stores.base import Problem
-from packstore.stores.builder.assembly import parts_of
+from packstore.stores.builder.assembly import list_shards
 from packstore.stores.remote.head import read_head
 from packstore.stores.remote.names import shard_object
 from packstore.stores.remote.publish import local_shard, upload_shard
@@ -104,7 +104,7 @@ def _shards_of(source: Path) -> dict[str, str]:
     try:
         with open_store(source) as reader:
             table = reader.manifest.shards
-            places = [] if table is None else parts_of(source, reader.manifest, reader.places()).places
+            places = [] if table is None else list_shards(source, reader.manifest, reader.part_places()).places
             return {shard.digest: place for shard, place in zip(table or (), places, strict=True)}
     except StoreError:
         return {}

@@ -248,8 +248,8 @@ class _Salvage:
         columns = {name: scavenged.columns[name] for name in names if name in scavenged.columns}
         whole = len(columns) == len(names)
         sound = False
-        if whole and scavenged.found is not None and scavenged.found.proven:
-            described = scavenged.found.manifest
+        if whole and scavenged.recovered is not None and scavenged.recovered.proven:
+            described = scavenged.recovered.manifest
             try:
                 sound = all(column_digest(columns[name]) == described.column(name).digest for name in names)
             except StoreError:  # a value of one that lies record by record is lost

@@ -98,10 +98,10 @@ def _confirm(yes: bool) -> bool:
 
 def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> None:
     from packstore.objects import open_objects
-    from packstore.stores.remote.cleaning import find_needless, remove_needless
+    from packstore.stores.remote.cleaning import find_unneeded, remove_unneeded
 
     objects, now = open_objects(url), time.time()
-    found = find_needless(objects, now, grace_seconds)
+    found = find_unneeded(objects, now, grace_seconds)
     for name in found.busy:
         click.echo(
             f"{url}: a conversion is running, or was interrupted and can resume ({name}), so all shards stay", err=True
@@ -119,7 +119,7 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> 
     click.echo(f"{url}: {quantity(len(found.objects), 'object')} of {human_bytes(found.nbytes)} that no version needs")
     if dry_run or not _confirm(yes):
         return
-    removed = remove_needless(objects, found, now, grace_seconds)
+    removed = remove_unneeded(objects, found, now, grace_seconds)
     for name in removed.foreign:
         click.echo(f"{url}: {printable(name)} does not have the SHA-256 in its name, so it stays", err=True)
     click.echo(f"removed {quantity(len(removed.objects), 'object')} of {human_bytes(removed.nbytes)}")

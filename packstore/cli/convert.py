@@ -276,10 +276,10 @@ def describe_report(report: ConvertReport) -> str:
 def describe_links(report: ConvertReport) -> list[str]:
     """Describes the files that a new linked store points to."""
     from packstore.stores import open_store
-    from packstore.stores.linked import folder_of, linked_places
+    from packstore.stores.linked import folder_of, linked_files
 
     with open_store(report.destination) as reader:
-        places = linked_places(reader, folder_of(reader.path))
+        places = linked_files(reader, folder_of(reader.path))
     lines = [f"to {quantity(len(places), 'file')}, which must stay where they are"]
     if len(places) > _FEW_IMAGES_A_FILE * report.manifest.records:
         lines.append("training still opens a small file for each image; without --link it opens only the store")

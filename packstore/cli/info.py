@@ -245,9 +245,9 @@ def describe(reader: Reader, counted: bool = False) -> str:
 
 def describe_places(reader: Reader) -> str:
     """Describes the files that a linked store points to."""
-    from packstore.stores.linked import folder_of, linked_places
+    from packstore.stores.linked import folder_of, linked_files
 
-    places = linked_places(reader, folder_of(reader.path))
+    places = linked_files(reader, folder_of(reader.path))
     if len(places) == 1:
         return f"1 file, {printable(next(iter(places)))}"
     common = os.path.commonprefix([*places])  # noqa: RUF071 - cut at a slash below; of URLs, too

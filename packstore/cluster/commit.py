@@ -19,8 +19,8 @@ from packstore.core.shards import Shard, shards_to_rows
 from packstore.objects import ObjectStore
 from packstore.packing.plan import Plan, recorded_options
 from packstore.packing.records import columns_of, origin_of
-from packstore.stores.base import manifest_text
-from packstore.stores.builder.assembly import Parts, head_of
+from packstore.stores.base import encode_manifest
+from packstore.stores.builder.assembly import ShardList, build_head
 from packstore.stores.builder.spools import refuse_duplicates
 from packstore.stores.format import Format
 from packstore.stores.remote.names import shard_object, shard_objects
@@ -41,7 +41,7 @@ def commit_run(plan: Plan, run: Run, receipts: Sequence[Receipt], previous: int)
     shards = _numbered(filled, objects)
     manifest = _head(plan, receipts, filled, shards)
     assert manifest.shards is not None
-    objects.put(run.head, manifest_text(manifest))
+    objects.put(run.head, encode_manifest(manifest))
     upload_table(objects, manifest.shards)
     refuse_missing(objects, manifest.shards)
     commit(objects, manifest, previous)
@@ -72,10 +72,10 @@ def _head(plan: Plan, receipts: Sequence[Receipt], filled: Sequence[Receipt], sh
         options=options,
         versions={"packstore": packstore.__version__} | encoder.versions(),
     )
-    parts = Parts(
+    parts = ShardList(
         shards_to_rows(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled]
     )
-    return head_of(base, parts, [image, *_sized(columns[1:], nbytes)], skipped=skipped)
+    return build_head(base, parts, [image, *_sized(columns[1:], nbytes)], skipped=skipped)
 
 
 def _sized(columns: Sequence[Column], nbytes: Mapping[str, int]) -> list[Column]:

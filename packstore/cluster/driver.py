@@ -21,8 +21,8 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.plan import Plan
 from packstore.packing.report import ConvertReport, palette_classes
-from packstore.stores.base import manifest_text
-from packstore.stores.remote.head import newest_version, read_head
+from packstore.stores.base import encode_manifest
+from packstore.stores.remote.head import find_newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object
 from packstore.stores.remote.publish import check_destination
 
@@ -110,10 +110,10 @@ class Driver:
     def _published(self) -> Manifest | None:
         """The manifest of the store, where this very run has published it."""
         head = self._run.read(self._run.head)
-        if head is None or not newest_version(self._objects):
+        if head is None or not find_newest_version(self._objects):
             return None
         found = read_head(self._objects).manifest
-        return found if manifest_text(found) == head else None
+        return found if encode_manifest(found) == head else None
 
     def _pack(self, shared: SharedPlan, runner: Runner) -> None:
         """Runs all tasks that have no receipt. Raises what the first of those that fail raised."""

@@ -19,7 +19,7 @@ from packstore.packing.plan import Plan
 from packstore.packing.records import columns_of
 from packstore.packing.resume import PositionTracker, fingerprint_of
 from packstore.packing.statistics import normalized
-from packstore.stores.builder.journal import difference
+from packstore.stores.builder.journal import describe_difference
 
 WORK = "_work/"
 _AT_ONCE = 16
@@ -154,7 +154,7 @@ def settle(plan: Plan, run: Run, progress: ProgressCallback) -> tuple[Plan, Shar
         except ConflictError:
             found = run.objects.get(run.plan)  # another driver was faster
     theirs = SharedPlan.from_json(found, f"{run.objects.url}/{run.plan}")
-    differs = difference(theirs.fingerprint, mine.fingerprint)
+    differs = describe_difference(theirs.fingerprint, mine.fingerprint)
     if differs is None and theirs.cuts != mine.cuts:
         differs = "cuts differ"
     if differs is not None:

@@ -114,6 +114,8 @@ def image_from_rest(manifest: Manifest, data: Any, shape: Any) -> ImageData:
     image = manifest.image
     if image.layout is None:
         return data if isinstance(data, bytes) else bytes(data)
-    from packstore.stores.base import shaped
+    from packstore.stores.base import as_image_array
 
-    return shaped(data, image, image.shape if image.kind == "fixed" else tuple(np.asarray(shape).tolist()), "an image")
+    return as_image_array(
+        data, image, image.shape if image.kind == "fixed" else tuple(np.asarray(shape).tolist()), "an image"
+    )

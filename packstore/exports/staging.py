@@ -23,7 +23,7 @@ from packstore.core.plainjson import canonical
 from packstore.core.registry import EXPORTS
 from packstore.exports.base import Export
 from packstore.stores.builder.publish import Staging
-from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, remove_run, runs_of, work_path
+from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, list_runs, remove_run, work_path
 from packstore.stores.ownership import NotAStoreError
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def was_published(destination: Path, identity: str) -> bool:
     work = work_path(destination)
     if not work.is_dir() or not os.path.lexists(destination):
         return False
-    return any(_read_run_label(run) == _run_label(identity, destination) for run in runs_of(work))
+    return any(_read_run_label(run) == _run_label(identity, destination) for run in list_runs(work))
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:

@@ -41,13 +41,13 @@ from packstore.packing.stand_in import NOTE, note_publishing, published_by, stan
 from packstore.sources.store import StoreSource
 from packstore.stores import create_store, open_store
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import Parts, head_of, no_parts, parts_of
+from packstore.stores.builder.assembly import ShardList, build_head, empty_shard_list, list_shards
 from packstore.stores.builder.growth import grow
 from packstore.stores.builder.work_directory import ADDED, KEPT, WorkDirectory, work_path
 from packstore.stores.linked import link_values, links_from
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_unfinished
-from packstore.stores.remote.head import RemoteHead, published_head
+from packstore.stores.remote.head import RemoteHead, read_writable_head
 from packstore.stores.remote.publish import LostRaceError, publish
 
 _log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def append_source(
         raise DestinationError(f"{printable(str(store))} is a symbolic link; name the path that it points to")
     work = WorkDirectory(store)
     try:
-        finished = work.finished_growth()
+        finished = work.find_finished_growth()
         work.undo_swap()
         if finished is not None and finished == request_of(source, options):
             return AppendReport(store, read_manifest(store), {}, 0, (), 0, 0, time.monotonic() - started)
@@ -228,7 +228,7 @@ def _append_at_url(
             return AppendReport(url, there[1], {}, 0, (), 0, 0, time.monotonic() - started)
         before: tuple[AppendPlan, _Packed] | None = None
         for _ in range(_TRIES):
-            head = published_head(url)
+            head = read_writable_head(url)
             plan = plan_append(url, source, options, progress, work.path / ADDED)
             with closing(plan.source):
                 if plan.manifest.digest != head.manifest.digest:
@@ -258,7 +258,7 @@ class _Packed:
     """What is added to a store, packed as a store of its own: its shards, its manifest, and what was left out. None
     where nothing is added."""
 
-    parts: Parts | None
+    parts: ShardList | None
     manifest: Manifest | None
     skipped: tuple[Skipped, ...] = ()
 
@@ -271,14 +271,14 @@ def _pack(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> 
         remove_unfinished(work.path / ADDED)
     if plan.conversion is not None:
         report = run_plan(plan.conversion, progress)
-        return _Packed(parts_of(work.path / ADDED, report.manifest), report.manifest, report.skipped)
+        return _Packed(list_shards(work.path / ADDED, report.manifest), report.manifest, report.skipped)
     if not plan.added or not isinstance(plan.source, StoreSource):
         return _Packed(None, None)
     other = plan.source.manifest
     if plan.way == "link":
         return _Packed(linked_parts(plan, other), other, other.skipped)
     other = _copy(plan, plan.source.reader, work.path / ADDED, progress)
-    return _Packed(parts_of(work.path / ADDED, other), other, other.skipped)
+    return _Packed(list_shards(work.path / ADDED, other), other, other.skipped)
 
 
 def _run(
@@ -296,20 +296,20 @@ def _run(
     added, other, skipped = packed.parts, packed.manifest, packed.skipped
     if added is None or other is None:
         return AppendReport(store, manifest, {}, plan.duplicates, (), 0, 0, time.monotonic() - started)
-    own = parts_of(store, manifest, None if there is None else [f"{store}/{name}" for name in there.shards])
+    own = list_shards(store, manifest, None if there is None else [f"{store}/{name}" for name in there.shards])
     first_new = int(own.rows["number"].max()) + 1
     order = [split.name for split in manifest.splits]
-    parts, rewritten = _joined(own, added, first_new).by_split(order), 0
+    parts, rewritten = _joined(own, added, first_new).group_by_split(order), 0
     if parts is None:
         rewritten, again = _write_again(plan, own, work, progress)
-        parts = _joined(again, added, first_new).by_split(order)
+        parts = _joined(again, added, first_new).group_by_split(order)
         assert parts is not None
     totals = [replace(c, nbytes=c.nbytes + _nbytes(other, c, added, plan)) for c in plan.columns]
     options = dict(manifest.options)
     whole = int(added.rows["records"].sum()) == other.records  # else nobody has counted its part
     for name, count in counted_options(other).items() if whole else ():
         options[name] = int(options.get(name) or 0) + count
-    head = head_of(
+    head = build_head(
         manifest,
         parts,
         totals,
@@ -374,16 +374,16 @@ def _copy(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallba
         return builder.commit(counted=counted_options(other) if total == other.records else {})
 
 
-def _joined(own: Parts, added: Parts, first_new: int) -> Parts:
+def _joined(own: ShardList, added: ShardList, first_new: int) -> ShardList:
     """The store's own shards, and those that are added under the numbers that follow."""
     own_numbers = own.rows["number"].tolist()
     first = max(first_new, max(own_numbers) + 1)
-    return own + added.numbered(range(first, first + len(added)))
+    return own + added.renumber(range(first, first + len(added)))
 
 
 def _write_again(
-    plan: AppendPlan, own: Parts, work: WorkDirectory, progress: ProgressCallback
-) -> tuple[int, Parts]:  # fmt: skip
+    plan: AppendPlan, own: ShardList, work: WorkDirectory, progress: ProgressCallback
+) -> tuple[int, ShardList]:  # fmt: skip
     """Writes the shards that hold several splits again, one for each. Returns how many records that were, and all
     shards of the store as they are then."""
     manifest = plan.manifest
@@ -422,10 +422,10 @@ def _write_again(
             options={k: v for k, v in manifest.options.items() if k not in counted_options(manifest)},
             versions=manifest.versions,
         )
-    fresh = parts_of(work.path / KEPT, written)
+    fresh = list_shards(work.path / KEPT, written)
     first = int(own.rows["number"].max()) + 1
-    fresh = fresh.numbered(range(first, first + len(fresh)))
-    parts, place = no_parts(), 0
+    fresh = fresh.renumber(range(first, first + len(fresh)))
+    parts, place = empty_shard_list(), 0
     for number in range(len(own)):
         if number in mixed:
             count = len(own.runs[number])
@@ -436,7 +436,7 @@ def _write_again(
     return total, parts
 
 
-def _nbytes(other: Manifest, column: Column, added: Parts, plan: AppendPlan) -> int:
+def _nbytes(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
     """Bytes of the values of a column in what is added."""
     whole = other.column(column.name).nbytes
     if column.kind == "fixed":

@@ -32,7 +32,7 @@ from packstore.sources.base import Source, Survey
 from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import Parts, merged_classes, parts_of
+from packstore.stores.builder.assembly import ShardList, list_shards, merge_classes
 from packstore.stores.linked import links_from
 from packstore.stores.opening import read_manifest
 from packstore.stores.sharded import same_columns
@@ -236,7 +236,7 @@ def _merged_columns(manifest: Manifest, survey: Survey, store: str, source: str)
     for column in manifest.columns:
         other = given.get(column.name)
         if other is not None and column.type in ("label", "labels"):
-            column = replace(column, classes=merged_classes(column.name, [(store, column), (source, other)]))
+            column = replace(column, classes=merge_classes(column.name, [(store, column), (source, other)]))
         columns.append(column)
     return tuple(columns)
 
@@ -275,7 +275,7 @@ def _linkable(plan: AppendPlan, other: Manifest) -> bool:
     return same and absolute and _alike(plan, other) and linked_parts(plan, other) is not None
 
 
-def linked_parts(plan: AppendPlan, other: Manifest) -> Parts | None:
+def linked_parts(plan: AppendPlan, other: Manifest) -> ShardList | None:
     """The shards of another store that are taken as they are, under the names of splits that they get; None where one
     would come between the records of a split."""
     chosen = _taken_parts(plan, other)
@@ -284,14 +284,14 @@ def linked_parts(plan: AppendPlan, other: Manifest) -> Parts | None:
     if isinstance(plan.source.path, UrlPath) and other.shards is None:
         return None  # nobody knows its digest
     assert isinstance(plan.source, StoreSource)
-    added = parts_of(plan.source.path, other, plan.source.reader.places()).take(chosen)
+    added = list_shards(plan.source.path, other, plan.source.reader.part_places()).take(chosen)
     runs = [tuple((plan.split_of(name), count) for name, count in runs) for runs in added.runs]
     added = replace(added, runs=runs)
-    own = parts_of(plan.store, plan.manifest)  # of which only the splits count
+    own = list_shards(plan.store, plan.manifest)  # of which only the splits count
     # A shard of the store that holds several splits is written again, as one for each.
     each = own.take([number for number, runs in enumerate(own.runs) for _ in runs])
     each = replace(each, runs=[(run,) for runs in own.runs for run in runs])
-    return added if (each + added).by_split(split.name for split in plan.manifest.splits) is not None else None
+    return added if (each + added).group_by_split(split.name for split in plan.manifest.splits) is not None else None
 
 
 def _taken_parts(plan: AppendPlan, other: Manifest) -> list[int] | None:

@@ -22,7 +22,7 @@ from packstore.packing.copying import copy_records
 from packstore.packing.stand_in import stand_in
 from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import Parts, head_of, link_parts, no_parts, parts_of
+from packstore.stores.builder.assembly import ShardList, build_head, empty_shard_list, link_shards, list_shards
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.work_directory import KEPT
@@ -67,7 +67,7 @@ class Linked:
         manifest: Of the store that has them.
     """
 
-    parts: Parts
+    parts: ShardList
     split: str
     manifest: Manifest
 
@@ -200,23 +200,23 @@ class Composition:
     def _link(self, progress: ProgressCallback) -> Manifest:
         staging = Staging(self.destination, overwrite=self.overwrite, owned=owned_files)
         try:
-            fresh, totals = no_parts(), {column.name: 0 for column in self.columns}
+            fresh, totals = empty_shard_list(), {column.name: 0 for column in self.columns}
             if self.copied_records:
                 remove_unfinished(staging.work.path / KEPT)
                 with self._builder(staging.work.path / KEPT, overwrite=False, sharded=True) as builder:
                     copied = self._copy(builder, progress)
-                fresh = parts_of(staging.work.path / KEPT, copied)
+                fresh = list_shards(staging.work.path / KEPT, copied)
                 totals = {column.name: column.nbytes for column in copied.columns}
             parts = self._in_order(fresh)
-            parts = parts.numbered(range(len(parts)))
+            parts = parts.renumber(range(len(parts)))
             for name, nbytes in self._linked_sizes():
                 totals[name] += nbytes
             columns = [replace(column, nbytes=totals[column.name]) for column in self.columns]
-            head = head_of(self.base, parts, columns, skipped=self.base.skipped)
+            head = build_head(self.base, parts, columns, skipped=self.base.skipped)
             progress(Progress("publish", 0, 1, 0))
             with writing(self.destination):
                 staging.path.mkdir()
-                link_parts(parts, staging.path, FORMATS[self.base.format])
+                link_shards(parts, staging.path, FORMATS[self.base.format])
                 write_head(staging.path, head)
             staging.publish(sync=sync_file_system)
         except BaseException:
@@ -246,9 +246,9 @@ class Composition:
                         sizes = _ragged_sizes(whole, [piece.parts for piece in pieces])
                     yield column.name, sizes[column.name]
 
-    def _in_order(self, fresh: Parts) -> Parts:
+    def _in_order(self, fresh: ShardList) -> ShardList:
         """All shards of the new store, those that were written for it at their places."""
-        taken: list[Parts] = []
+        taken: list[ShardList] = []
         place = left = 0
         for piece in (*self.pieces, None):
             if isinstance(piece, Copied):
@@ -262,14 +262,14 @@ class Composition:
             if piece is not None:
                 counts = piece.parts.rows["records"].tolist()
                 taken.append(replace(piece.parts, runs=[((piece.split, count),) for count in counts]))
-        return Parts(
+        return ShardList(
             np.concatenate([parts.rows for parts in taken]),
             [place for parts in taken for place in parts.places],
             [runs for parts in taken for runs in parts.runs],
         )
 
 
-def _ragged_sizes(whole: Manifest, taken_parts: Sequence[Parts]) -> dict[str, int]:
+def _ragged_sizes(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
     """Bytes of each ragged column in some shards of a store, by the manifests of these or of all others."""
     places = [place for parts in taken_parts for place in parts.places]
     if isinstance(location(places[0]), UrlPath):
@@ -290,7 +290,7 @@ def _ragged_sizes(whole: Manifest, taken_parts: Sequence[Parts]) -> dict[str, in
     }
 
 
-def manifests_of(parts: Parts, format: str) -> Iterator[Manifest]:
+def manifests_of(parts: ShardList, format: str) -> Iterator[Manifest]:
     """The manifests of shards, of which those at a URL are fetched into the cache for it."""
     for row, place in zip(parts.rows, parts.places, strict=True):
         path = location(place)

@@ -37,7 +37,7 @@ from packstore.packing.statistics import normalized
 from packstore.sources.base import SourceOptions
 from packstore.sources.dataset import DatasetSource, MapStyle
 from packstore.stores import create_store
-from packstore.stores.builder.interrupted import end_published_run
+from packstore.stores.builder.interrupted import finish_published_run
 
 _SMALL_FILE = 16 << 10
 
@@ -272,7 +272,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     stamp = plan.source.stamp()
     identity = identity_of(plan, encoder, columns) if survey.resumable and not plan.options.link else None
     if identity is not None:
-        published = end_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
+        published = finish_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
         if published is not None:
             return report_of(plan, published, 0, started, (), published.records)
     builder = create_store(

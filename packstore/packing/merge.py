@@ -26,8 +26,8 @@ from packstore.packing.keys import repeated_keys, some_of
 from packstore.packing.plan import counted_options, made_alike, resolve_format
 from packstore.stores import open_store
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import Parts, parts_of
-from packstore.stores.joining import joined_columns, new_numbers
+from packstore.stores.builder.assembly import ShardList, list_shards
+from packstore.stores.joining import class_mapping, join_columns
 from packstore.stores.linked import links_from
 from packstore.stores.sharded import same_columns
 
@@ -181,7 +181,7 @@ def _merged_columns(readers: Sequence[Reader], classes: Sequence[str] | None) ->
         if mine.encoding == other.encoding and not mine.holds_files and not made_alike(mine, other):
             both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
             raise StoreError(f"the images of {both} were resized in different ways; convert one of them first")
-    columns = joined_columns(readers)
+    columns = join_columns(readers)
     if all(reader.manifest.is_linked for reader in readers):
         columns = (*columns, *LINK_COLUMNS)
     if classes is None:
@@ -228,19 +228,19 @@ def _duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
     return left_out
 
 
-def _linkable(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> Parts | None:
+def _linkable(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> ShardList | None:
     """The shards of a store, where they can be taken as they are: each holds one split."""
     manifest = reader.manifest
     one_object = manifest.shards is None and reader.nbytes is not None  # whose digest nobody knows
     relative = links_from(manifest, reader.path) is not None
     if manifest.format != format or left_out or one_object or relative or not same_columns(manifest.columns, columns):
         return None
-    parts = parts_of(reader.path, manifest, reader.places())
+    parts = list_shards(reader.path, manifest, reader.part_places())
     return parts if all(len(runs) == 1 for runs in parts.runs) else None
 
 
 def _of_split(
-    reader: Reader, split: str, parts: Parts | None, columns: Sequence[Column], left_out: set[str]
+    reader: Reader, split: str, parts: ShardList | None, columns: Sequence[Column], left_out: set[str]
 ) -> list[Piece]:
     """What a store adds to a split."""
     manifest = reader.manifest
@@ -261,5 +261,5 @@ def _of_split(
 def renumbering(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
     """New class numbers of the columns whose old ones mean something else in ``merged``."""
     by_name = {column.name: column for column in columns}
-    pairs = ((c.name, new_numbers(by_name[c.name], c)) for c in merged if c.name in by_name)
+    pairs = ((c.name, class_mapping(by_name[c.name], c)) for c in merged if c.name in by_name)
     return {name: numbers for name, numbers in pairs if numbers is not None}

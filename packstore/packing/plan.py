@@ -29,7 +29,7 @@ from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of, is_store
-from packstore.stores.builder.interrupted import killed_after_publishing
+from packstore.stores.builder.interrupted import was_killed_after_publishing
 from packstore.stores.format import Format
 from packstore.stores.linked import folder_of
 
@@ -260,7 +260,7 @@ def check_destination(destination: Path, options: ConvertOptions) -> None:
                 f"{shown}: exists and is not a packstore store, which packstore never replaces; "
                 "remove it yourself or choose another name"
             )
-        if not options.overwrite and not killed_after_publishing(destination):
+        if not options.overwrite and not was_killed_after_publishing(destination):
             raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
 
 

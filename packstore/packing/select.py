@@ -35,7 +35,7 @@ from packstore.packing.plan import counted_options, resolve_format
 from packstore.packing.where import Where, parse_where
 from packstore.stores import open_store
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import Parts, parts_of
+from packstore.stores.builder.assembly import ShardList, list_shards
 from packstore.stores.linked import links_from
 
 _NEEDED = ("image", "key", "checksum", "row_checksum", "shape")
@@ -187,7 +187,10 @@ def plan_select(
         same = manifest.format == format and columns == manifest.columns and options.shard_size is None
         link = same and links_from(manifest, path) is None
         pieces = _pieces(
-            reader, chosen, parts_of(path, manifest, reader.places()) if link and manifest.shards else None, labels
+            reader,
+            chosen,
+            list_shards(path, manifest, reader.part_places()) if link and manifest.shards else None,
+            labels,
         )
     kept = sum(piece.count for piece in pieces)
     counted = {} if kept == len(reader) else dict.fromkeys(counted_options(manifest))
@@ -433,7 +436,7 @@ def _rounded(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
 
 
 def _pieces(
-    reader: Reader, chosen: _Chosen, parts: Parts | None, labels: Mapping[str, NDArray[np.int64]]
+    reader: Reader, chosen: _Chosen, parts: ShardList | None, labels: Mapping[str, NDArray[np.int64]]
 ) -> list[Piece]:
     """What the new store is made of: whole shards where all of their records are chosen."""
     pieces: list[Piece] = []
@@ -470,7 +473,7 @@ def _whole_shards(reader: Reader, where: Where | None, options: SelectOptions, f
         raise UsageError(f"whole shards can only be taken of a directory of shards, in its own format; {shown} is none")
     if where is not None and not where.columns <= {"split"}:
         raise UsageError("with whole shards a condition can only ask for splits: split == train")
-    parts = parts_of(reader.path, manifest, reader.places())
+    parts = list_shards(reader.path, manifest, reader.part_places())
     mixed = next((i for i, runs in enumerate(parts.runs) if len(runs) > 1), None)
     if mixed is not None:
         raise UsageError(f"{manifest.shards.name(mixed)} holds records of several splits; leave whole shards out")

@@ -61,7 +61,7 @@ def thumbnail(pictures: Pictures, reader: Reader, record: int, side: int) -> Pix
         StoreError: The image is damaged.
     """
     column = pictures.column
-    if column.nullable and not reader.present(column.name, record):
+    if column.nullable and not reader.has_value(column.name, record):
         return None
     if column.layout is not None:
         image = pictures.pil(reader, record)

@@ -24,7 +24,11 @@ def spread_local(reader: Reader, start: int, stop: int, most: int) -> NDArray[np
     ascending."""
     parts = parts_within(reader, start, stop)
     edges = np.clip([*reader.part_starts[parts.start : parts.stop].tolist(), stop], start, stop)
-    here = [range(*ends) for ends, there in zip(pairwise(edges.tolist()), reader.at_hand(parts), strict=True) if there]
+    here = [
+        range(*ends)
+        for ends, there in zip(pairwise(edges.tolist()), reader.parts_are_local(parts), strict=True)
+        if there
+    ]
     ends = np.cumsum([0, *map(len, here)])
     count = int(ends[-1])
     places = np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))

@@ -20,11 +20,11 @@ from packstore.core.urls import UrlPath
 from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions, Survey
 from packstore.sources.refusals import first_bytes
 from packstore.stores import is_store, open_store
-from packstore.stores.base import Reader, shaped
+from packstore.stores.base import Reader, as_image_array
 from packstore.stores.format import Format
 from packstore.stores.link_files import Location, offset_in_file
 from packstore.stores.linked import link_values
-from packstore.stores.opening import START_BYTES, looks_like_store, recognise
+from packstore.stores.opening import START_BYTES, looks_like_store, recognise_store
 from packstore.stores.records import ProvenRecords
 
 _CHUNK = 4096
@@ -143,7 +143,7 @@ class StoreSource(Source):
 
     @cached_property
     def _places(self) -> list[str]:
-        return self.reader.places()
+        return self.reader.part_places()
 
     def _values(self, entry: Entry) -> dict[str, Any]:
         """What a record has at rest in the columns whose values come with samples, once its whole row is checked."""
@@ -155,7 +155,7 @@ class StoreSource(Source):
         """Like ``reader.array``, from bytes that are already read and checked, and that stay valid."""
         image = self.manifest.image
         shape = image.shape if image.kind == "fixed" else tuple(self.reader.value("shape", record).tolist())
-        return shaped(data, image, shape, f"record {record} of {printable(str(self.path))}")
+        return as_image_array(data, image, shape, f"record {record} of {printable(str(self.path))}")
 
     def stamp(self) -> str:
         return self.manifest.digest
@@ -183,7 +183,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     store, or a file of others."""
     if not looks_like_store(path, first_bytes(path, START_BYTES)):
         return Certainty.NO
-    format = recognise(path)
+    format = recognise_store(path)
     others = format is not None and format.name in _OF_OTHERS
     return Certainty.POSSIBLE if others and not is_store(path) else Certainty.CERTAIN
 

@@ -19,7 +19,7 @@ from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.journal import Identity
 
 Checksums = Literal["auto", "always", "never"]
-"""What of a record is checked when it is read: what costs little, everything, or nothing."""
+"""Checks of a record when it is read: those that cost little, all, or none."""
 
 __all__ = [
     "Buffer",
@@ -46,11 +46,11 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
     Args:
         path: The store, or its URL: ``s3://bucket/imagenet.lmdb``.
         checksums: ``"never"``; ``"always"`` to check each record when it is read, see
-            :class:`packstore.stores.checked.CheckedReader`; or ``"auto"`` for what costs little, see
+            :class:`packstore.stores.checked.CheckedReader`; or ``"auto"`` for the checks that cost little, see
             :class:`packstore.stores.sparingly_checked.SparinglyCheckedReader`. The manifest is always checked.
 
     Raises:
-        StoreError: There is no valid packstore store; says what was found.
+        StoreError: There is no valid packstore store; the message says what is there.
         UsageError: Another value of ``checksums``, or an empty path.
     """
     if checksums not in ("auto", "always", "never"):
@@ -60,7 +60,7 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
 
 
 def with_checksums(reader: Reader, checksums: Checksums) -> Reader:
-    """An open store whose records are checked when they are read; see :func:`open_store`."""
+    """Wraps an open store so that it checks records when they are read; see :func:`open_store`."""
     if checksums == "never":
         return reader
     if checksums == "always":
@@ -73,7 +73,9 @@ def with_checksums(reader: Reader, checksums: Checksums) -> Reader:
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Whether a packstore store of any format lies at ``path``: it has a valid manifest. Never raises for a path."""
+    """Returns whether a packstore store of any format is at ``path``, with a valid manifest. Never raises for a
+    path.
+    """
     if not os.fspath(path):
         return False
     try:
@@ -84,7 +86,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def format_of(path: str | os.PathLike[str]) -> str | None:
-    """The format that a name's suffix asks for (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None."""
+    """Returns the format for a name's suffix (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None."""
     return opening.format_of(Path(path))
 
 
@@ -100,29 +102,28 @@ def create_store(
     identity: Identity | None = None,
     restart: bool = False,
 ) -> StoreBuilder:
-    """Begins a new store; nothing appears at ``path`` before :meth:`StoreBuilder.commit`.
+    """Begins a new store in a work directory beside ``path``; :meth:`StoreBuilder.commit` publishes it at ``path``.
 
     Args:
         path: The destination, in an existing directory.
         format: ``lmdb``, ``hdf5``, ``pth`` or a plug-in's name.
-        encoding: What the image column holds.
+        encoding: Encoding of the image column.
         columns: All columns without size and digest: ``image`` first, then labels, ``key`` (ragged), ``checksum``
             (uint64) and, for raw pixels of varying size, ``shape`` (int32, ``(3,)``).
         overwrite: Replace a store at ``path``, once the new one is complete. Nothing else is ever replaced.
-        sharded: ``path`` becomes a directory of shards, each ended by :meth:`StoreBuilder.cut`.
-        shard_size: The same, and a shard also ends before it would have more bytes of images than this, and with each
-            split. None where only the caller cuts.
-        identity: With it an interrupted run leaves its work beside ``path``, and another one with an equal identity
-            can go on from there: see :mod:`packstore.stores.builder.journal`. None to leave nothing behind.
-        restart: Do not go on from an interrupted run.
+        sharded: Make ``path`` a directory of shards, each ended by :meth:`StoreBuilder.cut`.
+        shard_size: Make shards, and end each also with a split, and before its images would have more bytes than this.
+        identity: If given, an interrupted run leaves its work beside ``path``, and another one with an equal identity
+            can resume from it: see :mod:`packstore.stores.builder.journal`. None leaves nothing behind.
+        restart: Do not resume an interrupted run.
 
     Raises:
         UsageError: An unknown format; an empty path, or a URL.
         DestinationError: The destination exists, is foreign, or cannot be written.
-        StoreError: Columns or a shard size that cannot be.
+        StoreError: Columns or a shard size that no store can have.
     """
     check_paths(path)
-    FORMATS[format]  # raises where it is unknown
+    FORMATS[format]  # raises UsageError for an unknown format
     return StoreBuilder(
         Path(path),
         format=format,

@@ -1,7 +1,7 @@
-"""The contracts of an open store, :class:`Reader`, and of a file that is being written, :class:`Writer`.
+"""Contracts of an open store, :class:`Reader`, and of a file that is being written, :class:`Writer`.
 
-A reader has four abstract methods; everything else has a correct default here that a format overrides for speed.
-``packstore.testing.StoreSuite`` is the same contract as tests.
+A reader has four abstract methods; everything else has a correct default here, which a format may override for speed.
+``packstore.testing.StoreSuite`` tests the same contract.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from packstore.core.registry import notebook_html
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong in a store.
+    """A fault of a store.
 
     Attributes:
-        what: What is wrong, on one line, with what was found and what was expected.
-        record: The record where it lies, or None when it is not in a record.
+        what: The fault, on one line, with found and expected values.
+        record: Number of the faulty record, or None if the fault is not in a record.
         key: That record's key.
         shard: Name of the shard file, or None in a store of one file.
-        lost: That shard does not open at all.
+        lost: Whether that shard does not open at all.
     """
 
     what: str
@@ -43,10 +43,11 @@ class Problem:
     lost: bool = False
 
 
-def shaped(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """``data`` of the image ``column`` as an array of ``shape``.
+def as_image_array(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    """Returns ``data``, an image of ``column``, as an array of ``shape``; no copy.
 
-    Raises :class:`StoreError` where a damaged ``shape`` column does not fit it."""
+    Raises :class:`StoreError` if its size does not fit ``shape``; ``where`` names the record in the message.
+    """
     flat: NDArray[Any] = np.frombuffer(data, NUMPY_DTYPE[column.dtype])
     if len(shape) != 3 or min(shape) < 0 or math.prod(shape) != flat.size or (not flat.size and max(shape) >= 1 << 31):
         raise StoreError(f"{where} holds {flat.size} elements, not {shape}")
@@ -54,26 +55,28 @@ def shaped(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> 
 
 
 def disk_bytes(path: Path) -> int:
-    """Bytes that a file or directory takes on disk, by its allocated blocks: holes do not count."""
+    """Returns the bytes that a file or directory takes on disk, by its allocated blocks: holes do not count."""
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     return sum(p.stat().st_blocks * 512 for p in files)
 
 
 def parse_manifest(text: str | bytes, path: Path) -> Manifest:
-    """The manifest in ``text``, which lies in ``path``. Raises :class:`ManifestError` that names the path."""
+    """Parses the manifest in ``text``. Raises :class:`ManifestError` that names ``path``."""
     try:
         return Manifest.from_json(text)
     except ManifestError as error:
         raise ManifestError(f"{printable(str(path))}: {error}") from None
 
 
-def manifest_text(manifest: Manifest) -> bytes:
-    """The content of a sharded store's manifest file."""
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Returns the content of a sharded store's manifest file."""
     return f"{manifest.to_json()}\n".encode("ascii")
 
 
-def unreadable(path: Path, kind: str, reason: object) -> StoreError:
-    """The error for a file that begins like ``kind`` and cannot be opened as one; one line of ``reason`` is shown."""
+def unreadable_error(path: Path, kind: str, reason: object) -> StoreError:
+    """Returns the error for a file that begins like ``kind`` and cannot be opened as one; shows one line of
+    ``reason``.
+    """
     first = str(reason).strip().partition("\n")[0]
     return StoreError(
         f"{printable(str(path))} is damaged or truncated: it cannot be opened as {kind} ({printable(first)[:200]}); "
@@ -85,9 +88,9 @@ class Spans(NamedTuple):
     """Locations of the images of consecutive records.
 
     Attributes:
-        data: The bytes they are in.
-        starts: ``int64``, where each begins, in bytes.
-        sizes: ``int64``, bytes of each.
+        data: The bytes that hold them.
+        starts: ``int64``, offset of each image.
+        sizes: ``int64``, bytes of each image.
     """
 
     data: memoryview
@@ -98,15 +101,15 @@ class Spans(NamedTuple):
 class Reader(ABC):
     """An open store: ``len(reader)`` records, numbered from 0.
 
-    Readers are safe to use from several threads. They do not survive a fork and do not pickle: open one in each
-    process (``PackedDataset`` does that by itself). Opening costs milliseconds, whatever the number of records.
+    Readers are safe to use from several threads. They do not survive a fork and do not pickle: open one in each process
+    (``PackedDataset`` does that by itself). Opening costs milliseconds, whatever the number of records.
 
     Attributes:
-        path: Where the store lies.
-        manifest: What it is.
-        nbytes: Bytes of the store where no file of it lies on this machine; else None.
+        path: Path or URL of the store.
+        manifest: Its manifest.
+        nbytes: Bytes of a store at a URL; None for a store on this machine.
         checks_records: Whether each record is checked against its checksums when it is read.
-        has_image_array: :meth:`column` gives images too: a fixed column as one array, without a copy.
+        has_image_array: Whether :meth:`column` also returns images: a fixed column as one array, without a copy.
     """
 
     checks_records = False
@@ -119,71 +122,84 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Buffer:
-        """The image of record ``index`` (0 … N-1) as bytes, or as a read-only memoryview of a map that stays valid
-        as long as somebody holds it. Raises :class:`IndexError` outside the range."""
+        """Returns the image of record ``index`` (0 … N-1): bytes, or a read-only memoryview that keeps its map alive.
+
+        Raises :class:`IndexError` outside the range.
+        """
 
     @abstractmethod
     def column(self, name: str) -> ColumnData:
-        """A whole column, mapped or loaded once and then kept (a sharded store opens all shards for it: take
-        :meth:`values` of what is needed): shape ``(N, *column.shape)`` for a fixed one
-        (``bfloat16`` as ``uint16`` bit patterns), :class:`Ragged` for a ragged one. Values that lie apart are read when
-        they are asked for, see :class:`packstore.core.columns.LazyArray`. Raises :class:`KeyError` for an unknown
-        name, and :class:`StoreError` for ``image`` without :attr:`has_image_array`."""
+        """Returns a whole column: shape ``(N, *column.shape)`` if fixed (``bfloat16`` as ``uint16`` bit patterns), else
+        :class:`Ragged`.
+
+        Maps or loads the column once and keeps it. A sharded store opens all shards for it: use :meth:`values` for some
+        records. A column that is stored value by value reads each value on access, see
+        :class:`packstore.core.columns.LazyArray`.
+
+        Raises:
+            KeyError: There is no such column.
+            StoreError: ``image`` was asked for without :attr:`has_image_array`.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Releases files and maps. Idempotent. Arrays and memoryviews that were handed out stay valid."""
+        """Releases files and maps. Idempotent. Arrays and memoryviews already returned stay valid."""
 
     @abstractmethod
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields what is wrong with the container itself: sizes, counts, offsets, container checksums, shard digests.
+        """Yields faults of the container itself: sizes, counts, offsets, container checksums, shard digests.
 
-        ``verify`` checks records and column digests, for all formats alike. ``quick`` leaves out checks that read all
-        of the data.
+        ``verify`` checks records and column digests, for all formats alike. ``quick`` skips checks that read all of the
+        data.
         """
 
     def __len__(self) -> int:
         return self.manifest.records
 
     def check_files(self) -> None:
-        """Raises :class:`StoreError` when a file of the store is missing or has another size.
+        """Raises :class:`StoreError` if a file of the store is missing or has another size.
 
-        Opening a sharded store does not look at all files, so that a damaged one can be verified and salvaged."""
+        Opening a sharded store does not check all files, so that a damaged one can still be verified and salvaged.
+        """
         return
 
     def view(self, index: int) -> Buffer:
-        """Like :meth:`read` without a copy. The view stays valid after :meth:`close`."""
+        """Like :meth:`read`, but without a copy. The view stays valid after :meth:`close`."""
         return self.read(index)
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """:meth:`view` of each of ``records``. A reader overrides it where many at once cost less."""
+        """Returns :meth:`view` of each of ``records``. Override it if many at once cost less."""
         return [self.view(record) for record in records.tolist()]
 
     def spans(self) -> Iterator[Spans]:
-        """Locations of a leading run of images; may be empty.
+        """Yields the locations of the first images, up to any record; may yield nothing.
 
-        A reader overrides it where many locations at once cost less than one by one. It ends before the first fault,
-        which :meth:`check_structure` explains."""
+        Override it if locating many images at once costs less. It stops before the first fault, which
+        :meth:`check_structure` reports.
+        """
         return iter(())
 
     def will_need(self, index: int, view: Buffer) -> None:
-        """Announces a read of ``view``, which is ``self.view(index)``, so that the system fetches all of it at once.
+        """Asks the system to fetch all of ``view``, which is ``self.view(index)``, at once.
 
-        Pure overhead (6 µs, more under contention) if it is already cached."""
+        Pure overhead (6 µs, more under contention) if it is already cached.
+        """
         return
 
     def array(self, index: int) -> NDArray[Any]:
-        """The image of a record of a tensor encoding as an array: ``(H, W, C)`` uint8 or ``(C, H, W)`` floating point
-        (bfloat16 as uint16 bit patterns). Read-only; shares memory with :meth:`view`."""
+        """Returns the image of a record with a tensor encoding as an array: ``(H, W, C)`` uint8 or ``(C, H, W)``
+        floating point (bfloat16 as uint16 bit patterns). Read-only; shares memory with :meth:`view`.
+        """
         column = self.manifest.image
         if column.layout is None:
             raise StoreError(f"{self.path} holds encoded images ({self.manifest.encoding}), not arrays")
         shape = column.shape if column.kind == "fixed" else tuple(self.value("shape", index).tolist())
-        return shaped(self.view(index), column, shape, f"record {index} of {printable(str(self.path))}")
+        return as_image_array(self.view(index), column, shape, f"record {index} of {printable(str(self.path))}")
 
     def fixed(self, name: str) -> NDArray[Any]:
-        """The fixed column ``name``; one whose values lie apart is loaded whole. Raises :class:`StoreError` when it is
-        ragged."""
+        """Returns the fixed column ``name``, loaded whole if it is stored value by value. Raises :class:`StoreError` if
+        it is ragged.
+        """
         column = self._fixed(name)
         return column[:] if isinstance(column, LazyArray) else column
 
@@ -194,48 +210,54 @@ class Reader(ABC):
         return column
 
     def ragged(self, name: str) -> Ragged:
-        """The ragged column ``name``. Raises :class:`StoreError` when it is fixed."""
+        """Returns the ragged column ``name``. Raises :class:`StoreError` if it is fixed."""
         column = self.column(name)
         if not isinstance(column, Ragged):
             raise StoreError(f"column {name!r} of {self.path} is not ragged")
         return column
 
     def mapped_ragged(self, name: str) -> Ragged | None:
-        """The ragged column ``name``, if all of it is mapped or in memory anyway; else None. Opens no shards."""
+        """Returns the ragged column ``name`` if all of it is mapped or in memory anyway; else None. Opens no shards."""
         return None
 
     def value(self, name: str, index: int) -> Any:
-        """The value of column ``name`` of one record: of the column's dtype, or a memoryview where it is ragged."""
+        """Returns a record's value of column ``name`` at rest: of the column's dtype, or a memoryview if it is
+        ragged.
+        """
         return self.column(name)[index]
 
-    def present(self, name: str, index: int) -> bool:
-        """Whether a record has a value in column ``name``; always, where that is not nullable."""
+    def has_value(self, name: str, index: int) -> bool:
+        """Returns whether a record has a value in column ``name``; always True if that is not nullable."""
         column = self.manifest.column(name)
         return not column.nullable or bool(self.value(column.valid_name, index))
 
     def item(self, name: str, index: int) -> Any:
-        """The value of column ``name`` of one record as it was given, see :func:`packstore.core.columns.from_rest`;
-        None where it has none. For the image its file's bytes or :meth:`array`."""
+        """Returns a record's value of column ``name`` as it was given to the writer, see
+        :func:`packstore.core.columns.from_rest`; None if it has no value. For ``image``, the file's bytes or
+        :meth:`array`.
+        """
         column = self.manifest.column(name)
         if name == "image":
             return bytes(self.read(index)) if column.layout is None else self.array(index)
-        if not self.present(name, index):
+        if not self.has_value(name, index):
             return None
         has_shape = column.kind == "ragged" and column.layout is not None
         shape = tuple(self.value(column.shape_name, index).tolist()) if has_shape else None
         return from_rest(column, self.value(name, index), shape)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """The values of the fixed column ``name`` of some records: ``(len(records), *column.shape)``, a copy."""
+        """Returns the values of the fixed column ``name`` for some records: ``(len(records), *column.shape)``, a
+        copy.
+        """
         values: NDArray[Any] = self._fixed(name)[records]
         return values
 
     def parts(self) -> Iterator[Reader]:
-        """Readers of the files of the store, in order: of its shards, or this one."""
+        """Yields a reader for each file of the store, in order: its shards, or this reader."""
         return map(self.part, range(len(self.part_starts)))
 
     def part(self, number: int) -> Reader:
-        """One of :meth:`parts`."""
+        """Returns one of :meth:`parts`."""
         return self
 
     @property
@@ -243,31 +265,34 @@ class Reader(ABC):
         """The first record of each of :meth:`parts`."""
         return np.zeros(1, np.int64)
 
-    def places(self) -> list[str]:
-        """Where each of :meth:`parts` lies: a path, or at a URL the object with its data."""
+    def part_places(self) -> list[str]:
+        """Returns the place of each of :meth:`parts`: its path, or at a URL that of the object with its data."""
         return [str(self.path)]
 
-    def at_hand(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
-        """Which of these :meth:`parts` lie on this machine, so that nothing has to be fetched to read them:
-        ``bool (n,)``."""
+    def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        """Returns a mask, ``bool (n,)``: which of these :meth:`parts` can be read without fetching anything."""
         return np.ones(len([*numbers]), np.bool_)
 
-    def doubt(self, index: int) -> None:  # noqa: B027 - most stores have no cache
-        """Says that a record does not match its checksum: a cache's copy of it is proven before it is used again."""
+    def mark_suspect(self, index: int) -> None:  # noqa: B027 - most stores have no cache
+        """Notes that a record does not match its checksum: a cached copy of its shard is verified before it is used
+        again.
+        """
 
     @property
     def unchecked(self) -> Reader:
-        """A reader of the same open files that compares nothing with checksums; this one where it does not either."""
+        """A reader of the same open files that checks nothing; this reader if it does not check either."""
         return self
 
     def key(self, index: int) -> str:
-        """The key of a record; bytes that are not UTF-8 come back as surrogates, as in file names."""
+        """Returns the key of a record; bytes that are not UTF-8 come back as surrogates, as in file names."""
         return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
-    def faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        """What is wrong with values in the columns ``names``, by record: as far as this reader checks them, and in any
-        case numbers that are none of the column's classes. Images are no part of it."""
-        found: dict[int, StoreError] = {}
+    def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        """Returns the faults of values in the columns ``names``, by record. Images are not checked.
+
+        Finds numbers that belong to no class, and whatever else this reader checks.
+        """
+        errors: dict[int, StoreError] = {}
         for name in names:
             column = self.manifest.column(name)
             if column.classes is None or column.kind != "fixed" or not len(records):
@@ -278,11 +303,11 @@ class Reader(ABC):
             wrong = (values < 0) | (values >= len(column.classes))
             for row in np.flatnonzero(wrong.any(1)).tolist():
                 record = int(records[row])
-                found.setdefault(record, self.no_class(column, record, int(values[row][wrong[row]][0])))
-        return found
+                errors.setdefault(record, self.class_error(column, record, int(values[row][wrong[row]][0])))
+        return errors
 
-    def no_class(self, column: Column, record: int, value: int) -> CorruptRecordError:
-        """The error for a number in a column of class numbers that is none."""
+    def class_error(self, column: Column, record: int, value: int) -> CorruptRecordError:
+        """Returns the error for a class number without a class."""
         try:
             key = self.unchecked.key(record)
         except (StoreError, IndexError):
@@ -291,25 +316,32 @@ class Reader(ABC):
         return CorruptRecordError(record, key, expected, str(value), f"its {column.name} is")
 
     def check_fields(self, index: int) -> None:
-        """With :attr:`checks_records`, raises :class:`CorruptRecordError` when the label, key or another field of a
-        record does not match its row checksum. :meth:`read` checks its image."""
+        """Raises :class:`CorruptRecordError` if a record's label, key or other fields do not match its row checksum.
+
+        Does nothing without :attr:`checks_records`. :meth:`read` checks the image.
+        """
         return
 
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
-        """Raises :class:`CorruptRecordError` when one of ``images``, arrays as they are stored of ``records``, does not
-        match its checksum; for a caller that took them out of the array of all images."""
+        """Raises :class:`CorruptRecordError` if one of ``images``, the stored arrays of ``records``, does not match its
+        checksum.
+
+        For a caller that took them from the array of all images.
+        """
         return
 
     def check_column(self, name: str) -> None:
-        """With :attr:`checks_records`, raises :class:`StoreError` when a column does not match its digest."""
+        """Raises :class:`StoreError` if a column does not match its digest. Does nothing without
+        :attr:`checks_records`.
+        """
         return
 
     def split(self, name: str | None) -> Split:
-        """The range of split ``name``, or of the whole store for None."""
+        """Returns the range of split ``name``, or of the whole store for None."""
         return Split("all", 0, len(self)) if name is None else self.manifest.split(name)
 
     def disk_bytes(self) -> int:
-        """Bytes that the store takes on disk; at a URL, those of its objects."""
+        """Returns the bytes that the store takes on disk, or at a URL the bytes of its objects."""
         return disk_bytes(self.path) if self.nbytes is None else self.nbytes
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -334,8 +366,8 @@ class Reader(ABC):
 class Writer(ABC):
     """Writes one file of one format: images as they come, then everything else in :meth:`seal`.
 
-    It writes to exactly the path it is given. :class:`packstore.stores.builder.StoreBuilder` takes care of the work
-    directory, shards and splits. Memory does not grow with the number of records.
+    It writes exactly to its path; :class:`packstore.stores.builder.StoreBuilder` handles the work directory, shards and
+    splits. Memory does not grow with the number of records.
     """
 
     def __init__(self, path: Path, image: Column) -> None:
@@ -345,27 +377,29 @@ class Writer(ABC):
 
     @abstractmethod
     def append(self, images: Sequence[Buffer]) -> None:
-        """Adds records in order. In a fixed column each has exactly ``image.record_nbytes`` bytes."""
+        """Appends the images of records in order. In a fixed column each has exactly ``image.record_nbytes`` bytes."""
 
     def suspend(self) -> None:
         """Closes files after the last record; :meth:`seal` or :meth:`abort` follows later.
 
-        A store with many shards may seal them all at the end, and cannot keep a file open for each until then.
+        A store of many shards may seal them all at the end, and cannot keep a file open for each until then.
         """
         return
 
     @abstractmethod
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-        """Writes all other columns and the manifest, and closes the file. The caller makes it durable."""
+        """Writes all other columns and the manifest, and closes the file. The caller syncs it."""
 
-    def synced(self) -> None:
-        """Raises the :class:`OSError` of an earlier sync in the background; call it after syncing the sealed file.
+    def check_synced(self) -> None:
+        """Raises the :class:`OSError` of an earlier sync in the background. Call it after syncing the sealed file.
 
-        Linux reports a failed write once, so the later sync does not fail."""
+        Linux reports a failed write only once, so the later sync does not fail.
+        """
         return
 
     @abstractmethod
     def abort(self) -> None:
         """Closes files without flushing them. Idempotent, also after :meth:`seal`. Deletes nothing.
 
-        After a failed write a flush would fail in the same way, and hide the reason."""
+        After a failed write, a flush would fail the same way and hide the cause.
+        """

@@ -1,4 +1,4 @@
-"""Readers that check the records they return: ``checksums="always"``, and what the others have in common."""
+"""A reader that checks all it returns (``checksums="always"``), and the base of the one that checks less."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
 
 
-def no_class(column: Column, data: Any) -> int | None:
-    """The first number that is none of the classes, in values of a column of class numbers at rest; or None."""
+def first_invalid_class(column: Column, data: Any) -> int | None:
+    """Returns the first number without a class among the values at rest of a column of class numbers; None if all are
+    valid.
+    """
     numbers: NDArray[Any] = (
         np.asarray(data) if column.kind == "fixed" else np.frombuffer(data, NUMPY_DTYPE[column.dtype])
     )
@@ -29,9 +31,9 @@ def no_class(column: Column, data: Any) -> int | None:
 class CheckedReader(Reader):
     """Wraps a reader and checks each record when it is read: its image, label, key and all other fields.
 
-    An image that does not match its checksum, and fields that do not match the record's row checksum, raise
-    :class:`CorruptRecordError`. Whole columns are handed out as they are, since one bad label must not keep all others
-    back, except in a store without row checksums: there a column must have its digest, or :class:`StoreError` says so.
+    Raises :class:`CorruptRecordError` for an image that does not match its checksum, and for fields that do not match
+    the row checksum. Returns whole columns unchecked, since one bad label must not withhold all others; but in a store
+    without row checksums a column must match its digest, or :class:`StoreError` is raised.
     """
 
     checks_records = True
@@ -45,10 +47,10 @@ class CheckedReader(Reader):
         self._sound: set[str] = set()
 
     def read(self, index: int) -> Buffer:
-        return self._checked(index, self._reader.read(index))
+        return self._check_record(index, self._reader.read(index))
 
     def view(self, index: int) -> Buffer:
-        return self._checked(index, self._reader.view(index))
+        return self._check_record(index, self._reader.view(index))
 
     def column(self, name: str) -> ColumnData:
         if name == "image":
@@ -70,31 +72,31 @@ class CheckedReader(Reader):
     def part(self, number: int) -> Reader:
         return self._reader.part(number)
 
-    def at_hand(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
-        return self._reader.at_hand(numbers)
+    def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        return self._reader.parts_are_local(numbers)
 
-    def doubt(self, index: int) -> None:
-        self._reader.doubt(index)
+    def mark_suspect(self, index: int) -> None:
+        self._reader.mark_suspect(index)
 
     @property
     def part_starts(self) -> NDArray[np.int64]:
         return self._reader.part_starts
 
-    def places(self) -> list[str]:
-        return self._reader.places()
+    def part_places(self) -> list[str]:
+        return self._reader.part_places()
 
     @property
     def unchecked(self) -> Reader:
         return self._reader
 
-    def faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        found = super().faults(records, names)
+    def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        errors = super().find_faults(records, names)
         for record in records.tolist():
             try:
                 self.check_fields(record)
             except CorruptRecordError as error:
-                found[record] = error
-        return found
+                errors[record] = error
+        return errors
 
     def key(self, index: int) -> str:
         self.check_fields(index)
@@ -104,6 +106,7 @@ class CheckedReader(Reader):
         self._check_digest(name)
 
     def _check_digest(self, name: str) -> None:
+        """Raises :class:`StoreError` if a column does not match its digest; checks each column once."""
         if name in self._sound:
             return
         for part in self._reader.parts():
@@ -111,7 +114,7 @@ class CheckedReader(Reader):
             if found != expected:
                 raise StoreError(
                     f"column {name!r} of {printable(str(part.path))} is damaged: its SHA-256 is {found}, expected "
-                    f"{expected}; packstore repair takes what is damaged from the source"
+                    f"{expected}; packstore repair restores it from the source"
                 )
         self._sound.add(name)
 
@@ -119,33 +122,35 @@ class CheckedReader(Reader):
         self._check_row(index, {})
 
     def _check_row(self, index: int, values: Mapping[str, Any]) -> None:
-        """As :meth:`check_fields`, for some ``values`` of the record that were read already."""
+        """Implements :meth:`check_fields`; ``values`` of the record that were read already are not read again."""
         if self._row is None:
             for column in self.manifest.columns[1:]:
                 self._check_digest(column.name)
             return
         expected = int(self._reader.value(ROW_CHECKSUM.name, index))
-        fields = {c.name: values[c.name] if c.name in values else self._field(c, index) for c in self._row}
+        fields = {c.name: values[c.name] if c.name in values else self._try_value(c, index) for c in self._row}
         found = row_checksum(self._row, fields)
         if found != expected:
             what = "row checksum (label, key, other fields)"
-            key = self._key(index)
-            self.doubt(index)
+            key = self._try_key(index)
+            self.mark_suspect(index)
             raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}", what)
         for column in self._row:
-            wrong = no_class(column, fields[column.name]) if column.classes is not None else None
+            wrong = first_invalid_class(column, fields[column.name]) if column.classes is not None else None
             if wrong is not None:
-                raise self.no_class(column, index, wrong)
+                raise self.class_error(column, index, wrong)
 
     def check_image(self, index: int, data: Buffer, expected: int | None = None) -> None:
-        """Raises :class:`CorruptRecordError` where ``data``, the image of a record, does not match its checksum, which
-        is ``expected`` where the caller has it already."""
+        """Raises :class:`CorruptRecordError` if ``data``, the image of a record, does not match its checksum.
+
+        ``expected``: the checksum, if the caller has read it already.
+        """
         if expected is None:
             expected = int(self._reader.value("checksum", index))
         found = image_checksum(data)
         if found != expected:
-            key = self._key(index)
-            self.doubt(index)
+            key = self._try_key(index)
+            self.mark_suspect(index)
             raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}")
 
     def close(self) -> None:
@@ -157,19 +162,19 @@ class CheckedReader(Reader):
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         return self._reader.check_structure(quick=quick, progress=progress)
 
-    def _checked(self, index: int, data: Buffer) -> Buffer:
+    def _check_record(self, index: int, data: Buffer) -> Buffer:
         self.check_fields(index)
         self.check_image(index, data)
         return data
 
-    def _field(self, column: Column, index: int) -> Any:
-        """The value of a record; None where its offsets are damaged."""
+    def _try_value(self, column: Column, index: int) -> Any:
+        """Returns the value of a record; None if its offsets are damaged."""
         try:
             return self._reader.value(column.name, index)
         except StoreError:
             return None
 
-    def _key(self, index: int) -> str:
+    def _try_key(self, index: int) -> str:
         try:
             return self._reader.key(index)
         except (StoreError, IndexError):

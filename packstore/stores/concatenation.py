@@ -1,4 +1,4 @@
-"""Several open stores, read as one."""
+"""Reads several open stores as one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.core.manifest import Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
-from packstore.stores.joining import joined_columns, new_numbers
-from packstore.stores.sharded import joined_values
+from packstore.stores.joining import class_mapping, join_columns
+from packstore.stores.sharded import join_values
 
 _T = TypeVar("_T")
 
@@ -31,8 +31,8 @@ class _Run:
     Attributes:
         store: Number of the store.
         first: Number of the first record in that store.
-        start: Number of the first record in all.
-        length: How many there are.
+        start: Number of the first record in the joined store.
+        length: Number of records.
     """
 
     store: int
@@ -42,28 +42,28 @@ class _Run:
 
 
 class ConcatReader(Reader):
-    """Reads open stores as one: in each split the records of the first, then those of the second.
+    """Reads open stores as one: each split has the records of the first store, then those of the second, and so on.
 
-    Columns are as for ``merge``: classes are matched by name, and class numbers are those of all stores together. Each
-    store checks its records by itself. :meth:`close` closes all of them.
+    Columns are joined as by ``merge``: classes are matched by name, and class numbers are those of the joined classes.
+    Each store checks its own records. :meth:`close` closes all of them.
     """
 
     def __init__(self, readers: Sequence[Reader]) -> None:
-        """Raises :class:`StoreError` where the stores do not fit together."""
-        columns = joined_columns(readers)
+        """Raises :class:`StoreError` if the stores do not fit together."""
+        columns = join_columns(readers)
         self._readers = tuple(readers)
-        self._runs = tuple(_runs(readers))
+        self._runs = tuple(_list_runs(readers))
         self._starts = [run.start for run in self._runs]
         self._numbers: list[Mapping[str, NDArray[np.int64]]] = []
         for reader in readers:
-            pairs = ((c.name, new_numbers(reader.manifest.column(c.name), c)) for c in columns)
-            # -1 for a number that is no class, which the store that has it explains.
+            pairs = ((c.name, class_mapping(reader.manifest.column(c.name), c)) for c in columns)
+            # -1 for a number without a class; the store that has it reports it.
             self._numbers.append({name: np.append(numbers, -1) for name, numbers in pairs if numbers is not None})
-        super().__init__(Path(" + ".join(str(reader.path) for reader in readers)), self._joined_manifest(columns))
+        super().__init__(Path(" + ".join(str(reader.path) for reader in readers)), self._join_manifests(columns))
         self.checks_records = any(reader.checks_records for reader in readers)
         self._columns: dict[str, ColumnData] = {}
 
-    def _joined_manifest(self, columns: Sequence[Any]) -> Manifest:
+    def _join_manifests(self, columns: Sequence[Any]) -> Manifest:
         manifests = [reader.manifest for reader in self._readers]
         records = sum(m.records for m in manifests)
         splits: dict[str, Split] = {}
@@ -95,15 +95,17 @@ class ConcatReader(Reader):
 
     @cached_property
     def _parts(self) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
-        """The first record of each file, a file of several splits once for each; and its store and number there."""
-        starts, places = [], []
+        """The first record of each part, and its store and its number in that store. A file with several splits is
+        several parts.
+        """
+        starts, parts = [], []
         for run in self._runs:
             own = self._readers[run.store].part_starts
             first, stop = np.searchsorted(own, [run.first, run.first + run.length - 1], "right")
             for number in range(int(first) - 1, int(stop)):
                 starts.append(run.start + max(0, int(own[number]) - run.first))
-                places.append((run.store, number))
-        return np.array(starts, np.int64), places
+                parts.append((run.store, number))
+        return np.array(starts, np.int64), parts
 
     def part(self, number: int) -> Reader:
         store, local = self._parts[1][number]
@@ -113,8 +115,8 @@ class ConcatReader(Reader):
     def part_starts(self) -> NDArray[np.int64]:
         return self._parts[0]
 
-    def places(self) -> list[str]:
-        names = [reader.places() for reader in self._readers]
+    def part_places(self) -> list[str]:
+        names = [reader.part_places() for reader in self._readers]
         return [names[store][local] for store, local in self._parts[1]]
 
     def read(self, index: int) -> Buffer:
@@ -136,19 +138,19 @@ class ConcatReader(Reader):
         if numbers is None:
             return value
         if self.manifest.column(name).kind == "ragged":
-            return _renumbered(np.frombuffer(value, "<i8"), numbers).tobytes()
-        return _renumbered(np.asarray(value), numbers)
+            return _renumber(np.frombuffer(value, "<i8"), numbers).tobytes()
+        return _renumber(np.asarray(value), numbers)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         column = self.manifest.column(name)
         out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
-        for run, rows, local in self._shares(records):
+        for run, rows, local in self._split_by_run(records):
             try:
                 values = self._readers[run.store].values(name, local)
             except CorruptRecordError as error:
-                raise _shift(error, run) from error
+                raise _shift_error(error, run) from error
             numbers = self._numbers[run.store].get(name)
-            out[rows] = values if numbers is None else _renumbered(values, numbers)
+            out[rows] = values if numbers is None else _renumber(values, numbers)
         return out
 
     def column(self, name: str) -> ColumnData:
@@ -156,36 +158,36 @@ class ConcatReader(Reader):
             raise StoreError("several stores have no array of all images; read them one by one")
         if name not in self._columns:
             column = self.manifest.column(name)
-            self._columns[name] = joined_values(column, (self._part_of_column(run, name) for run in self._runs), False)
+            self._columns[name] = join_values(column, (self._column_of_run(run, name) for run in self._runs), False)
         return self._columns[name]
 
-    def _part_of_column(self, run: _Run, name: str) -> ColumnData:
+    def _column_of_run(self, run: _Run, name: str) -> ColumnData:
         data = self._readers[run.store].column(name)
         numbers = self._numbers[run.store].get(name)
         stop = run.first + run.length
         if not isinstance(data, Ragged):
             values = data[run.first : stop]
-            return values if numbers is None else _renumbered(values, numbers)
+            return values if numbers is None else _renumber(values, numbers)
         offsets = data.offsets[run.first : stop + 1]
         part = data.data[int(offsets[0]) : int(offsets[-1])]
         if numbers is not None:
-            part = _renumbered(np.frombuffer(part, "<i8"), numbers).view(np.uint8)
+            part = _renumber(np.frombuffer(part, "<i8"), numbers).view(np.uint8)
         return Ragged(offsets - offsets[0], part)
 
     def key(self, index: int) -> str:
         return self._call(index, lambda reader, record: reader.key(record))
 
-    def doubt(self, index: int) -> None:
+    def mark_suspect(self, index: int) -> None:
         run = self._run(index)
-        self._readers[run.store].doubt(index - run.start + run.first)
+        self._readers[run.store].mark_suspect(index - run.start + run.first)
 
-    def faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        found: dict[int, StoreError] = {}
+    def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        errors: dict[int, StoreError] = {}
         names = [*names]
-        for run, _, local in self._shares(records):
-            for record, error in self._readers[run.store].faults(local, names).items():
-                found[record - run.first + run.start] = _shift(error, run)
-        return found
+        for run, _, local in self._split_by_run(records):
+            for record, error in self._readers[run.store].find_faults(local, names).items():
+                errors[record - run.first + run.start] = _shift_error(error, run)
+        return errors
 
     def check_fields(self, index: int) -> None:
         self._call(index, lambda reader, record: reader.check_fields(record))
@@ -216,15 +218,17 @@ class ConcatReader(Reader):
         return self._runs[bisect.bisect_right(self._starts, index) - 1]
 
     def _call(self, index: int, method: Callable[[Reader, int], _T]) -> _T:
-        """``method`` of the store that has a record, and its number there."""
+        """Calls ``method`` with the store that has a record, and the record's number in it; renumbers errors."""
         run = self._run(index)
         try:
             return method(self._readers[run.store], index - run.start + run.first)
         except CorruptRecordError as error:
-            raise _shift(error, run) from error
+            raise _shift_error(error, run) from error
 
-    def _shares(self, records: NDArray[np.int64]) -> Iterator[tuple[_Run, NDArray[np.int64], NDArray[np.int64]]]:
-        """Of each store that has some of ``records``: where they are among them, and their numbers there."""
+    def _split_by_run(self, records: NDArray[np.int64]) -> Iterator[tuple[_Run, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yields each run with some of ``records``: the run, their positions in ``records``, and their numbers in its
+        store.
+        """
         if len(records) and not 0 <= int(records.min()) <= int(records.max()) < len(self):
             raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
         numbers = np.searchsorted(self._starts, records, "right") - 1
@@ -233,8 +237,8 @@ class ConcatReader(Reader):
             yield run, rows, records[rows] - run.start + run.first
 
 
-def _runs(readers: Sequence[Reader]) -> Iterator[_Run]:
-    """The runs of all splits, without empty ones."""
+def _list_runs(readers: Sequence[Reader]) -> Iterator[_Run]:
+    """Yields the runs of all splits, without empty ones."""
     names = dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)
     start = 0
     for name in names or (None,):
@@ -246,13 +250,13 @@ def _runs(readers: Sequence[Reader]) -> Iterator[_Run]:
                     start += len(split)
 
 
-def _renumbered(labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
-    """Class numbers by other ones, the last of which is for what is no class."""
+def _renumber(labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
+    """Maps class numbers by ``numbers``, whose last entry is for numbers without a class."""
     return numbers[np.where((labels >= 0) & (labels < len(numbers) - 1), labels, len(numbers) - 1)]
 
 
-def _shift(error: StoreError, run: _Run) -> StoreError:
-    """``error`` with the number that its record has in all stores together."""
+def _shift_error(error: StoreError, run: _Run) -> StoreError:
+    """Returns ``error`` with the record's number in the joined store."""
     if not isinstance(error, CorruptRecordError):
         return error
     number = error.record - run.first + run.start

@@ -1,8 +1,8 @@
-"""The contract of a format, the container that stores lie in: LMDB, HDF5, ``.pth`` or a plug-in.
+"""The contract of a format, the container that holds a store: LMDB, HDF5, ``.pth`` or a plug-in.
 
 A format is one object of :class:`Format` and one line in :data:`packstore.core.registry.FORMATS`. It has two abstract
-methods; everything else has a correct default that a format overrides for speed or for what it can do more.
-``packstore.testing.StoreSuite`` is this contract as tests.
+methods; everything else has a correct default, which a format may override to be faster or to do more.
+``packstore.testing.StoreSuite`` tests this contract.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from packstore.stores.scavenge import Scavenged
 
 
 class Format(ABC):
-    """One format. Its module must not import the format's library: methods do when they need it.
+    """A format of stores. Its module must not import the format's library: methods import it when they need it.
 
     Attributes:
-        name: What manifests and ``--format`` call it: ``hdf5``.
-        title: What messages call it: ``HDF5``.
-        suffixes: Lower-case suffixes of its stores: ``(".h5", ".hdf5")``. The first one names shards.
-        magic: What its files begin with.
-        files: Names of the files of a store that is a directory, the one with the data first. Empty for one file.
-        default_encoding: The encoding that ``convert`` takes without ``--encoding``; None keeps the source's.
-        padding: Where an image takes much more room than it has bytes, a sentence that says why; else empty.
-        overhead_bytes: What a store takes beyond images and columns, for an estimate.
-        quick_read_back: Whether the quick structure check is enough for a file that was just written, because columns
-            and images are compared by their digests anyway. False where only the full one proves what lies around them.
+        name: Its name in manifests and for ``--format``: ``hdf5``.
+        title: Its name in messages: ``HDF5``.
+        suffixes: Lower-case suffixes of its stores: ``(".h5", ".hdf5")``. Shards get the first one.
+        magic: First bytes of its files.
+        files: Names of the files of a store that is a directory, the data file first. Empty for a single file.
+        default_encoding: The encoding that ``convert`` uses without ``--encoding``; None keeps the source's.
+        padding: If an image takes much more room than its bytes, a sentence that says why; else empty.
+        overhead_bytes: Bytes that a store takes beyond images and columns, for an estimate.
+        quick_read_back: Whether the quick structure check is enough for a file just written, since columns and images
+            are compared by their digests anyway. False if only the full check proves the bytes around them.
         scavenges_sound_stores: Whether :meth:`scavenge` can find more than a reader in a store that opens.
     """
 
@@ -55,63 +55,64 @@ class Format(ABC):
         """Opens a store that is not sharded, or a shard.
 
         Args:
-            path: Of the store.
-            descriptor: Of its :meth:`data_file` where the caller has opened that already; the file may have no name
-                any more. The caller closes it.
+            path: Path of the store.
+            descriptor: An open descriptor of its :meth:`data_file`, or None; the file may already be unlinked. The
+                caller closes it.
 
         Raises:
-            StoreError: It cannot be opened, or is not what it should be.
+            StoreError: It cannot be opened, or is not a valid store.
         """
 
     @abstractmethod
     def new_writer(self, path: Path, image: Column) -> Writer:
-        """A writer to ``path``, which must not exist. ``image`` describes the image column."""
+        """Creates a writer to ``path``, which must not exist. ``image`` describes the image column."""
 
     def recognises(self, path: Path, start: bytes) -> bool:
-        """Whether what lies at ``path`` looks like this format. ``start`` is the first 512 bytes of a file, and empty
-        for a directory."""
+        """Returns whether ``path`` looks like this format. ``start`` is the first 512 bytes of a file, and empty for a
+        directory.
+        """
         if self.files:
             return path.is_dir() and self.data_file(path).is_file()
         return bool(self.magic) and start.startswith(self.magic)
 
     def read_manifest(self, path: Path) -> Manifest:
-        """The manifest of a store that is not sharded. Raises :class:`StoreError`."""
+        """Reads the manifest of a store that is not sharded. Raises :class:`StoreError`."""
         with self.open(path) as reader:
             return reader.manifest
 
     def data_file(self, path: Path) -> Path:
-        """The file that holds the data of the store at ``path``: the store itself, or one in its directory."""
+        """Returns the file that holds the data of the store at ``path``: the store itself, or one in its directory."""
         return path / self.files[0] if self.files else path
 
     def shard_name(self, number: int) -> str:
-        """The name of a shard in its store's directory."""
+        """Returns the name of a shard in its store's directory."""
         return shard_name(number, self.suffixes[0])
 
     def stored_bytes(self, size: int) -> int:
-        """Bytes on disk of an image of ``size`` bytes, for an estimate."""
+        """Returns the bytes on disk of an image of ``size`` bytes, for an estimate."""
         return size
 
     def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-        """The images of a file that a killed writer left, as a function of their number in the file.
+        """Opens a file that a killed writer left; returns a function of an image's number in the file.
 
         Args:
             path: The file, or a store's directory.
             sizes: ``uint64``, the size in bytes of each image that the writer was given.
 
         Raises:
-            StoreError: There is nothing to read. The function raises it too, for an image that is not there; the
-                caller proves what it returns by a checksum.
+            StoreError: There is nothing to read. The function raises it too, for a missing image. It proves nothing:
+                the caller compares checksums.
             OSError: The file cannot be opened.
         """
         raise StoreError(f"{printable(str(path))}: {self.title} cannot be read before it is complete")
 
-    def scavenge(self, path: Path, data: memoryview, found: RecoveredManifest | None) -> Scavenged:
-        """What lies in the file of a store, which may be damaged anywhere.
+    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> Scavenged:
+        """Recovers columns and images from the file of a store, which may be damaged anywhere.
 
         Args:
-            path: Of the store, for messages.
+            path: Path of the store, for messages.
             data: All bytes of its :meth:`data_file`.
-            found: Its manifest, where that is known; never None for a format of one file.
+            recovered: Its manifest, if known; never None for a format of one file.
 
         Raises:
             StoreError: Nothing can be found.

@@ -1,4 +1,4 @@
-"""Several stores as one: whether they fit together, and what their columns and classes are then."""
+"""Joins several stores into one: checks that they fit together, and merges their columns and classes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from packstore.core.column import LINK_COLUMNS, SEEK_INDEX
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import merged_classes
+from packstore.stores.builder.assembly import merge_classes
 
 _DERIVED = (SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
 
 
-def joined_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
-    """The columns of all stores together, in the order of the first, with the classes of all; a seek index if all have
-    one, and no links.
+def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
+    """Returns the columns of the joined stores, in the order of the first, with all classes.
+
+    Keeps a seek index only if all stores have one, and no links.
 
     Raises:
-        StoreError: The stores differ in more than the order of their columns, and their classes."""
+        StoreError: The stores differ in encoding, normalisation, rotation, splits or columns.
+    """
     first = readers[0]
     for reader in readers[1:]:
         mine, other = first.manifest, reader.manifest
@@ -31,17 +33,17 @@ def joined_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
             raise StoreError(f"{both} hold {mine.encoding} and {other.encoding}; convert one of them first")
         exif = "exif_transpose"
         if (mine.normalization, bool(mine.options.get(exif))) != (other.normalization, bool(other.options.get(exif))):
-            raise StoreError(f"the images of {both} are normalised or turned in different ways; convert one of them")
+            raise StoreError(f"the images of {both} differ in normalisation or EXIF rotation; convert one of them")
         if bool(mine.splits) != bool(other.splits):
             raise StoreError(f"one of {both} has splits and the other has none; give it some with packstore select")
-        names, have = ([column.name for column in _without_derived(each)] for each in (mine, other))
-        if set(names) != set(have):
-            odd = ", ".join(name for name in (*names, *have) if (name in names) != (name in have))
+        names, other_names = ([column.name for column in _without_derived(each)] for each in (mine, other))
+        if set(names) != set(other_names):
+            odd = ", ".join(name for name in (*names, *other_names) if (name in names) != (name in other_names))
             raise StoreError(f"{both} have different columns: only one of them has {odd}")
         for a in _without_derived(mine):
             b = other.column(a.name)
             if replace(a, classes=None).declared != replace(b, classes=None).declared:
-                raise StoreError(f"column {a.name!r} of {both} holds different things: {a.declared}; {b.declared}")
+                raise StoreError(f"column {a.name!r} of {both} differs in its declaration: {a.declared}; {b.declared}")
     columns = []
     indexed = all(reader.manifest.has_column(SEEK_INDEX.name) for reader in readers)
     kept = {column.name for column in _without_derived(first.manifest)} | ({SEEK_INDEX.name} if indexed else set())
@@ -49,7 +51,7 @@ def joined_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
         if column.name not in kept:
             continue
         given = [(str(reader.path), reader.manifest.column(column.name)) for reader in readers]
-        columns.append(replace(column, classes=merged_classes(column.name, given)))
+        columns.append(replace(column, classes=merge_classes(column.name, given)))
     return tuple(columns)
 
 
@@ -57,8 +59,8 @@ def _without_derived(manifest: Manifest) -> list[Column]:
     return [column for column in manifest.columns if column.name not in _DERIVED]
 
 
-def new_numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:
-    """The new number of each class of a column; None where all stay."""
+def class_mapping(column: Column, merged: Column) -> NDArray[np.int64] | None:
+    """Returns the number in ``merged`` of each class of ``column``; None if no number changes."""
     if column.classes is None or merged.classes is None or merged.classes[: len(column.classes)] == column.classes:
         return None
     places = {name: i for i, name in enumerate(merged.classes)}

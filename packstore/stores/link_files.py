@@ -1,4 +1,4 @@
-"""The files that linked stores point to: local ones, which are mapped, and objects, of which the cache has copies."""
+"""Opens the files that linked stores point to: maps local files, and copies objects through the cache."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _READ_STEP = 1 << 30  # one read returns at most 0x7ffff000 bytes on Linux
 
 
 class FileState(NamedTuple):
-    """What changes when a file does.
+    """Size and time of a file, which show whether it has changed.
 
     Attributes:
         nbytes: Its size.
-        modified: Time of its last modification, in nanoseconds since 1970; of an object see :func:`object_state`.
+        modified: Time of its last modification, in nanoseconds since 1970; for an object see :func:`object_state`.
     """
 
     nbytes: int
@@ -37,13 +37,13 @@ class FileState(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Where the bytes of an image lie, uncompressed.
+    """Location of an image's uncompressed bytes in a file.
 
     Attributes:
         path: Absolute path of the file, or its URL.
-        offset: Where they begin in it, in bytes.
-        state: Of the file, if it is known without asking.
-        within: They lie somewhere in so many bytes from ``offset`` on; None if they begin there.
+        offset: Offset of the image in bytes.
+        state: State of the file, if it is known without a system call or request.
+        within: The image begins anywhere in this many bytes from ``offset`` on; None if it begins exactly there.
     """
 
     path: str
@@ -53,11 +53,11 @@ class Location(NamedTuple):
 
 
 class LinkedFile(NamedTuple):
-    """An open file, as bytes.
+    """The bytes of an open file.
 
     Attributes:
-        data: All of it: a map, or for :func:`read_file` its bytes.
-        state: Of the file when its bytes were read or mapped.
+        data: The whole file: a map, or for :func:`read_file` its bytes.
+        state: State of the file when it was read or mapped.
     """
 
     data: memoryview
@@ -65,10 +65,10 @@ class LinkedFile(NamedTuple):
 
 
 class LinkedFiles:
-    """Maps files of others and keeps the 128 used last; from any thread.
+    """Maps linked files and keeps the 128 used last; from any thread.
 
-    A local file is looked at each time, and mapped again if it is another one. A map of a file that is cut short
-    between that look and a read of its bytes crashes the process, as a cut LMDB does.
+    Each access to a local file checks it, and maps it again if it was replaced. If a file is cut short between that
+    check and a read of its bytes, the process crashes, as it does for a cut LMDB.
     """
 
     def __init__(self) -> None:
@@ -76,14 +76,19 @@ class LinkedFiles:
         self._lock = threading.Lock()
 
     def get(self, place: str) -> LinkedFile:
-        """The file at an absolute path or a URL. Raises :class:`OSError`, :class:`ValueError` for what can be no path,
-        and :class:`StoreError` for an object that cannot be fetched."""
+        """Returns the file at an absolute path or a URL.
+
+        Raises:
+            OSError: The file cannot be opened.
+            ValueError: The path is invalid.
+            StoreError: The object cannot be fetched.
+        """
         with self._lock:
             known = self._open.get(place)
             if known is not None:
                 self._open.move_to_end(place)
         if is_url(place):
-            return known[0] if known is not None else self._keep(place, self._fetched(place), (0, 0))
+            return known[0] if known is not None else self._keep(place, self._fetch(place), (0, 0))
         found = os.stat(place)  # noqa: PTH116 - a Path takes longer than the call
         state, identity = FileState(found.st_size, found.st_mtime_ns), (found.st_dev, found.st_ino)
         if known is not None and known[1] == identity and len(known[0].data) == state.nbytes:
@@ -91,13 +96,13 @@ class LinkedFiles:
         descriptor = open_regular(Path(place))
         try:
             opened = os.fstat(descriptor)
-            file = LinkedFile(_mapped(descriptor), FileState(opened.st_size, opened.st_mtime_ns))
+            file = LinkedFile(_map_file(descriptor), FileState(opened.st_size, opened.st_mtime_ns))
         finally:
             os.close(descriptor)
         return self._keep(place, file, (opened.st_dev, opened.st_ino))
 
     def clear(self) -> None:
-        """Lets all files go; what was read of them stays valid."""
+        """Releases all files; bytes already returned stay valid."""
         with self._lock:
             self._open.clear()
 
@@ -108,23 +113,23 @@ class LinkedFiles:
                 self._open.popitem(last=False)
         return file
 
-    def _fetched(self, url: str) -> LinkedFile:
+    def _fetch(self, url: str) -> LinkedFile:
         from packstore.stores.remote.copies import open_copy
 
         path = UrlPath(url)
         try:
             info, descriptor = open_copy(path)
         except CacheFullError:
-            self.clear()  # what is open cannot leave the cache
+            self.clear()  # the cache cannot evict open copies
             info, descriptor = open_copy(path)
         try:
-            return LinkedFile(_mapped(descriptor), object_state(info))
+            return LinkedFile(_map_file(descriptor), object_state(info))
         finally:
             os.close(descriptor)
 
 
 def offset_in_file(view: memoryview) -> int | None:
-    """Where a view begins in the file that it is part of a map of; None if it is of something else."""
+    """Returns the offset in its file of a view of a map; None if it is not a view of a map."""
     owner: Any = view
     while isinstance(owner, memoryview | np.ndarray):
         owner = owner.obj if isinstance(owner, memoryview) else owner.base
@@ -135,12 +140,12 @@ def offset_in_file(view: memoryview) -> int | None:
 
 
 def is_url(place: str) -> bool:
-    """Whether what a link says is a URL."""
+    """Returns whether a link is a URL."""
     return not place.startswith("/") and "://" in place
 
 
 def read_file(path: str) -> LinkedFile:
-    """All of a local file, which is not kept open. Raises :class:`OSError` and :class:`ValueError`."""
+    """Reads a whole local file and closes it. Raises :class:`OSError` and :class:`ValueError`."""
     descriptor = open_regular(Path(path))
     try:
         found = os.fstat(descriptor)
@@ -155,20 +160,22 @@ def read_file(path: str) -> LinkedFile:
 
 
 def file_state(path: str) -> FileState:
-    """The state of a regular file. Raises :class:`OSError`."""
+    """Returns the state of a regular file. Raises :class:`OSError`."""
     found = os.stat(path)  # noqa: PTH116 - one call for each of many files
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{printable(path)} is no file")
+        raise OSError(f"{printable(path)} is not a regular file")
     return FileState(found.st_size, found.st_mtime_ns)
 
 
 def object_state(info: ObjectInfo) -> FileState:
-    """The state of an object: in the place of a time, which may count seconds, the XXH3-64 of its ETag or its time."""
+    """Returns the state of an object. Instead of a time, which may be rounded to seconds, it has the XXH3-64 of the
+    ETag, or of the time.
+    """
     known = xxh3_64_intdigest(f"{info.etag or info.modified}".encode())
     return FileState(info.nbytes, known >> 1)
 
 
-def _mapped(descriptor: int) -> memoryview:
+def _map_file(descriptor: int) -> memoryview:
     if not os.fstat(descriptor).st_size:
         return memoryview(b"")
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))

@@ -1,6 +1,6 @@
 """Linked stores: all columns but the images, which stay in the files that they were packed from.
 
-Each record says where its image lies, see :data:`packstore.core.column.LINK_COLUMNS`.
+Each record has the location of its image, see :data:`packstore.core.column.LINK_COLUMNS`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from packstore.stores.link_files import FileState, LinkedFile, LinkedFiles, file
 
 
 class LinkedReader(Reader):
-    """Wraps the reader of a file of a linked store, and reads the images where they lie.
+    """Wraps the reader of a file of a linked store, and reads the images from the linked files.
 
-    An image whose file has another size or time of modification than when it was packed is compared with its checksum:
-    what differs raises :class:`StoreError`.
+    If a linked file has another size or modification time than when it was packed, its images are compared with their
+    checksums, and a difference raises :class:`StoreError`.
     """
 
     def __init__(self, reader: Reader, folder: Path, files: LinkedFiles | None = None) -> None:
         """
         Args:
-            reader: Of the store, or of one of its shards.
-            folder: In which the store lies: relative links begin there.
-            files: Which other shards of the store have open.
+            reader: Reader of the store, or of one of its shards.
+            folder: Folder of the store, from which relative links begin.
+            files: Open files shared with other shards of the store.
 
         Raises:
-            StoreError: Links that no store can have; ``reader`` is closed then.
+            StoreError: The links are invalid; ``reader`` is closed.
         """
         super().__init__(reader.path, reader.manifest)
         self.nbytes = reader.nbytes
@@ -92,17 +92,17 @@ class LinkedReader(Reader):
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         yield from self._reader.check_structure(quick=quick, progress=progress)
         if not quick:
-            return  # each image is read
-        for place, (count, nbytes) in linked_places(self, self._folder).items():
+            return  # verify reads each image anyway
+        for place, (count, nbytes) in linked_files(self, self._folder).items():
             if is_url(place):
-                continue  # it takes a request
+                continue  # checking it would take a request
             try:
                 found = file_state(place).nbytes
             except (OSError, ValueError) as error:
-                yield Problem(f"{printable(place)}, where {count:,} images lie, cannot be read ({_reason(error)})")
+                yield Problem(f"{printable(place)}, which has {count:,} images, cannot be read ({_reason(error)})")
             else:
                 if found < nbytes:
-                    yield Problem(f"{printable(place)}, where {count:,} images lie, has {found} bytes, not {nbytes}")
+                    yield Problem(f"{printable(place)}, which has {count:,} images, has {found} bytes, not {nbytes}")
 
     def close(self) -> None:
         self._files.clear()
@@ -117,8 +117,8 @@ class LinkedReader(Reader):
         return found
 
     def _image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
-        """The image of a record. ``opened`` has the files that this call has looked at."""
-        place = resolved(bytes(self._names[record]), self._folder)
+        """Returns the image of a record; ``opened`` keeps the files of this call, which are checked once."""
+        place = resolve_link(bytes(self._names[record]), self._folder)
         offset, length, size = int(self._offsets[record]), int(self._lengths[record]), int(self._sizes[record])
         if offset < 0 or length < 0 or offset + length > size:
             raise StoreError(
@@ -128,7 +128,7 @@ class LinkedReader(Reader):
         file = opened.get(place)
         if file is None:
             try:
-                # A file of many images stays open.
+                # A file with more than one image stays mapped.
                 whole = length == size and not is_url(place)
                 file = opened[place] = read_file(place) if whole else self._files.get(place)
             except (OSError, ValueError) as error:
@@ -146,7 +146,7 @@ class LinkedReader(Reader):
         if file.state != FileState(size, int(self._times[record])):
             expected = int(self._reader.value("checksum", record))
             if image_checksum(data) != expected:
-                why = "has changed since it was linked: the image's checksum is another; bring the old one back, or "
+                why = "has changed since it was linked: the image's checksum differs; bring the old file back, or "
                 raise self._error(record, place, f"{why}link again (packstore repair)")
         return bytes(data) if is_url(place) else data
 
@@ -154,8 +154,10 @@ class LinkedReader(Reader):
         return StoreError(f"record {record} ({printable(self.key(record))}): its file {printable(place)} {reason}")
 
 
-def linked_places(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
-    """The files of a linked store, in order: how many images each has, and the bytes that they reach to."""
+def linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
+    """Returns the linked files, in order of first use: the number of images of each, and the end of its last image in
+    bytes.
+    """
     counts, ends = Counter[bytes](), dict[bytes, int]()
     for part in reader.parts():
         found = part.fixed("link_offset") + part.fixed("link_length")
@@ -163,52 +165,55 @@ def linked_places(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
             counts[name] += 1
             if end > ends.get(name, 0):
                 ends[name] = end
-    return {resolved(name, folder): (count, ends.get(name, 0)) for name, count in counts.items()}
+    return {resolve_link(name, folder): (count, ends.get(name, 0)) for name, count in counts.items()}
 
 
-def resolved(link: bytes, folder: Path) -> str:
-    """The absolute path or the URL that a link says, of a store in ``folder``."""
+def resolve_link(link: bytes, folder: Path) -> str:
+    """Returns the absolute path or URL of a link in a store in ``folder``."""
     place = os.fsdecode(link)
     if place.startswith("/") or is_url(place):
         return place
     if isinstance(folder, UrlPath):
-        return str(folder / posixpath.normpath(place)) if not place.startswith("..") else _above(folder, place)
+        return str(folder / posixpath.normpath(place)) if not place.startswith("..") else _join_above(folder, place)
     return os.path.normpath(folder / place)
 
 
 def folder_of(store: Path) -> Path:
-    """The folder in which relative links of a store begin: that in which it lies, by no symbolic link."""
+    """Returns the folder from which a store's relative links begin: its parent, with symbolic links resolved."""
     return store.parent if isinstance(store, UrlPath) else Path(os.path.realpath(store)).parent
 
 
 def relative_link(place: str, folder: Path) -> str:
-    """The link to a file from a store in ``folder``, see :func:`folder_of`; ``place`` itself if one of them is at a URL
-    and the other is not, or in another bucket.
+    """Returns the link to a file from a store in ``folder``, see :func:`folder_of`.
 
-    A file that is named by way of symbolic links gets the shorter way: what lies together can be moved together."""
+    Returns ``place`` itself if only one of them is at a URL, or both are in different buckets. For a path with symbolic
+    links it takes the shorter way: files and store that are in one folder can then be moved together.
+    """
     if isinstance(folder, UrlPath) != is_url(place):
         return place
     if not is_url(place):
         parent, name = os.path.split(place)
         return min(
-            (os.path.relpath(f"{each}/{name}", folder) for each in (parent, os.path.realpath(parent))), key=_steps_up
+            (os.path.relpath(f"{each}/{name}", folder) for each in (parent, os.path.realpath(parent))),
+            key=_count_steps_up,
         )
-    root, path = _bucket(place)
-    own, start = _bucket(str(folder))
+    root, path = _split_bucket(place)
+    own, start = _split_bucket(str(folder))
     return posixpath.relpath(path, start) if root == own else place
 
 
 def links_from(manifest: Manifest, store: Path) -> Path | None:
-    """The folder in which relative links of a store begin; None if its links are absolute, or it has none."""
+    """Returns the folder from which a store's relative links begin; None if its links are absolute, or it has none."""
     return folder_of(store) if manifest.options.get("link") == "relative" else None
 
 
 def link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None = None) -> dict[str, Any]:
-    """The values of :data:`LINK_COLUMNS` of some records, as a builder takes them: links relative to ``folder``, or
-    absolute without."""
+    """Returns the values of :data:`LINK_COLUMNS` for some records, as a builder takes them: links relative to
+    ``folder``, or absolute if that is None.
+    """
     own, links = folder_of(reader.path), []
     for record in records.tolist():
-        place = resolved(bytes(reader.value("link_file", record)), own)
+        place = resolve_link(bytes(reader.value("link_file", record)), own)
         links.append(place if folder is None else relative_link(place, folder))
     values: dict[str, Any] = {"link_file": links}
     for name in ("link_offset", "link_length", "link_file_bytes", "link_file_modified"):
@@ -216,19 +221,20 @@ def link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None 
     return values
 
 
-def _steps_up(link: str) -> int:
+def _count_steps_up(link: str) -> int:
     return link.split("/").count("..")
 
 
-def _bucket(url: str) -> tuple[str, str]:
-    """The bucket of a URL, and the path in it, which begins with a slash."""
+def _split_bucket(url: str) -> tuple[str, str]:
+    """Splits a URL into its bucket and the path in it, which begins with a slash."""
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.partition("/")
     return f"{scheme}://{bucket}", f"/{path}"
 
 
-def _above(folder: UrlPath, place: str) -> str:
-    root, path = _bucket(str(folder))
+def _join_above(folder: UrlPath, place: str) -> str:
+    """Joins a relative link that leaves ``folder`` upwards, within its bucket."""
+    root, path = _split_bucket(str(folder))
     return f"{root}{posixpath.normpath(posixpath.join(path, place))}"
 
 

@@ -1,8 +1,8 @@
-"""Recovery of a damaged manifest: found in the bytes of a file, and corrected by the digest that it carries.
+"""Recovers a damaged manifest: finds it in the bytes of a file, and corrects it by the digest that it contains.
 
-The SHA-256 in a manifest covers all the rest of it. So a changed byte can be found by trying: the text with one byte
-changed back that has the digest is the manifest as it was. A damaged digest differs from the right one in a few digits
-only. A manifest that cannot be corrected may still be readable; it is then believed as far as the records prove it.
+The SHA-256 in a manifest covers all the rest of it. So one changed byte can be found by trial: the text with one byte
+changed that matches the digest is the original manifest. A damaged digest differs from the right one in few digits. A
+manifest that cannot be corrected may still be readable; it is then trusted only as far as the records prove it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from packstore.core.errors import ManifestError
 from packstore.core.manifest import Manifest
 
 _ANCHORS = ((b'{"columns"', 0), (b':[{"classes"', 10))
-"""Two parts of how a manifest begins, each with its distance from the beginning: a damaged byte leaves one of them."""
+"""Two parts of a manifest's beginning, each with its offset: one damaged byte leaves at least one of them intact."""
 _LAST = re.compile(rb'ons":\{|"ver')
 _NAME, _NEXT = b'"digest":"', b'","encoding":"'
 _MAX_ENDS = 4
 _PRINTABLE = re.compile(rb"[\x20-\x7e]*")
 _MAX_TEXT = 64 << 20
 _ANY_BYTE, _ONE_BIT = 8_000, 60_000
-"""Longest texts in which any other byte, or any flipped bit, is tried at each place: a few seconds each."""
+"""Longest texts in which every other byte, or every flipped bit, is tried at each place: a few seconds each."""
 _WRONG_DIGITS = 2
 _MOST_CORRECTIONS = 32
-"""Texts in one file that recovery tries to correct, seconds each: enough for a few copies of one manifest."""
+"""Most texts of one file that recovery tries to correct, seconds each: enough for a few copies of one manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredManifest:
-    """A manifest out of a file that may be damaged.
+    """A manifest recovered from a file that may be damaged.
 
     Attributes:
-        manifest: What it says.
-        proven: Whether its digest proves that it is as it was written.
+        manifest: The manifest.
+        proven: Whether its digest proves it.
         state: ``intact``, ``corrected`` or ``unproven``.
     """
 
@@ -48,12 +48,14 @@ class RecoveredManifest:
 
 
 def find_manifest(data: memoryview | bytes) -> RecoveredManifest | None:
-    """The best manifest whose text lies anywhere in ``data``; None without one that can be read."""
-    return best_manifest(_texts(data))
+    """Returns the best manifest anywhere in ``data``; None if none can be read."""
+    return best_manifest(_find_texts(data))
 
 
 def best_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
-    """The first manifest in ``texts`` that is proven, else the first that can be read; None without any."""
+    """Returns the first manifest in ``texts`` that its digest proves, corrected if need be; else the first readable
+    one.
+    """
     unproven = None
     broken: list[bytes] = []
     for text in texts:
@@ -63,29 +65,30 @@ def best_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
             if len(broken) < _MOST_CORRECTIONS:
                 broken.append(text)
     for text in broken:
-        found = correct(text)
+        found = correct_manifest(text)
         if found is not None and found.proven:
             return found
         unproven = unproven or found
     return unproven
 
 
-def correct(text: bytes) -> RecoveredManifest | None:
-    """The manifest in ``text``, which may be damaged. None when it cannot even be read.
+def correct_manifest(text: bytes) -> RecoveredManifest | None:
+    """Returns the manifest in ``text``, which may be damaged; None if it cannot be read.
 
-    Without a proof it is taken only where its values fit together, and the records have to prove themselves."""
+    An unproven one is returned only if its values are consistent; its records have to prove it.
+    """
     try:
         return RecoveredManifest(Manifest.from_json(text), True, "intact")
     except ManifestError:
-        corrected = _with_digest(text)
+        corrected = _correct_by_digest(text)
     if corrected is not None:
         return corrected
-    plain = _plain(text)
+    plain = _parse_json(text)
     if plain is None:
         return None
-    body = _canonical({k: v for k, v in plain.items() if k != "digest"})
+    body = _encode_canonical({k: v for k, v in plain.items() if k != "digest"})
     digest = hashlib.sha256(body).hexdigest()
-    manifest = _manifest(body, digest)
+    manifest = _parse_manifest(body, digest)
     if manifest is None:
         return None
     stored = str(plain.get("digest"))
@@ -93,14 +96,14 @@ def correct(text: bytes) -> RecoveredManifest | None:
     return RecoveredManifest(manifest, near, "corrected" if near else "unproven")
 
 
-def _texts(data: memoryview | bytes) -> Iterator[bytes]:
-    """What may be the text of a manifest: from each possible beginning to each possible end."""
+def _find_texts(data: memoryview | bytes) -> Iterator[bytes]:
+    """Yields texts that may be a manifest: from each possible beginning to each possible end."""
     starts: set[int] = set()
     for anchor, distance in _ANCHORS:
         for match in re.finditer(re.escape(anchor), data):
             starts.add(match.start() - distance)
     ordered = sorted(s for s in starts if s >= 0)
-    # A text ends where the next one begins: inside a manifest, quotes are escaped. So each byte is read once.
+    # A text ends where the next one begins (inside a manifest, quotes are escaped), so each byte is read once.
     for start, following in pairwise([*ordered, len(data)]):
         text = bytes(data[start : min(following, start + _MAX_TEXT)])
         ends: list[int] = []
@@ -114,9 +117,11 @@ def _texts(data: memoryview | bytes) -> Iterator[bytes]:
             yield text[:end]
 
 
-def _with_digest(text: bytes) -> RecoveredManifest | None:
-    """The manifest in ``text`` with one byte changed so that its digest is right; None where that is not enough."""
-    for start in _digest_places(text):
+def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
+    """Returns the manifest in ``text`` with one byte changed so that its digest matches; None if that does not
+    suffice.
+    """
+    for start in _find_digests(text):
         digest = text[start + len(_NAME) : start + len(_NAME) + 64]
         body = text[:start] + text[start + len(_NAME) + 64 + 2 :]
         own = hashlib.sha256(body).hexdigest().encode("ascii")
@@ -125,26 +130,28 @@ def _with_digest(text: bytes) -> RecoveredManifest | None:
         if re.fullmatch(rb"[0-9a-f]{64}", digest) is None:
             continue
         for candidate in _variants(body, bytes.fromhex(digest.decode("ascii"))):
-            manifest = _manifest(candidate, digest.decode("ascii"))
+            manifest = _parse_manifest(candidate, digest.decode("ascii"))
             if manifest is not None:
                 return RecoveredManifest(manifest, True, "corrected")
     return None
 
 
-def _digest_places(text: bytes) -> Iterator[int]:
-    """Where the manifest's own digest may begin: behind the columns, before the encoding."""
+def _find_digests(text: bytes) -> Iterator[int]:
+    """Returns the offsets at which the manifest's own digest may begin: behind the columns, before the encoding."""
     places: list[int] = []
     for match in re.finditer(b"]," + re.escape(_NAME), text):
         start = match.start() + 2
         tail = text[start + len(_NAME) + 64 :][: len(_NEXT)]
-        if sum(a != b for a, b in zip(tail, _NEXT, strict=False)) <= 1:  # else it is that of a column with classes
+        if (
+            sum(a != b for a, b in zip(tail, _NEXT, strict=False)) <= 1
+        ):  # else it is the digest of a column with classes
             places.append(start)
     places += [match.start() - 64 - len(_NAME) for match in re.finditer(re.escape(_NEXT), text)]
     return (place for place in dict.fromkeys(places) if place > 0)
 
 
 def _variants(body: bytes, digest: bytes) -> Iterator[bytes]:
-    """Texts with the SHA-256 ``digest`` that differ from ``body`` in one byte at most."""
+    """Yields the texts with the SHA-256 ``digest`` that differ from ``body`` in at most one byte."""
     if hashlib.sha256(body).digest() == digest:
         yield body
     if len(body) > _ONE_BIT:
@@ -161,18 +168,18 @@ def _variants(body: bytes, digest: bytes) -> Iterator[bytes]:
         before.update(body[place : place + 1])
 
 
-def _manifest(body: bytes, digest: str) -> Manifest | None:
-    """The manifest whose JSON without its digest is ``body``."""
-    plain = _plain(body)
+def _parse_manifest(body: bytes, digest: str) -> Manifest | None:
+    """Returns the manifest whose JSON without its digest is ``body``; None if that is invalid."""
+    plain = _parse_json(body)
     if plain is None:
         return None
     try:
-        return Manifest.from_json(_canonical(plain | {"digest": digest}))
+        return Manifest.from_json(_encode_canonical(plain | {"digest": digest}))
     except ManifestError:
         return None
 
 
-def _plain(text: bytes) -> dict[str, object] | None:
+def _parse_json(text: bytes) -> dict[str, object] | None:
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError):
@@ -180,5 +187,5 @@ def _plain(text: bytes) -> dict[str, object] | None:
     return plain if isinstance(plain, dict) else None
 
 
-def _canonical(plain: dict[str, object]) -> bytes:
+def _encode_canonical(plain: dict[str, object]) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")

@@ -1,4 +1,4 @@
-"""A reader for formats whose store is one file with whole arrays in it, such as HDF5 and ``.pth``."""
+"""A reader for formats that store each column as a whole array in one file, such as HDF5 and ``.pth``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from packstore.stores.base import Problem, Reader
 class MappedReader(Reader):
     """A reader whose columns, images included, are arrays over one read-only map of the file.
 
-    Arrays and memoryviews hold the map by themselves: they stay valid after :meth:`close` and after a fork.
+    Arrays and memoryviews keep the map alive: they stay valid after :meth:`close` and after a fork.
     """
 
     has_image_array = True
@@ -37,7 +37,7 @@ class MappedReader(Reader):
         else:
             flat = image.reshape(-1).view(np.uint8) if image.size else np.empty(0, np.uint8)
         raw = flat.data.toreadonly() if flat.size else memoryview(b"")
-        # One attribute, so that another thread's close takes away all of it or nothing.
+        # One attribute, so that a close in another thread removes all of it at once.
         self._images = offsets, raw, manifest.image.record_nbytes
 
     def read(self, index: int) -> memoryview:
@@ -50,9 +50,9 @@ class MappedReader(Reader):
         else:
             start, stop = int(offsets[index]), int(offsets[index + 1])
         if not 0 <= start <= stop <= len(raw):
-            self._open()
+            self._require_open()
             raise StoreError(
-                f"record {index} of {printable(str(self.path))} lies at {start} to {stop} of {len(raw)} bytes: "
+                f"record {index} of {printable(str(self.path))} is at bytes {start} to {stop} of {len(raw)}: "
                 "its offsets are damaged"
             )
         return raw[start:stop]
@@ -62,15 +62,15 @@ class MappedReader(Reader):
         return column if type(column) is Ragged else None
 
     def column(self, name: str) -> ColumnData:
-        data = self._open()
-        self.manifest.column(name)  # the KeyError that lists the columns
+        data = self._require_open()
+        self.manifest.column(name)  # raises a KeyError that lists the columns
         return data[name]
 
     def close(self) -> None:
         self._data = None
         self._images = None, memoryview(b""), 1  # read finds the map too short
 
-    def _open(self) -> Mapping[str, WholeColumn]:
+    def _require_open(self) -> Mapping[str, WholeColumn]:
         data = self._data
         if data is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
@@ -78,9 +78,9 @@ class MappedReader(Reader):
 
 
 def check_column(column: Column, records: int, data: WholeColumn, where: str) -> None:
-    """Raises :class:`StoreError` when ``data`` has another kind, dtype, shape or size than ``column``.
+    """Raises :class:`StoreError` if ``data`` has another kind, dtype, shape or size than ``column``.
 
-    Of ragged offsets it checks the first and the last only; :func:`check_offsets` checks all.
+    Checks only the first and last ragged offset; :func:`check_offsets` checks all.
     """
     if isinstance(data, Ragged):
         ends = int(data.offsets[0]), int(data.offsets[-1])
@@ -107,7 +107,7 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
         )
     for start in range(0, len(data), chunk):
         part = data.offsets[start : start + chunk + 1]
-        # Not by their difference, which may not fit into 64 bits.
+        # Compared, not subtracted: a difference may not fit into 64 bits.
         bad = (part[1:] < part[:-1]) | (part[1:] > len(data.data)) | (part[:-1] < 0)
         for i in np.flatnonzero(bad).tolist():
             yield Problem(
@@ -117,8 +117,9 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
 
 
 def consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-    """:meth:`packstore.stores.format.Format.partial_images` of a format that stores images back to back from ``start``
-    on."""
+    """Implements :meth:`packstore.stores.format.Format.partial_images` for images stored back to back from ``start``
+    on.
+    """
     ends = start + np.cumsum(sizes.astype(np.int64))
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

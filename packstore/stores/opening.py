@@ -1,4 +1,4 @@
-"""Opening a store of any format, or scavenging it: recognised by what lies there and never by its name."""
+"""Opens or scavenges a store of any format, recognised by its content and never by its name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from packstore.stores.scavenge import Scavenged
 from packstore.stores.sharded import open_sharded, read_sharded_manifest
 
 START_BYTES = 512
-"""Bytes of a file by which formats recognise it."""
+"""First bytes of a file by which formats recognise it."""
 
 
-def recognise(path: Path) -> Format | None:
-    """The format of the store at ``path``; None for a sharded one. Raises :class:`StoreError` where no store lies."""
+def recognise_store(path: Path) -> Format | None:
+    """Returns the format of the store at ``path``; None for a sharded one. Raises :class:`StoreError` if there is no
+    store.
+    """
     shown = printable(str(path))
     try:
         if path.is_dir():
@@ -36,22 +38,23 @@ def recognise(path: Path) -> Format | None:
             raise StoreError(f"{shown} is neither a file nor a directory, so it is not a store")
         with path.open("rb") as file:
             start = file.read(START_BYTES)
-        found = _file_format(path, start)
-    except StoreError:  # of which one is a ValueError, too
+        format = _file_format(path, start)
+    except StoreError:  # before ValueError: UsageError is both
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise StoreError(f"{shown} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
-    if found is not None:
-        return found
+    if format is not None:
+        return format
     if path.name in (*_data_files(), MANIFEST_FILE):
-        raise StoreError(f"{shown} is part of a store; name the directory that it lies in")
+        raise StoreError(f"{shown} is part of a store; name the directory that it is in")
     raise StoreError(f"{shown} is not a store: it begins with {start[:8]!r}" if start else f"{shown} is an empty file")
 
 
 def looks_like_store(path: Path, start: bytes) -> bool:
-    """Whether what lies at ``path`` has the outward form of a store; opening it finds whether it is one.
+    """Returns whether ``path`` has the outward form of a store; opening it shows whether it is one.
 
-    ``start`` is the first :data:`START_BYTES` of a file, and empty for a directory. Raises :class:`OSError`."""
+    ``start`` is the first :data:`START_BYTES` of a file, and empty for a directory. Raises :class:`OSError`.
+    """
     if not path.is_dir():
         return _file_format(path, start) is not None
     sharded = (path / MANIFEST_FILE).is_file() and any(path.glob("shard-*"))
@@ -63,30 +66,31 @@ def _file_format(path: Path, start: bytes) -> Format | None:
 
 
 def directory_format(path: Path) -> Format | None:
-    """The format of the unsharded store that the directory ``path`` is, or None."""
-    # Not the plug-ins where it is sharded: looking for those takes 30 ms.
+    """Returns the format of the unsharded store in the directory ``path``, or None."""
+    # Without plug-ins if it is sharded: loading those takes 30 ms.
     sharded = (path / MANIFEST_FILE).is_file()
     formats: Iterable[Format] = (FORMATS[name] for name in FORMATS.built_in) if sharded else FORMATS.values()
     return next((format for format in formats if format.recognises(path, b"")), None)
 
 
 def _is_published(path: Path) -> bool:
-    """Whether a directory is a store as object stores have them, which opens by its URL."""
+    """Returns whether a directory is a local copy of an object store's layout, which opens by its URL."""
     return any(version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
 
 
 def _recognise_directory(path: Path) -> Format | None:
     if _is_published(path):
         raise StoreError(
-            f"{printable(str(path))} is a store as object stores have them; give file://{printable(str(path.resolve()))}"
+            f"{printable(str(path))} is a store in the layout of object stores; open it as "
+            f"file://{printable(str(path.resolve()))}"
         )
-    found = directory_format(path)
-    if found is not None or (path / MANIFEST_FILE).is_file():
-        return found
+    format = directory_format(path)
+    if format is not None or (path / MANIFEST_FILE).is_file():
+        return format
     names = ", ".join(_data_files())
     raise StoreError(
-        f"{printable(str(path))} is a directory without {names} or {MANIFEST_FILE}, so it is not a store; images are "
-        "packed first: packstore convert"
+        f"{printable(str(path))} is a directory without {names} or {MANIFEST_FILE}, so it is not a store; pack images "
+        "with packstore convert"
     )
 
 
@@ -107,24 +111,23 @@ def open_reader(path: Path) -> Reader:
 
 
 def open_container(path: Path) -> Reader:
-    """Opens what lies at a local path alone: without the images of a linked store of one file. Raises
-    :class:`StoreError`."""
-    format = recognise(path)
+    """Opens the store at a local path, without the images of a linked store of one file. Raises :class:`StoreError`."""
+    format = recognise_store(path)
     return open_sharded(path) if format is None else format.open(path)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a store, without opening its data. Raises :class:`StoreError`."""
+    """Reads the manifest of a store, without opening its data. Raises :class:`StoreError`."""
     if isinstance(path, UrlPath):
         from packstore.stores.remote.opening import read_remote_manifest
 
         return read_remote_manifest(path)
-    format = recognise(path)
+    format = recognise_store(path)
     return read_sharded_manifest(path) if format is None else format.read_manifest(path)
 
 
 def format_of(path: Path) -> str | None:
-    """The format that a name's suffix asks for (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None."""
+    """Returns the format for a name's suffix (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None."""
     name = path.name.lower()
     for format in FORMATS.values():
         if any(name.endswith(suffix) and name != suffix for suffix in format.suffixes):
@@ -133,14 +136,14 @@ def format_of(path: Path) -> str | None:
 
 
 def scavenge_file(path: Path, hint: RecoveredManifest | None = None) -> Scavenged:
-    """What lies in a store, or a shard, of one file or directory, which need not open.
+    """Recovers columns and images from a store, or a shard, of one file or directory, which need not open.
 
     Args:
-        path: Of the store.
-        hint: Its manifest, where that is known from elsewhere.
+        path: Path of the store.
+        hint: Its manifest, if known from elsewhere.
 
     Raises:
-        StoreError: Nothing of a store can be found there; says what was missed.
+        StoreError: Nothing of a store can be found; the message says what is missing.
     """
     format = directory_format(path) if path.is_dir() else None
     file = path if format is None else format.data_file(path)
@@ -156,11 +159,10 @@ def scavenge_file(path: Path, hint: RecoveredManifest | None = None) -> Scavenge
     data = memoryview(mapped)
     if format is not None:
         return format.scavenge(path, data, hint)
-    found = hint or find_manifest(data)
-    if found is None:
+    recovered = hint or find_manifest(data)
+    if recovered is None:
         raise StoreError(
-            f"{printable(str(path))} holds no manifest that can be read, and without one nothing says where in it the "
-            "records lie"
+            f"{printable(str(path))} holds no readable manifest, and only a manifest tells where its records are"
         )
-    named: Format = FORMATS[found.manifest.format]
-    return named.scavenge(path, data, found)
+    named: Format = FORMATS[recovered.manifest.format]
+    return named.scavenge(path, data, recovered)

@@ -1,4 +1,4 @@
-"""Which files are a store's own: nothing else is ever removed."""
+"""Tells which files belong to a store; packstore never removes any other."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from packstore.stores.opening import read_manifest
 
 
 class NotAStoreError(DestinationError):
-    """What lies at a destination is not a packstore store."""
+    """The destination exists and is not a packstore store."""
 
 
 def owned_files(path: Path) -> list[Path]:
-    """All files of the store at ``path``, once it is certain that nothing else lies there.
+    """Lists all files of the store at ``path``, after checking that its directory holds nothing else.
 
     Raises:
         NotAStoreError: It is not a store.
-        DestinationError: Its directory holds something that is not the store's.
+        DestinationError: Its directory holds a foreign file.
     """
     shown = printable(str(path))
     try:
@@ -37,50 +37,51 @@ def owned_files(path: Path) -> list[Path]:
     for entry in sorted(path.iterdir()):
         shard = bool(manifest.shards) and is_shard(entry.name, format)
         if shard and format.files and entry.is_dir() and not entry.is_symlink():
-            files += [_own(file, set(format.files), shown) for file in sorted(entry.iterdir())]
+            files += [_require_owned(file, set(format.files), shown) for file in sorted(entry.iterdir())]
         else:
-            files.append(_own(entry, {entry.name} if shard else allowed, shown))
+            files.append(_require_owned(entry, {entry.name} if shard else allowed, shown))
     return files
 
 
 def is_shard(name: str, format: Format) -> bool:
-    """Whether a shard of this format can have this name."""
-    found = SHARD.fullmatch(name)
-    return found is not None and found["suffix"] == format.suffixes[0]
+    """Returns whether ``name`` is a possible shard name of this format."""
+    match = SHARD.fullmatch(name)
+    return match is not None and match["suffix"] == format.suffixes[0]
 
 
 def shard_number(name: str) -> int:
-    """The number in the name of a shard."""
-    found = SHARD.fullmatch(name)
-    assert found is not None
-    return int(found["number"])
+    """Returns the number in the name of a shard."""
+    match = SHARD.fullmatch(name)
+    assert match is not None
+    return int(match["number"])
 
 
-def _own(file: Path, allowed: set[str], shown: str) -> Path:
+def _require_owned(file: Path, allowed: set[str], shown: str) -> Path:
+    """Returns ``file``. Raises :class:`DestinationError` unless it is a regular file with an allowed name."""
     if file.name not in allowed or file.is_symlink() or not file.is_file():
         raise DestinationError(
             f"{shown} also holds {printable(file.name)!r}, which is not the store's, so it is not replaced; "
-            "move that away first"
+            "move that file away first"
         )
     return file
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes a store that was begun, whatever there is of it, by the names that packstore gives; all else stays."""
+    """Removes an unfinished store: only files with names that packstore gives, and directories that are then empty."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     formats: list[Format] = list(FORMATS.values())
     names = {name for format in formats for name in format.files}
     for entry in sorted(path.iterdir()):
-        whole = entry.name in (MANIFEST_FILE, *names) or TABLE.fullmatch(entry.name) is not None
-        if whole or any(is_shard(entry.name, format) for format in formats):
+        known = entry.name in (MANIFEST_FILE, *names) or TABLE.fullmatch(entry.name) is not None
+        if known or any(is_shard(entry.name, format) for format in formats):
             _remove_part(entry, names)
     remove_empty(path)
 
 
 def remove_parts(path: Path, names: Iterable[str]) -> None:
-    """Removes shards and tables of these names from the directory of a store, those that are there."""
+    """Removes the shards and tables with these names, if they exist, from the directory of a store."""
     inner = {name for format in FORMATS.values() for name in format.files}
     for name in names:
         if SHARD.fullmatch(name) is not None or TABLE.fullmatch(name) is not None:

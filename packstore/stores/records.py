@@ -1,4 +1,4 @@
-"""Records of a store one by one, each proven by its checksums: for whoever hands them on."""
+"""Reads the records of a store one by one and proves each by its checksums, for code that passes them on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from packstore.stores.base import Reader
 
 
 class ProvenRecords:
-    """Reads the records of an open store; from any thread.
+    """Reads and proves the records of an open store; from any thread.
 
-    A reader that checks (``checksums="always"``) does so for each value anew; here a row is read and checked once."""
+    It reads and checks a row once, whereas a reader with ``checksums="always"`` does so for each value.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -22,22 +23,23 @@ class ProvenRecords:
         self._rows_are_checked = reader.manifest.has_column(ROW_CHECKSUM.name)
 
     def image(self, record: int) -> Buffer:
-        """The image at rest. Raises :class:`CorruptRecordError` when it does not match its checksum."""
+        """Returns the image at rest. Raises :class:`CorruptRecordError` if it does not match its checksum."""
         data = self.reader.read(record)
         found, expected = image_checksum(data), int(self.reader.value("checksum", record))
         if found != expected:
-            raise self._corrupt(record, expected, found)
+            raise self._corrupt_error(record, expected, found)
         return data
 
     def row(self, record: int) -> dict[str, Any]:
-        """The values at rest of all columns but the image and the checksums. Raises :class:`CorruptRecordError` when
-        they do not match the row checksum, where the store has such."""
+        """Returns the values at rest of all columns but the image and the checksums. Raises :class:`CorruptRecordError`
+        if they do not match the row checksum, which old stores lack.
+        """
         row = {column.name: self.reader.value(column.name, record) for column in self._row}
         if self._rows_are_checked:
             found, expected = row_checksum(self._columns, row), int(self.reader.value(ROW_CHECKSUM.name, record))
             if found != expected:
-                raise self._corrupt(record, expected, found)
+                raise self._corrupt_error(record, expected, found)
         return row
 
-    def _corrupt(self, record: int, expected: int, found: int) -> CorruptRecordError:
+    def _corrupt_error(self, record: int, expected: int, found: int) -> CorruptRecordError:
         return CorruptRecordError(record, self.reader.key(record), f"{expected:016x}", f"{found:016x}")

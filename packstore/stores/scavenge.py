@@ -1,8 +1,8 @@
-"""Getting records out of a file of a store that does not open: its manifest, columns and images, found without it.
+"""Recovers manifest, columns and images from the file of a store that does not open.
 
-Each format does it in its own folder. HDF5 and ``.pth`` files are laid out as their manifest says, so from that, found
-in the bytes and corrected where need be, follows where everything lies. LMDB's leaf pages say themselves what they
-hold. Nothing here is proven: callers compare checksums. Memory is about 24 bytes a record.
+Each format does this in its own folder. The manifest determines the layout of HDF5 and ``.pth`` files; so it is
+recovered in the bytes, corrected if need be, and tells where everything is. LMDB's leaf pages identify their own
+content. Nothing here is proven: callers compare checksums. Memory is about 24 bytes a record.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from packstore.stores.manifest_recovery import RecoveredManifest
 
 @dataclass(slots=True)
 class Scavenged:
-    """What was found in one file.
+    """Data recovered from one file.
 
     Attributes:
-        found: Its manifest, or None.
-        columns: Columns that are there, by name, each with as many values as the manifest has records.
-        records: How many records it had, as far as that is known.
-        images: Called with a record's number: what may be its image, the likeliest last.
-        orphans: Called with the checksums of missing images: yields (checksum, image) for those that lie in the file
-            although nothing left in it says where.
-        alternatives: Of columns that may lie in several places, by name: called with a record's number, what may be
+        recovered: Its manifest, or None.
+        columns: Recovered columns by name, each with as many values as the manifest has records.
+        records: Number of records, as far as known.
+        images: Takes a record's number; returns candidates for its image, the likeliest last.
+        orphans: Takes the checksums of missing images; yields (checksum, image) for those found in the file without an
+            entry that names them.
+        alternatives: By name, for columns that may have several copies: takes a record's number; returns candidates for
             its value. The column itself has the likeliest.
     """
 
-    found: RecoveredManifest | None
+    recovered: RecoveredManifest | None
     columns: Mapping[str, ColumnData]
     records: int
     images: Callable[[int], list[Buffer]]
@@ -45,11 +45,12 @@ class Scavenged:
 
 
 def no_orphans(_: set[int]) -> Iterator[tuple[int, Buffer]]:
+    """Yields nothing: for formats that find no images without an entry."""
     return iter(())
 
 
 def scavenge_reader(reader: Reader) -> Scavenged:
-    """What a damaged store holds that opens all the same."""
+    """Returns the readable columns and images of a damaged store that opens all the same."""
     columns: dict[str, ColumnData] = {}
     for column in reader.manifest.columns[1:]:
         try:
@@ -66,15 +67,15 @@ def scavenge_reader(reader: Reader) -> Scavenged:
     return Scavenged(RecoveredManifest(reader.manifest, True, "intact"), columns, len(reader), images, no_orphans)
 
 
-def scavenge_by_places(data: memoryview, found: RecoveredManifest, starts: Mapping[str, int]) -> Scavenged:
-    """What a file holds whose arrays lie, whole, where its manifest says.
+def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapping[str, int]) -> Scavenged:
+    """Recovers columns and images from a file whose arrays are where its manifest says.
 
     Args:
         data: All bytes of the file.
-        found: Its manifest.
-        starts: Where each array of :func:`array_sizes` begins.
+        recovered: Its manifest.
+        starts: Offset of each array of :func:`array_sizes`.
     """
-    manifest = found.manifest
+    manifest = recovered.manifest
     arrays: dict[str, memoryview] = {}
     for name, size in array_sizes(manifest):
         if starts[name] + size <= len(data):
@@ -98,32 +99,32 @@ def scavenge_by_places(data: memoryview, found: RecoveredManifest, starts: Mappi
         start = starts["image"] + record * width if "image" in starts else 0
         return [data[start : start + width]] if start and start + width <= len(data) else []  # the file ends early
 
-    return Scavenged(found, columns, manifest.records, images, no_orphans)
+    return Scavenged(recovered, columns, manifest.records, images, no_orphans)
 
 
 def array_names(column: Column) -> list[str]:
-    """The arrays in which a column is stored: one, or for a ragged one bytes and offsets."""
+    """Returns the names of the arrays that store a column: one, or for a ragged column bytes and offsets."""
     return [column.name] if column.kind == "fixed" else [f"{column.name}/bytes", f"{column.name}/offsets"]
 
 
 def array_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
-    """Name and bytes of each array that a file with this manifest holds, in the order in which they are written."""
+    """Yields name and bytes of each array in a file with this manifest, in the order of writing."""
     for column in manifest.columns:
         sizes = [column.nbytes, OFFSET.itemsize * (manifest.records + 1)]
         yield from zip(array_names(column), sizes, strict=False)
 
 
 def column_from_bytes(column: Column, records: int, parts: list[memoryview]) -> ColumnData:
-    """A column over the bytes of its arrays, see :func:`array_names`."""
+    """Returns a column as a view of the bytes of its arrays, see :func:`array_names`."""
     if column.kind == "ragged":
-        data, offsets = _array(parts[0], np.dtype("u1"), (-1,)), _array(parts[1], OFFSET, (records + 1,))
+        data, offsets = _view_array(parts[0], np.dtype("u1"), (-1,)), _view_array(parts[1], OFFSET, (records + 1,))
         if (int(offsets[0]), int(offsets[-1])) != (0, len(data)):  # the manifest knows these two
             offsets = offsets.copy()
             offsets[0], offsets[-1] = 0, len(data)
         return Ragged(offsets, data)
-    return _array(parts[0], NUMPY_DTYPE[column.dtype], (records, *column.shape))
+    return _view_array(parts[0], NUMPY_DTYPE[column.dtype], (records, *column.shape))
 
 
-def _array(raw: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _view_array(raw: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     array: NDArray[Any] = np.frombuffer(raw, dtype) if len(raw) else np.empty(0, dtype)
     return array.reshape(shape)

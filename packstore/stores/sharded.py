@@ -1,4 +1,4 @@
-"""A sharded store: a directory of shards with one manifest, read as one store."""
+"""Reads a sharded store, a directory of shards with one manifest, as one store."""
 
 from __future__ import annotations
 
@@ -40,48 +40,47 @@ from packstore.stores.linked import LinkedReader, folder_of
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
-"""Descriptors of a shard: its file until that is mapped, and at most two maps."""
+"""Open files a shard takes: its file until that is mapped, and at most two maps."""
 _MOST_OPEN = 1024
-"""Shards that a reader holds open, where the process may have so many files open; each takes 3 files and 20 KB."""
+"""Most shards that a reader holds open, if the process may open enough files; each takes 3 files and 20 KB."""
 _FEWEST_OPEN = 32
-"""Shards that it holds open all the same."""
+"""Fewest shards that a reader may hold open, whatever the process's limit."""
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class ShardedReader(Reader):
-    """Opens shards when they are needed, and reads what is in them when that is needed.
+    """Reads a sharded store; opens shards when they are needed.
 
-    Up to 1,024 shards are open at a time, less where the process may not open so many files. A store that has no more
-    keeps its files open from the beginning, and its reader works on when the store is replaced. Of a larger one, the
-    shards used longest ago are let go. Each proves by the digest of its manifest that it is the one that the table
-    means, whenever it is opened: after a replacement, a shard that is not open raises :class:`StoreError`, and nothing
-    of the new store is ever taken for the old one's.
+    It holds up to 1,024 shards open, or fewer if the process may not open enough files. With no more shards than that,
+    it opens all files at the beginning, and still works after the store is replaced. With more, it closes those used
+    longest ago. Every time a shard is opened, the digest of its manifest must be the one in the table: after a
+    replacement, a shard that is not open raises :class:`StoreError`, and a new store's shards are never mistaken for
+    the old one's.
     """
 
     def __init__(self, path: Path, manifest: Manifest, files: dict[int, int], promised: int) -> None:
+        """Args:
+        path: Path of the store.
+        manifest: Its manifest, with the table.
+        files: Descriptors of shards that are open already, by number; the reader closes them.
+        promised: Number of open files reserved for the reader.
         """
-        Args:
-            path: Of the store.
-            manifest: Its manifest, with the table.
-            files: Descriptors of shards that are open already, by number; the reader closes them.
-            promised: How many open files are reserved for it.
-        """
-        table = _table(manifest)
+        table = _require_table(manifest)
         super().__init__(path, manifest)
         self._format: Format = FORMATS[manifest.format]
         self._table = table
         self._data_file = f"/{self._format.files[0]}" if self._format.files else ""
         self._files = files
-        self._finalizer = weakref.finalize(self, _drop, files, promised)
+        self._finalizer = weakref.finalize(self, _close_files, files, promised)
         self._starts: list[int] = table.starts.tolist()
         self._open: dict[int, Reader] = {}
         self._most = max(_FEWEST_OPEN, promised // _FILES_A_SHARD)
         self._bounded = self._most < len(table)
-        self._used: dict[int, int] = {}  # when each of the open shards was last used, where their number is bounded
+        self._used: dict[int, int] = {}  # time of last use of each open shard, if their number is bounded
         self._clock = itertools.count()
         self._columns: dict[str, ColumnData] = {}
         self._linked = LinkedFiles()
-        self._lock = threading.RLock()  # a remote reader lets shards go while it opens one
+        self._lock = threading.RLock()  # reentrant: a remote reader closes shards while it opens one
         self._closed = False
 
     def read(self, index: int) -> Buffer:
@@ -91,7 +90,7 @@ class ShardedReader(Reader):
     def view(self, index: int) -> Buffer:
         reader, local = self._locate(index)
         view = reader.view(local)
-        # A view keeps its shard's map, and so a file open: those of a batch would be as many as its records.
+        # A copy: a view keeps its shard's map open, so a batch could keep as many files open as it has records.
         return bytes(view) if self._bounded else view
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
@@ -131,7 +130,7 @@ class ShardedReader(Reader):
         out: NDArray[Any] | None = None
         for reader, some, local in self._by_shard(chosen):
             values = reader.values(name, local)
-            if out is None:  # not before: a manifest may promise any shape
+            if out is None:  # allocated only after the first read: a manifest may claim any shape
                 out = np.empty((len(chosen), *column.shape), NUMPY_DTYPE[column.dtype])
             out[some] = values
         return np.empty((0, *column.shape), NUMPY_DTYPE[column.dtype]) if out is None else out
@@ -143,7 +142,7 @@ class ShardedReader(Reader):
     def part_starts(self) -> NDArray[np.int64]:
         return self._table.starts[:-1]
 
-    def places(self) -> list[str]:
+    def part_places(self) -> list[str]:
         return [f"{self.path}/{name}" for name in self._table.names()]
 
     def key(self, index: int) -> str:
@@ -154,9 +153,9 @@ class ShardedReader(Reader):
         column = self.manifest.column(name)
         if name == "image":
             raise StoreError("a sharded store has no array of all images; read them one by one")
-        columns = self._columns  # another thread may close meanwhile
+        columns = self._columns  # read once: another thread may close the reader meanwhile
         if name not in columns:
-            columns[name] = joined_values(column, (part.column(name) for part in self.parts()), self._bounded)
+            columns[name] = join_values(column, (part.column(name) for part in self.parts()), self._bounded)
         return columns[name]
 
     def close(self) -> None:
@@ -171,33 +170,35 @@ class ShardedReader(Reader):
             reader.close()
 
     def shard(self, number: int) -> Reader:
-        """The reader of one shard. Raises :class:`StoreError` that names the shard when it is missing, not whole, or
-        not the one that the manifest means."""
+        """Returns the reader of a shard; opens it if need be. May close others to make room.
+
+        Raises :class:`StoreError` naming the shard if it is missing, incomplete, or not the one in the manifest.
+        """
         if self._bounded:
             self._used[number] = next(self._clock)
         reader = self._open.get(number)
         if reader is None:
-            self._make_ready(number)
+            self._prepare_shard(number)
             with self._lock:
                 if self._closed:
                     raise StoreError(f"{printable(str(self.path))} is closed")
                 reader = self._open.get(number)
                 if reader is None:
                     if len(self._open) >= self._most:
-                        self._let_go()
-                    held = self._files.pop(number, None)  # the reader's map holds it from here
+                        self._close_oldest()
+                    held = self._files.pop(number, None)  # from here on the reader's map keeps it open
                     try:
                         reader = self._open[number] = self._open_shard(number, held)
                     except StoreError as error:
                         if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_MORE_FILES:
-                            # Not the store's fault, so that nobody may take the shard for damaged.
+                            # Another class of error: the shard must not be taken for damaged.
                             raise UsageError(f"{error}: raise the limit (ulimit -n), or pack larger shards") from error
                         self._refuse_replaced()
                         raise
         return reader
 
-    def _make_ready(self, number: int) -> None:
-        """Does what takes long before a shard is opened, while other threads open others."""
+    def _prepare_shard(self, number: int) -> None:
+        """Does slow work before a shard is opened, without blocking threads that open others. Does nothing here."""
 
     def check_files(self) -> None:
         try:
@@ -209,15 +210,15 @@ class ShardedReader(Reader):
             self._refuse_replaced()
             raise
 
-    def _let_go(self) -> None:
-        """Forgets an eighth of the open shards, those used longest ago. What still uses one keeps it."""
+    def _close_oldest(self) -> None:
+        """Drops an eighth of the open shards, those used longest ago. Arrays and views in use keep their files open."""
         oldest = sorted(self._open, key=lambda number: self._used.get(number, -1))[: 1 + len(self._open) // 8]
         for number in oldest:
             del self._open[number]
         self._used = {number: self._used.get(number, -1) for number in self._open}
 
     def _is_manifest_as_written(self) -> bool:
-        """Whether the manifest's file holds this manifest in its canonical form, whichever version wrote it."""
+        """Returns whether the manifest's file holds this manifest in canonical form, whichever version wrote it."""
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
             text = (self.path / MANIFEST_FILE).read_bytes()
@@ -226,10 +227,10 @@ class ShardedReader(Reader):
             return False
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Shards missing, left over, of the wrong size or SHA-256 (not ``quick``), and what each finds in itself."""
+        """Yields missing and surplus shards, wrong sizes and SHA-256 (unless ``quick``), and faults in each shard."""
         shards = self._table
         if not self._is_manifest_as_written():
-            yield Problem(f"{MANIFEST_FILE} holds the manifest, but not as it was written")
+            yield Problem(f"{MANIFEST_FILE} was changed, although its values are the same")
         names = {MANIFEST_FILE, shards.file, *shards.names()}
         for entry in sorted(self.path.iterdir()):
             if entry.name not in names:
@@ -248,7 +249,7 @@ class ShardedReader(Reader):
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
         start = self._starts[number]
         file = self._format.data_file(self.path / shard.name)
-        if file.exists() and not file.is_file():  # a pipe would keep us waiting, a device would never end
+        if file.exists() and not file.is_file():  # reading a pipe would block, a device would never end
             yield Problem("is neither a file nor a link to one", shard=shard.name, lost=True)
             return
         if not quick:
@@ -269,7 +270,9 @@ class ShardedReader(Reader):
             yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
 
     def _by_shard(self, records: NDArray[np.int64]) -> Iterator[tuple[Reader, NDArray[np.int64], NDArray[np.int64]]]:
-        """The shards of some records: the reader of each, places in ``records``, and the shard's own numbers."""
+        """Yields, for each shard with some of ``records``: its reader, their positions in ``records``, their numbers in
+        it.
+        """
         numbers = np.searchsorted(self._table.starts, records, "right") - 1
         local = records - self._table.starts[numbers]
         order = np.argsort(numbers, kind="stable")
@@ -279,6 +282,7 @@ class ShardedReader(Reader):
             yield self.shard(int(numbers[some[0]])), some, local[some]
 
     def _locate(self, index: int) -> tuple[Reader, int]:
+        """Returns the reader of the shard with record ``index``, and the record's number in it."""
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         number = bisect.bisect_right(self._starts, index) - 1
@@ -286,7 +290,7 @@ class ShardedReader(Reader):
         return reader or self.shard(number), index - self._starts[number]
 
     def _refuse_replaced(self) -> None:
-        """Raises :class:`StoreError` when the manifest is another one now: then no shard is damaged or missing."""
+        """Raises :class:`StoreError` if the manifest was replaced, which explains a missing or different shard."""
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
         except StoreError:
@@ -294,24 +298,28 @@ class ShardedReader(Reader):
         if not same:
             raise StoreError(f"{printable(str(self.path))} has been replaced by another store; open it again")
 
-    def _where(self, name: str) -> str:
+    def _describe_shard(self, name: str) -> str:
         return f"shard {name} of {printable(str(self.path))}"
 
     def _check_file(self, number: int, nbytes: int, held: int | None) -> None:
+        """Raises :class:`StoreError` if a shard's file is missing or has another size; ``held`` is its descriptor, if
+        open.
+        """
         name = self._table.name(number)
         try:
             # A Path takes longer than the call.
             size = os.stat(f"{self.path}/{name}{self._data_file}" if held is None else held).st_size  # noqa: PTH116
         except OSError as error:
-            raise StoreError(f"{self._where(name)} cannot be opened: {error.strerror or error}") from error
+            raise StoreError(f"{self._describe_shard(name)} cannot be opened: {error.strerror or error}") from error
         if size != nbytes:
-            raise StoreError(f"{self._where(name)} has {size} bytes, expected {nbytes}")
+            raise StoreError(f"{self._describe_shard(name)} has {size} bytes, expected {nbytes}")
 
     def _open_shard(self, number: int, held: int | None) -> Reader:
+        """Opens a shard and checks it against the table; closes ``held``, its descriptor if it was open."""
         shard = self._table[number]
-        path, where = self.path / shard.name, self._where(shard.name)
+        path, where = self.path / shard.name, self._describe_shard(shard.name)
         try:
-            # Without a descriptor it could not be opened earlier, which may have changed.
+            # If it is not open, opening it failed earlier, or there are too many: try now.
             file = open_regular(self._format.data_file(path)) if held is None else held
         except OSError as error:
             raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
@@ -320,28 +328,28 @@ class ShardedReader(Reader):
             reader = self._format.open(path, file)
         finally:
             os.close(file)
-        found, whole = reader.manifest, self.manifest
-        same = found.format == whole.format and found.encoding == whole.encoding and found.records == shard.records
-        if not same or found.shards or not same_columns(found.columns, whole.columns):
+        own, whole = reader.manifest, self.manifest
+        same = own.format == whole.format and own.encoding == whole.encoding and own.records == shard.records
+        if not same or own.shards or not same_columns(own.columns, whole.columns):
             reader.close()
             raise StoreError(
-                f"{where} is of another store: it holds {found.records} records of {found.encoding} "
-                f"({FORMATS[found.format].title}), expected {shard.records} of {whole.encoding}"
+                f"{where} belongs to another store: it holds {own.records} records of {own.encoding} "
+                f"({FORMATS[own.format].title}), expected {shard.records} of {whole.encoding}"
             )
-        if found.digest != shard.manifest_digest:
+        if own.digest != shard.manifest_digest:
             reader.close()
             raise StoreError(
-                f"{where} is another shard or of another store: the digest of its manifest is {found.digest}, "
+                f"{where} is another shard, or belongs to another store: the digest of its manifest is {own.digest}, "
                 f"expected {shard.manifest_digest}"
             )
-        if (found.image.nbytes, found.records_digest) != (shard.image_nbytes, shard.records_digest):
+        if (own.image.nbytes, own.records_digest) != (shard.image_nbytes, shard.records_digest):
             reader.close()
-            raise StoreError(f"{where} has other images or records than the table of shards says")
+            raise StoreError(f"{where} has other images or records than the table of shards lists")
         return LinkedReader(reader, folder_of(self.path), self._linked) if whole.is_linked else reader
 
 
 def open_sharded(path: Path) -> ShardedReader:
-    """Opens the sharded store at ``path``. Raises :class:`StoreError`."""
+    """Opens the sharded store at ``path``; retries if it is replaced meanwhile. Raises :class:`StoreError`."""
     for _ in range(_OPEN_TRIES):
         before = _manifest_identity(path)
         try:
@@ -350,24 +358,27 @@ def open_sharded(path: Path) -> ShardedReader:
             if _manifest_identity(path) == before:
                 raise
             continue
-        files, promised = _hold(manifest, path)
+        files, promised = _open_files(manifest, path)
         if _manifest_identity(path) == before:
             return ShardedReader(path, manifest, files, promised)
-        _drop(files, promised)  # replaced in between
+        _close_files(files, promised)  # the store was replaced meanwhile
     raise StoreError(f"{printable(str(path))} was replaced by other stores while it was opened; open it again")
 
 
 def reserve_open_files(table: ShardTable) -> int:
-    """Reserves open files for a reader of these shards. Returns how many it got."""
+    """Reserves open files for a reader of these shards, raising the process's limit if need be. Returns how many it
+    got.
+    """
     return raise_open_file_limit(_FILES_A_SHARD * min(len(table), _MOST_OPEN))
 
 
-def _hold(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
-    """Opens the files of the shards if the process may have all of them open, else none.
+def _open_files(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
+    """Opens the files of all shards, if the process may have them all open, else none.
 
-    Returns their descriptors by the number of the shard, without those that cannot be opened (reading them says why),
-    and how many open files were reserved."""
-    table, format = _table(manifest), FORMATS[manifest.format]
+    Returns their descriptors by shard number, without those that cannot be opened (reading them raises the reason), and
+    the number of open files reserved.
+    """
+    table, format = _require_table(manifest), FORMATS[manifest.format]
     promised = reserve_open_files(table)
     files: dict[int, int] = {}
     if promised >= _FILES_A_SHARD * len(table):
@@ -377,14 +388,15 @@ def _hold(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
     return files, promised
 
 
-def _drop(files: dict[int, int], promised: int) -> None:
+def _close_files(files: dict[int, int], promised: int) -> None:
+    """Closes descriptors and releases the reserved open files."""
     while files:
         os.close(files.popitem()[1])
     release_open_files(promised)
 
 
-def _table(manifest: Manifest) -> ShardTable:
-    assert manifest.shards is not None  # read_sharded_manifest has seen to it
+def _require_table(manifest: Manifest) -> ShardTable:
+    assert manifest.shards is not None  # read_sharded_manifest guarantees it
     return manifest.shards
 
 
@@ -396,7 +408,7 @@ def _manifest_identity(path: Path) -> tuple[int, int]:
 
 
 def read_sharded_manifest(path: Path) -> Manifest:
-    """The manifest of the sharded store at ``path``. Raises :class:`StoreError`."""
+    """Reads the manifest and table of the sharded store at ``path``. Raises :class:`StoreError`."""
     file = path / MANIFEST_FILE
     shown = printable(str(path))
     try:
@@ -414,7 +426,7 @@ def read_sharded_manifest(path: Path) -> Manifest:
 
 
 def read_table(path: Path, table: ShardTable) -> ShardTable:
-    """``table`` with its rows, of the sharded store at ``path``. Raises :class:`StoreError`."""
+    """Returns ``table`` with its rows, read from the sharded store at ``path``. Raises :class:`StoreError`."""
     file = path / table.file
     try:
         with os.fdopen(open_regular(file), "rb") as opened:
@@ -427,11 +439,12 @@ def read_table(path: Path, table: ShardTable) -> ShardTable:
         raise ManifestError(f"{printable(str(file))}: {error}") from None
 
 
-def joined_values(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
-    """A column's values of all shards as one. Those of a single shard are not copied.
+def join_values(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
+    """Concatenates a column's values of several shards. Does not copy those of a single shard.
 
-    With ``copy``, each part is copied at once, and does not keep its shard open."""
-    parts = [_copied(part) for part in values] if copy else [*values]
+    With ``copy``, copies each part at once, so that it does not keep its shard open.
+    """
+    parts = [_copy_values(part) for part in values] if copy else [*values]
     if len(parts) == 1:
         return parts[0]
     if column.kind == "fixed":
@@ -448,14 +461,14 @@ def joined_values(column: Column, values: Iterable[ColumnData], copy: bool) -> C
     return Ragged(offsets, data)
 
 
-def _copied(values: ColumnData) -> ColumnData:
+def _copy_values(values: ColumnData) -> ColumnData:
     if isinstance(values, Ragged):
         return Ragged(values.offsets.copy(), values.data.copy())
     return values[:].copy() if isinstance(values, np.ndarray) else values[:]
 
 
 def same_columns(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
-    """Whether a shard has the columns of its store. It may lack the last classes: what was appended has them."""
+    """Returns whether a shard has the columns of its store. It may lack the last classes, which later shards added."""
     if len(shard) != len(whole):
         return False
     for mine, column in zip(shard, whole, strict=True):

@@ -212,7 +212,7 @@ class StoreSuite(StoreFilesSuite):
         sums[3] ^= np.uint64(1 << 63)
         with begin(path, records) as builder:
             builder.append(*records.part(0, 7), "", sums)
-            with pytest.raises(StoreError, match=r"record 3 of .* reads back otherwise"):
+            with pytest.raises(StoreError, match=r"record 3 of .* reads back differently"):
                 builder.commit(origin=ORIGIN)
         assert not path.exists()
 

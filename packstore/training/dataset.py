@@ -24,7 +24,7 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store, with_checksums
 from packstore.stores.base import Reader
 from packstore.stores.remote.head import RemoteHead
-from packstore.stores.remote.opening import open_again
+from packstore.stores.remote.opening import reopen_remote
 from packstore.stores.remote.reader import RemoteReader
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment.targets import check_targets
@@ -415,7 +415,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         value = self._fields[name].of(self._form, reader, record)
         count = self._numbers_of_classes.get(name)
         if count is not None and value is not None and not 0 <= value < count:
-            raise reader.no_class(self.manifest.column(name), record, value)
+            raise reader.class_error(self.manifest.column(name), record, value)
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
 
     def _transformed(self, image: Any) -> Any:
@@ -461,7 +461,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def _sound_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         """Values of a fixed column. Raises :class:`CorruptRecordError` for the first that is damaged."""
         reader = self.reader
-        faults = reader.faults(records, (name,))
+        faults = reader.find_faults(records, (name,))
         if faults:
             raise faults[min(faults)]
         return reader.values(name, records)
@@ -523,7 +523,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = None) -> Reader:
     """Opens a store, at a URL the version ``head``, and looks at all of its files."""
     if head is not None and isinstance(path, UrlPath):
-        return with_checksums(open_again(path, head), checksums)
+        return with_checksums(reopen_remote(path, head), checksums)
     reader = open_store(path, checksums)
     try:
         reader.check_files()  # now, and not hours later

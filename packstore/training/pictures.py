@@ -64,7 +64,7 @@ class Pictures:
 
     def of(self, output: str, reader: Reader, record: int) -> Any:
         """The image of a record in the form that ``output`` names; None where it has none."""
-        if self.column.nullable and not reader.present(self.column.name, record):
+        if self.column.nullable and not reader.has_value(self.column.name, record):
             return None
         if output == "bytes":
             return bytes(stored_bytes(reader, self.column, record))

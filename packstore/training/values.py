@@ -51,7 +51,7 @@ class Values:
         if column.type == "label" and not column.nullable:
             return int(reader.value(column.name, record))
         if column.type == "mask":
-            return self._mask(output, reader, record) if reader.present(column.name, record) else None
+            return self._mask(output, reader, record) if reader.has_value(column.name, record) else None
         try:
             value = reader.item(column.name, record)
         except CorruptRecordError:  # it names the record itself

@@ -100,8 +100,8 @@ def test_the_least_recently_used_goes_first(cache: Cache, origin: Origin) -> Non
 def test_what_is_made_old_leaves_first(cache: Cache, origin: Origin) -> None:
     origin.read(cache, 0, 1, 2)
     mtime = whole(cache, origin, 2).stat().st_mtime_ns
-    cache.age(origin.digests[2], 1.5)
-    cache.age(origin.digests[7], 1.5)  # which is not there
+    cache.set_last_used(origin.digests[2], 1.5)
+    cache.set_last_used(origin.digests[7], 1.5)  # which is not there
     assert (whole(cache, origin, 2).stat().st_atime, whole(cache, origin, 2).stat().st_mtime_ns) == (1.5, mtime)
     origin.read(cache, 3)
     assert cache.missing(origin.digests[:4]) == [origin.digests[2]]
@@ -238,8 +238,8 @@ def test_damage_without_a_trace_is_found_once_it_is_doubted(cache: Cache, origin
     path = whole(cache, origin, 0)
     overwritten(path)
     os.utime(path, ns=(0, stamp(path.name)))
-    cache.doubt(path.name)
-    cache.doubt(origin.digests[1])  # absent
+    cache.mark_suspect(path.name)
+    cache.mark_suspect(origin.digests[1])  # absent
     origin.read(cache, 0)
     assert len(origin.fetched) == 2
 

@@ -20,7 +20,7 @@ import packstore
 from packstore.core.errors import DestinationError, PackstoreError, StoreError, UsageError
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Split
 from packstore.stores import create_store, manifest_recovery, open_store
-from packstore.stores.manifest_recovery import correct, find_manifest
+from packstore.stores.manifest_recovery import correct_manifest, find_manifest
 from packstore.testing.records import append, make_records
 from tests.makers.command import run
 from tests.makers.datasets import write_image
@@ -101,12 +101,12 @@ def test_what_cannot_be_corrected_is_not_called_proven() -> None:
     blank = [dataclasses.replace(c, nbytes=c.record_nbytes * 4) for c in records.columns]
     text = Manifest("hdf5", "uint8", 4, tuple(blank), Origin("flat", "somewhere")).to_json().encode("ascii")
     two = text.replace(b'"somewhere"', b'"somewhexy"')
-    found = correct(two)
+    found = correct_manifest(two)
     assert found is not None
     assert (found.proven, found.state, found.manifest.origin.name) == (False, "unproven", "somewhexy")
-    assert correct(text[:-30]) is None
+    assert correct_manifest(text[:-30]) is None
     assert find_manifest(b"nothing of the kind") is None
-    assert correct(text).state == "intact"  # type: ignore[union-attr]
+    assert correct_manifest(text).state == "intact"  # type: ignore[union-attr]
 
 
 def test_what_looks_like_very_many_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ from packstore.core.progress import Progress
 from packstore.core.shards import ShardTable
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.options import ConvertOptions
-from packstore.stores.remote.cleaning import GRACE_SECONDS, find_needless
-from packstore.stores.remote.head import newest_version
+from packstore.stores.remote.cleaning import GRACE_SECONDS, find_unneeded
+from packstore.stores.remote.head import find_newest_version
 from tests.makers.clusters import KillingObjects, Twice, assert_same, drive, expected_objects, objects_at, plan_for
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
@@ -527,7 +527,7 @@ def test_shards_that_are_gone(folder: Path, whole: Path, url: str, monkeypatch: 
         patch.setattr(commit_module, "upload_table", cleaned)
         with pytest.raises(StoreError, match=f"{gone} is not there any more; run this again"):
             drive(folder, url, **PASSING)
-    assert newest_version(objects) == 0
+    assert find_newest_version(objects) == 0
     drive(folder, url, **PASSING)
     assert_same(url, whole)
 
@@ -556,7 +556,7 @@ def test_clean_removes_what_an_interrupted_run_left(folder: Path, url: str) -> N
     assert len(left) > 4
     assert "a conversion is running, or was interrupted; the same command resumes it" in run("info", url).stderr
     drive(folder, url, shard_size=60_000)
-    found = find_needless(objects, later)
+    found = find_unneeded(objects, later)
     assert not found.foreign
     needless = {info.name for info in found.objects}
     assert needless == left.keys()

@@ -17,7 +17,7 @@ from packstore.objects.location import parse_url
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, make_plan
 from packstore.packing.report import ConvertReport
-from packstore.stores.base import manifest_text
+from packstore.stores.base import encode_manifest
 from packstore.stores.opening import read_manifest
 from packstore.stores.remote.names import shard_objects, table_name, version_name
 
@@ -120,7 +120,7 @@ def expected_objects(store: Path) -> dict[str, bytes]:
     files = [store / name for name in table.names()]
     files = [path / "data.mdb" if path.is_dir() else path for path in files]
     expected = {name: file.read_bytes() for name, file in zip(shard_objects(table), files, strict=True)}
-    head = manifest_text(manifest)
+    head = encode_manifest(manifest)
     return expected | {table_name(table): table.table.tobytes(), version_name(1): head, "manifest.json": head}
 
 

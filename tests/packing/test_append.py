@@ -263,7 +263,7 @@ def test_a_file_in_the_way_stays(part: Part, tmp_path: Path) -> None:
     store = tmp_path / "x.h5"
     packstore.convert(part("first", lambda key: "/ant/" in key), store, shard_size=10**6)
     (store / "shard-00002.h5").write_bytes(b"mine")
-    with pytest.raises(DestinationError, match=r"shard-00002\.h5 is not the store's; move it away first"):
+    with pytest.raises(DestinationError, match=r"shard-00002\.h5 does not belong to the store; move it away first"):
         packstore.append(store, part("second", lambda key: "/bee/" in key))
     assert (store / "shard-00002.h5").read_bytes() == b"mine"
     assert len(keys(store)) == 8
@@ -396,7 +396,7 @@ def test_an_interrupted_run_goes_on(
 @pytest.mark.slow
 @pytest.mark.sampled(1, per="step")
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("step", ["write_head", "link_parts", "_sync", "_refuse_changed", "_settle"])
+@pytest.mark.parametrize("step", ["write_head", "link_shards", "_sync", "_refuse_changed", "_sync_directory"])
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_error_while_publishing(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool, step: str, killed: bool
@@ -418,7 +418,7 @@ def test_an_error_while_publishing(
             patch.setattr(WorkDirectory, "remove", WorkDirectory.release)
         with pytest.raises(CutError if killed else DestinationError):
             packstore.append(store, second)
-    done = step == "_settle"
+    done = step == "_sync_directory"
     with open_store(store) as reader:
         assert len(reader) == (24 if done else 16)
     if not killed:

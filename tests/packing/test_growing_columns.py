@@ -70,12 +70,12 @@ def rows(reader: Reader) -> list[tuple[object, ...]]:
         (
             reader.key(i),
             bytes(reader.read(i)),
-            label[int(reader.value("label", i))] if reader.present("label", i) else None,
-            int(reader.value("label", i)) if not reader.present("label", i) else None,
+            label[int(reader.value("label", i))] if reader.has_value("label", i) else None,
+            int(reader.value("label", i)) if not reader.has_value("label", i) else None,
             bytes(reader.value("boxes", i)),
             [names[k] for k in np.frombuffer(bytes(reader.value("names", i)), "<i8")],
             bytes(reader.value("mask", i)),
-            bytes(reader.value("caption", i)) if reader.present("caption", i) else None,
+            bytes(reader.value("caption", i)) if reader.has_value("caption", i) else None,
             reader.value("vector", i).tolist(),
         )
         for i in range(len(reader))

@@ -20,7 +20,7 @@ from packstore.stores.builder import journal as receipts
 from packstore.stores.builder import publish
 from packstore.stores.builder import work_directory as work
 from packstore.stores.builder.journal import read_receipt
-from packstore.stores.builder.work_directory import RECEIPT, STORE, find_leftovers, runs_of, work_path
+from packstore.stores.builder.work_directory import RECEIPT, STORE, find_leftovers, list_runs, work_path
 from tests.makers.command import run as run_command
 from tests.makers.datasets import make_folder, write_image
 from tests.makers.stores import content
@@ -56,7 +56,7 @@ def cut_short(source: Path, destination: Path, after: int, **options: Any) -> Pa
         packstore.convert(source, destination, progress=progress, **options)
     assert "goes on from there" in caught.value.__notes__[0]
     assert not destination.exists()
-    return runs_of(work_path(destination))[-1]
+    return list_runs(work_path(destination))[-1]
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_cut_short_again_and_again(folder: Path, tmp_path: Path, reference: Any)
     for after in (6, 3, 12, 9, 18):
         run = cut_short(folder, out, after)
         # The run that got furthest is kept, whichever that was.
-        found = [read_receipt(r) for r in runs_of(run.parent)]
+        found = [read_receipt(r) for r in list_runs(run.parent)]
         assert max(r.records for r in found if r is not None) >= max(6, after)
     assert packstore.convert(folder, out).resumed >= 18
     assert content(out) == expected
@@ -317,9 +317,9 @@ def test_killed_between_the_name_and_the_cleaning_up(
         patch.setattr(work.WorkDirectory, "remove", killed)
         with pytest.raises(CutError):
             packstore.convert(folder, out, encoding="original", overwrite=overwrite)
-    assert (runs_of(work_path(out))[-1] / RECEIPT).exists()
+    assert (list_runs(work_path(out))[-1] / RECEIPT).exists()
     before = out.stat().st_ino
-    with pytest.raises(DestinationError, match="made otherwise"):
+    with pytest.raises(DestinationError, match="made by another conversion"):
         packstore.convert(folder, out, encoding="uint8")
     report = packstore.convert(folder, out, encoding="original", overwrite=overwrite)
     assert report.resumed == 24
@@ -370,7 +370,7 @@ def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
         patch.setattr(publish.Staging, "discard", publish.Staging.keep)
         with pytest.raises(CutError):
             packstore.convert(folder, out, encoding="original", overwrite=True)
-    assert read_receipt(runs_of(work_path(out))[-1]).sealed is not None  # type: ignore[union-attr]
+    assert read_receipt(list_runs(work_path(out))[-1]).sealed is not None  # type: ignore[union-attr]
     packstore.convert(folder, out, encoding="original", overwrite=True)
     assert content(out) == reference(suffix, encoding="original")
 
@@ -424,7 +424,7 @@ def test_leftovers_are_found_and_nothing_else(folder: Path, tmp_path: Path) -> N
     assert found.path == run.parent
     assert found.owner.pid == os.getpid()
     (run / "notes.txt").write_text("mine")
-    with pytest.raises(DestinationError, match="also holds what packstore did not write"):
+    with pytest.raises(DestinationError, match="also holds files that packstore did not write"):
         work.remove_leftover(found)
     assert (run / "notes.txt").read_text() == "mine"
     (run / "notes.txt").unlink()
@@ -447,7 +447,7 @@ def test_an_owner_that_packstore_cannot_have_written(folder: Path, tmp_path: Pat
     assert [found.path.name for found in find_leftovers(tmp_path)] == [".out.h5.packstore"]
     assert run_command("clean", "--yes", tmp_path).returncode == 0
     assert not (tmp_path / ".out.h5.packstore").exists()
-    with pytest.raises(packstore.DestinationError, match="is in the way and holds what packstore did not write"):
+    with pytest.raises(packstore.DestinationError, match="holds files that packstore did not write"):
         packstore.convert(folder, tmp_path / "a.h5")
 
 

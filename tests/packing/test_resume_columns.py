@@ -12,7 +12,7 @@ import packstore
 from packstore.core.progress import Progress
 from packstore.packing import records as record_packing
 from packstore.stores.builder import journal
-from packstore.stores.builder.work_directory import COLUMNS, find_leftovers, remove_leftover, runs_of, work_path
+from packstore.stores.builder.work_directory import COLUMNS, find_leftovers, list_runs, remove_leftover, work_path
 from tests.makers.samples import coco
 from tests.makers.stores import content
 
@@ -57,7 +57,7 @@ def convert(out: Path, cut: int | None = None, **options: Any) -> tuple[packstor
 
 
 def run_of(out: Path) -> Path:
-    return runs_of(work_path(out))[-1]
+    return list_runs(work_path(out))[-1]
 
 
 @pytest.mark.slow

@@ -88,12 +88,12 @@ def test_what_lies_here_is_known_and_spread_evenly(url: UrlPath) -> None:
         assert isinstance(reader, RemoteReader)
         starts = [*reader.part_starts.tolist(), len(reader)]
         assert len(starts) > 4
-        assert not reader.at_hand(range(len(starts) - 1)).any()
+        assert not reader.parts_are_local(range(len(starts) - 1)).any()
         assert spread_local(reader, 0, len(reader), 8).tolist() == []
         reader.key(starts[1])
         reader.prefetch(2)
         here = [number in (1, 2) for number in range(len(starts) - 1)]
-        assert reader.at_hand(range(len(starts) - 1)).tolist() == here
+        assert reader.parts_are_local(range(len(starts) - 1)).tolist() == here
         both = [*range(starts[1], starts[3])]
         assert spread_local(reader, 0, len(reader), 100).tolist() == both
         assert spread_local(reader, starts[1] + 1, starts[2], 100).tolist() == both[1 : starts[2] - starts[1]]

@@ -22,7 +22,7 @@ from packstore.core.manifest import Column
 from packstore.stores import Ragged, create_store, format_of, is_store, open_store
 from packstore.stores.builder import publish
 from packstore.stores.builder import spools as columns
-from packstore.stores.builder.spools import ColumnSpool, duplicate_keys
+from packstore.stores.builder.spools import ColumnSpool, find_duplicate_key
 from packstore.stores.builder.work_directory import read_owner
 from packstore.testing.records import (
     ORIGIN,
@@ -537,7 +537,7 @@ def test_duplicate_keys_are_found_whatever_the_hashes(keys: list[bytes], spread:
     hashes = np.array([hash(k) % spread * (2**64 // spread) % 2**64 for k in keys], np.uint64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "_KEYS_AT_ONCE", at_once)
-        pair = duplicate_keys(ragged, hashes)
+        pair = find_duplicate_key(ragged, hashes)
     if pair is None:
         assert len(set(keys)) == len(keys)
     else:
@@ -560,7 +560,7 @@ def test_a_range_of_a_spool_is_a_column_of_its_own(
     some, all_of_it = whole.values(start, stop), alone.values(0, stop - start)
     assert isinstance(some, Ragged)
     assert isinstance(all_of_it, Ragged)
-    assert whole.finished(start, stop, some) == alone.finished(0, stop - start, all_of_it)
+    assert whole.describe(start, stop, some) == alone.describe(0, stop - start, all_of_it)
     for spool in spools:
         spool.close()
     assert [bytes(v) for v in some] == values[start:stop]
@@ -614,7 +614,7 @@ def test_a_disturbed_spool_is_never_published(tmp_path: Path, suffix: str, shard
         file.flush()
         os.pwrite(file.fileno(), b"warning", 3)
         # A shard is read back before the spools are looked at.
-        with pytest.raises(StoreError, match=f"{name}.*{DISTURBED}|record 0 .* reads back otherwise"):
+        with pytest.raises(StoreError, match=f"{name}.*{DISTURBED}|record 0 .* reads back differently"):
             builder.commit(origin=ORIGIN)
     assert listing(tmp_path) == set()
 

@@ -103,7 +103,7 @@ def test_any_columns_come_back(tmp_path_factory: pytest.TempPathFactory, suffix:
             assert list(reader.check_structure()) == []
             for column, values in found:
                 for record, value in enumerate(values):
-                    assert reader.present(column.name, record) == (value is not None)
+                    assert reader.has_value(column.name, record) == (value is not None)
                     assert same(reader.item(column.name, record), value, column)
         assert verify(path).ok
 

@@ -369,7 +369,7 @@ def test_a_run_that_ends_while_another_looks_at_what_it_left(
         return read_manifest(path)
 
     monkeypatch.setattr(interrupted, "read_manifest", read)
-    assert not interrupted.killed_after_publishing(out)
+    assert not interrupted.was_killed_after_publishing(out)
     with pytest.raises(packstore.DestinationError, match="exists already"):
         packstore.convert(folder, out)
 

@@ -423,7 +423,7 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
         assert bytes(reader.value(name, 3)) == value
         assert asked == [name]
         asked.clear()
-        assert reader.faults(np.array([3]), [name]) == {}
+        assert reader.find_faults(np.array([3]), [name]) == {}
         assert asked == [name]
         file = path / "data.mdb" if path.is_dir() else path
         data = file.read_bytes()
@@ -433,7 +433,7 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
                 opened.write(bytes([value[5] ^ 1]))
         with pytest.raises(CorruptRecordError, match=r"record 3 .* row checksum"):
             reader.value(name, 3)
-        assert {*reader.faults(np.array([2, 3]), [name])} == {3}
+        assert {*reader.find_faults(np.array([2, 3]), [name])} == {3}
 
 
 def test_values_that_share_a_slot_of_hashes_are_all_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,6 +452,6 @@ def test_values_that_share_a_slot_of_hashes_are_all_checked(tmp_path: Path, monk
         labels = records.values["label"]
         assert labels[0] == labels[3]
         for turn in ([0], [0], [3], [3], [0], [1, 2, 4, 5]):
-            assert reader.faults(np.array(turn), ["label"]) == {}
+            assert reader.find_faults(np.array(turn), ["label"]) == {}
         assert proven == [0, 3, 0, 1, 2, 4, 5]
         assert [int(reader.value("label", number)) for number in range(6)] == list(labels)

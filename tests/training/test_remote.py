@@ -204,7 +204,7 @@ def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: N
     assert reads is not None
     needed = [int(shard) for shard in reads.shards[reads.first == 0]]
     for _ in range(3000):
-        if remote_of(loader).at_hand(needed).all():
+        if remote_of(loader).parts_are_local(needed).all():
             break
         time.sleep(0.01)
     loader.reset_stats()

@@ -34,7 +34,7 @@ class Reader:
         if number in self._errors:
             raise self._errors[number]
 
-    def let_go(self, numbers: Collection[int]) -> None:
+    def release_shards(self, numbers: Collection[int]) -> None:
         self.left += numbers
 
 

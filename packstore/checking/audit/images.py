@@ -227,7 +227,7 @@ class Inspection:
     def _mask_of(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
         """Height and width of a mask, and its values where somebody asks for them."""
         column = self._manifest.column(name)
-        if not self._reader.present(name, record):
+        if not self._reader.has_value(name, record):
             return None
         if column.layout is not None:
             value = self._reader.item(name, record)

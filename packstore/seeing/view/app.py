@@ -168,7 +168,7 @@ def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
     """Returns the texts of tiles. Fetches no shards; only visible thumbnails do."""
     parts = (np.searchsorted(site.reader.part_starts, records, "right") - 1).tolist()
     numbers = sorted({*parts})
-    here = dict(zip(numbers, site.reader.at_hand(numbers).tolist(), strict=True))
+    here = dict(zip(numbers, site.reader.parts_are_local(numbers).tolist(), strict=True))
     return [_describe_row(site, record, here[part]) for record, part in zip(records, parts, strict=True)]
 
 
@@ -205,7 +205,7 @@ async def _classes(site: Site, request: Request) -> Response:
     site.allow_fetching(request)
     reader, fetch = site.reader, site.fetches_all
     parts = range(len(reader.part_starts))
-    name = ("classes", "all" if fetch else int(reader.at_hand(parts).sum()))
+    name = ("classes", "all" if fetch else int(reader.parts_are_local(parts).sum()))
     job = site.jobs.start(name, "counting classes", len(reader), lambda report: count_classes(reader, report, fetch))
     found = await site.wait_briefly(job)
     return _progress_response(job) if found is None else _json_response(found)

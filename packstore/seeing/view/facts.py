@@ -74,7 +74,7 @@ def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int
 
     Without ``fetch``, skips parts that are not on this machine."""
     starts = [*reader.part_starts.tolist(), len(reader)]
-    here = None if fetch else reader.at_hand(range(len(starts) - 1))
+    here = None if fetch else reader.parts_are_local(range(len(starts) - 1))
     for number, (start, stop) in enumerate(pairwise(starts)):
         if here is not None and not here[number]:
             continue
@@ -255,6 +255,6 @@ def choose_sample(reader: Reader, fetch: bool = True) -> NDArray[np.int64] | Non
     """Chooses the records whose headers are read by default: None for all, else :data:`SAMPLE` evenly spread records;
     without ``fetch``, only of those on this machine."""
     count = len(reader)
-    if fetch or reader.at_hand(parts_within(reader, 0, count)).all():
+    if fetch or reader.parts_are_local(parts_within(reader, 0, count)).all():
         return None if count <= AT_ONCE else np.unique(np.linspace(0, count - 1, SAMPLE).astype(np.int64))
     return spread_local(reader, 0, count, SAMPLE)

@@ -24,7 +24,7 @@ def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
     """Reads a record's mask, ``(H, W)``.
 
     Raises :class:`DecodeError` if it is missing or cannot be decoded, :class:`StoreError` if it is damaged."""
-    if not reader.present(column.name, record):
+    if not reader.has_value(column.name, record):
         raise DecodeError(f"record {record} has no {column.name}")
     if column.layout is not None:
         return np.asarray(reader.item(column.name, record))

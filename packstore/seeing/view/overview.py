@@ -112,7 +112,7 @@ def _read_class_lists(
             continue
         for record in records[first:last].tolist():
             try:
-                found = np.asarray(part.item(name, record - start) if part.present(name, record - start) else ())
+                found = np.asarray(part.item(name, record - start) if part.has_value(name, record - start) else ())
             except PackstoreError:
                 continue
             owners.append(np.full(len(found), record, np.int64))

@@ -1,4 +1,4 @@
-"""Building a store of any format: columns, checksums, splits, shards, and one atomic publish at the end."""
+"""Builds a store of any format: columns, checksums, splits, shards, and one atomic publish at the end."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ _HASHES = Column("keyhash", "fixed", "uint64")
 
 
 class StoreBuilder:
-    """Writes a store: :meth:`append` batches, then :meth:`commit`. Nothing lies at the destination before that.
+    """Writes a store: :meth:`append` batches, then :meth:`commit`, which publishes it. Until then the destination is
+    untouched.
 
-    A context manager: leaving it without a commit, or by an exception, aborts. It then leaves nothing, except what
-    another run can go on from (see :mod:`packstore.stores.builder.journal`). Not for several threads at once. Memory
-    does not grow with the number of records.
+    A context manager: leaving it without a commit, or by an exception, aborts. An abort removes everything but work
+    that another run can resume from (see :mod:`packstore.stores.builder.journal`). Not safe to use from several
+    threads. Memory does not grow with the number of records.
 
     Attributes:
-        records: Records so far.
-        kept: After an abort, the work directory from which another run can go on, or None.
+        records: Records appended so far.
+        kept: After an abort, the work directory from which another run can resume, or None.
     """
 
     def __init__(
@@ -68,11 +69,15 @@ class StoreBuilder:
         identity: Identity | None = None,
         restart: bool = False,
     ) -> None:
-        """Checks the destination; see :func:`packstore.stores.create_store` for arguments and errors."""
+        """Checks the destination, locks its work directory and removes what dead runs left there, except one to resume
+        from.
+
+        See :func:`packstore.stores.create_store` for arguments and errors.
+        """
         if shard_size is not None and shard_size < 1:
             raise StoreError(f"a shard size must be at least 1 byte, got {shard_size}")
         blank = tuple(dataclasses.replace(c, nbytes=0, digest=None) for c in columns)
-        # Raises for whatever no manifest can hold.
+        # Raises for anything that a manifest cannot hold.
         Manifest(format, encoding, 0, blank, Origin("", ""))
         self._format: Format = FORMATS[format]
         self._encoding = encoding
@@ -95,7 +100,7 @@ class StoreBuilder:
             shard_size=shard_size,
         )
         try:
-            self._take_up(identity, restart)
+            self._begin_journal(identity, restart)
             with writing(self._staging.destination):
                 if self._files.sharded:
                     self._staging.path.mkdir()
@@ -117,33 +122,35 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Takes before the first record what :meth:`commit` would need, so each shard can be sealed when it is full
-        and another run can go on from it."""
-        self._base = self._described(origin, normalization, options, versions)
+        """Takes the manifest's facts before the first record, so that each shard can be sealed once full and another
+        run can resume from it. :meth:`commit` then does not need them.
+        """
+        self._base = self._build_base(origin, normalization, options, versions)
 
     @property
     def interrupted(self) -> InterruptedRun | None:
-        """An interrupted run with the same identity, or None. Its images are to be appended first, in order."""
+        """An interrupted run with the same identity, or None. Append its images first, in order."""
         return self._files.interrupted
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns, as they were given."""
+        """The columns as given, without sizes and digests."""
         return self._columns
 
     def digests(self) -> dict[str, str]:
-        """The digests of all columns but ``image``, of the records so far."""
+        """Returns the digests of all columns but ``image``, for the records so far."""
         return {column.name: self._spools[column.name].digest() for column in self._columns[1:]}
 
     def records_digest(self) -> str:
-        """The digest of the records so far."""
+        """Returns the digest of the records so far."""
         return self._records_digest(0, self.records)
 
     def checkpoint(self, position: Callable[[], SourcePosition]) -> None:
-        """Writes a receipt if one is due. To be called after records were appended.
+        """Writes a receipt if one is due; then removes the interrupted run if this one has as many records. Call it
+        after appending.
 
         Args:
-            position: Returns how far the source was read; only called when a receipt is written.
+            position: Returns how far the source was read; called only if a receipt is written.
 
         Raises:
             DestinationError: The receipt cannot be written; the builder is aborted.
@@ -154,17 +161,18 @@ class StoreBuilder:
             with writing(self._staging.destination):
                 for spool in self._spools.values():
                     spool.flush()
-                self._journal.receipt(position(), self._files.sealed)
+                self._journal.write_receipt(position(), self._files.sealed)
         except BaseException:
             self.abort()
             raise
         if self.interrupted is not None and self.records >= self.interrupted.records:
-            self.interrupted.remove()  # this run has more
+            self.interrupted.remove()  # this run has got as far
             self._files.interrupted = None
 
     def cut(self) -> None:
-        """Ends the shard: the next record begins another. Nothing happens before the first record of a shard, or in a
-        store of one file."""
+        """Ends the current shard: the next record begins another. Has no effect on an empty shard, or without
+        shards.
+        """
         self._files.cut()
 
     def append(
@@ -181,20 +189,20 @@ class StoreBuilder:
             columns: Values of every column but ``image`` and ``checksum``: for ``key`` (and other ragged ones) a list
                 of ``str`` or bytes, else something array-like of shape ``(len(images), *column.shape)``.
             split: Name of the split; records of one split follow each other. ``""`` in a store without splits.
-            checksums: ``uint64`` XXH3-64 of each image, when the caller has computed them already.
+            checksums: ``uint64`` XXH3-64 of each image; None computes them.
 
         Raises:
-            StoreError: Values that do not fit the columns; nothing is added then.
-            DestinationError: The disk is full, or the like; the builder is aborted.
+            StoreError: Values do not fit the columns; nothing is added.
+            DestinationError: Writing failed, for example on a full disk; the builder is aborted.
         """
-        self._open()
+        self._require_open()
         buffers = plain_buffers(images, "image")
         sizes = [len(b) for b in buffers]
-        values = self._checked(buffers, sizes, columns, checksums)
+        values = self._check_values(buffers, sizes, columns, checksums)
         self._check_split(split)
         if buffers and self._cut_splits and self._runs and self._runs[-1].name != split:
             self.cut()
-        if LINK_LENGTH in values:  # the images lie elsewhere
+        if LINK_LENGTH in values:  # a linked store: the images are in other files
             sizes = values[LINK_LENGTH].tolist()
         try:
             with writing(self._staging.destination):
@@ -222,31 +230,32 @@ class StoreBuilder:
         skipped: Sequence[Skipped] = (),
         position: Callable[[], SourcePosition] | None = None,
     ) -> Manifest:
-        """Seals the store, reads it again and compares, and moves it to its destination.
+        """Seals the store, reads it back and compares, moves it to its destination, and removes the work directory.
 
-        The arguments go into the manifest, which is returned; leave out those given to :meth:`describe`. ``counted``
-        and ``skipped`` are of all records, so no shard has them: ``counted`` joins the options. ``position`` is as for
-        :meth:`checkpoint`, for a kill at the last moment.
+        The arguments go into the manifest, which is returned; omit those given to :meth:`describe`. ``counted`` and
+        ``skipped`` concern all records, so shards do not have them: ``counted`` joins the options. ``position`` is as
+        for :meth:`checkpoint`, and recognises this run if it is killed between publishing and cleaning up.
 
         Raises:
-            StoreError: No records, or two with the same key (both named).
-            DestinationError: The store cannot be written or moved. In each case nothing is left.
+            StoreError: There are no records, or two with the same key (both named).
+            DestinationError: The store cannot be written or moved. In every case the builder is aborted.
         """
-        self._open()
+        self._require_open()
         try:
             if not self.records:
                 raise StoreError(f"no records to put into {printable(str(self._staging.destination))}")
             if self._base is None:
                 if origin is None:
                     raise StoreError("the origin of the records is needed, here or by describe()")
-                self._base = self._described(origin, normalization, options, versions)
+                self._base = self._build_base(origin, normalization, options, versions)
             with writing(self._staging.destination):
                 self._refuse_duplicates()
                 manifest = self._seal(counted or {}, tuple(skipped))
-                # Not of a run so short that it has none yet: a digest of all its entries would cost it several percent.
+                # Only if the run was long enough for a receipt before: for a short one, a digest of all its entries
+                # would take several percent of the time.
                 if self._journal is not None and self._journal.written and position is not None:
                     sealed = manifest.digest, device_and_inode(self._staging.path)[1]
-                    self._journal.receipt(position(), self._files.sealed, sealed)
+                    self._journal.write_receipt(position(), self._files.sealed, sealed)
             self._staging.publish()
         except BaseException:
             self.abort()
@@ -255,9 +264,10 @@ class StoreBuilder:
         return manifest
 
     def abort(self) -> None:
-        """Drops everything written so far, unless another run can go on from it by a receipt.
+        """Closes all files and removes what was written, unless a receipt lets another run resume from it.
 
-        Idempotent; does nothing after a commit."""
+        Idempotent; does nothing after a commit.
+        """
         if not self._done:
             try:
                 self._close()
@@ -279,12 +289,12 @@ class StoreBuilder:
     ) -> None:
         self.abort()
 
-    def _open(self) -> None:
+    def _require_open(self) -> None:
         if self._done:
             raise StoreError("this store is committed or aborted already")
 
     def _close(self) -> None:
-        """Closes everything; what is needed is on the disk already."""
+        """Closes all files. Logs errors of closing, since everything needed is on the disk already."""
         self._done = True
         closes = [writer.abort for writer in self._files.writers()]
         closes += [spool.close for spool in self._spools.values()]
@@ -293,16 +303,16 @@ class StoreBuilder:
         for close in closes:
             try:
                 close()
-            except OSError as error:  # it is closed all the same, and either nothing is lost or another error is raised
+            except OSError as error:  # the file is closed all the same; lost data raises elsewhere
                 _log.debug("while closing: %s", error)
 
-    def _take_up(self, identity: Identity | None, restart: bool) -> None:
-        """Looks for an interrupted run to go on from, removes all others, and begins the journal of this one."""
+    def _begin_journal(self, identity: Identity | None, restart: bool) -> None:
+        """Finds an interrupted run to resume from, removes all other runs, and begins this run's journal."""
         with writing(self._staging.destination):
             runs = [run for run in self._staging.work.runs() if run != self._staging.run]
         if identity is not None:
-            found = find_interrupted_run(runs, identity, self._format, self._columns, restart=restart)
-            self._files.interrupted = found
+            run_to_resume = find_interrupted_run(runs, identity, self._format, self._columns, restart=restart)
+            self._files.interrupted = run_to_resume
         with writing(self._staging.destination):
             for run in runs:
                 if self.interrupted is None or run != self.interrupted.path:
@@ -310,7 +320,7 @@ class StoreBuilder:
             if identity is not None:
                 self._journal = Journal(self._staging.run, identity.fingerprint)
 
-    def _described(
+    def _build_base(
         self,
         origin: Origin,
         normalization: Normalization | None,
@@ -328,14 +338,16 @@ class StoreBuilder:
             versions=dict(versions or {}),
         )
 
-    def _checked(
+    def _check_values(
         self,
         buffers: Sequence[bytes | memoryview],
         sizes: list[int],
         columns: Mapping[str, Any],
         checksums: NDArray[np.uint64] | None,
     ) -> dict[str, Any]:
-        """Values of all spools, checked. Raises :class:`StoreError`."""
+        """Checks the values of a batch and computes its checksums; returns what each spool takes. Raises
+        :class:`StoreError`.
+        """
         image, count = self._columns[0], len(buffers)
         if image.kind == "fixed":
             wrong = next((i for i, size in enumerate(sizes) if size != image.record_nbytes), None)
@@ -382,14 +394,15 @@ class StoreBuilder:
             self._runs.append(Split(split, self.records - count, self.records))
 
     def _refuse_duplicates(self) -> None:
+        """Raises :class:`StoreError` if two records have the same key or a spool was changed by somebody else."""
         for name in (_HASHES.name, ROW_CHECKSUM.name):
             self._spools[name].check_spooled()
         keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", _HASHES.name))
-        if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always; the types cannot say it
+        if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always true; for the type checker
             refuse_duplicates(keys, hashes)
 
     def _seal(self, counted: Mapping[str, int], skipped: tuple[Skipped, ...]) -> Manifest:
-        """Seals all files, and in a sharded store writes its manifest and table last."""
+        """Seals all files; in a sharded store then writes its table and manifest. Returns the store's manifest."""
         assert self._base is not None
         options = {**self._base.options, **counted}
 
@@ -401,12 +414,12 @@ class StoreBuilder:
 
         manifest = self._files.seal_all(describe)
         if manifest is None:
-            manifest = dataclasses.replace(self._head(), options=options, skipped=skipped)
+            manifest = dataclasses.replace(self._build_head(), options=options, skipped=skipped)
             write_head(self._staging.path, manifest)
         return manifest
 
-    def _head(self) -> Manifest:
-        """The manifest of a sharded store, whose shards are sealed."""
+    def _build_head(self) -> Manifest:
+        """Builds the manifest of a sharded store from its sealed shards."""
         assert self._base is not None
         shards = self._files.sealed
         columns = [dataclasses.replace(self._columns[0], nbytes=sum(shard.image_nbytes for shard in shards))]
@@ -430,14 +443,14 @@ class StoreBuilder:
         return records_digest(checksums, rows)
 
     def _describe(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
-        """The manifest of a file and its columns except ``image``."""
+        """Returns the manifest of a file and its columns except ``image``."""
         assert self._base is not None
         data: dict[str, WholeColumn] = {}
         columns = [dataclasses.replace(self._columns[0], nbytes=file.nbytes)]
         for column in self._columns[1:]:
             spool = self._spools[column.name]
             data[column.name] = spool.values(file.start, file.stop)
-            columns.append(spool.finished(file.start, file.stop, data[column.name]))
+            columns.append(spool.describe(file.start, file.stop, data[column.name]))
         splits = [
             Split(run.name, max(run.start, file.start) - file.start, min(run.stop, file.stop) - file.start)
             for run in self._runs

@@ -1,6 +1,6 @@
-"""Stores put together from shards that lie ready: each is linked as it is, and only the manifest and the table are new.
+"""Assembles stores from existing shards: links each unchanged, and writes only a new manifest and table.
 
-What a store of many shards is made of, :class:`Parts`, comes from tables alone: no shard is opened for it.
+It builds a :class:`ShardList` from tables alone, without opening a shard.
 """
 
 from __future__ import annotations
@@ -29,48 +29,49 @@ from packstore.stores.remote.transfer import download
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
-Run = tuple[str, int]
-"""The name of a split, and how many records of it follow each other."""
+SplitRun = tuple[str, int]
+"""Name of a split, and a number of consecutive records in it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """Shards in order, wherever they lie.
+class ShardList:
+    """Shards in order, in any directories or at URLs.
 
     Attributes:
-        rows: :data:`packstore.core.shards.TABLE_ROW`, one a shard; its number is the one it has where it lies.
-        places: Path of each shard; or its URL, where it is to be fetched from.
-        runs: The splits of each, in order; ``""`` is the split of a store that has none.
+        rows: :data:`packstore.core.shards.TABLE_ROW`, one a shard; ``number`` is that of the shard's present name.
+        places: Path of each shard, or URL of one that has to be fetched.
+        runs: For each shard, its consecutive runs of splits; the split is ``""`` in a store without splits.
     """
 
     rows: NDArray[Any]
     places: list[str]
-    runs: list[tuple[Run, ...]]
+    runs: list[tuple[SplitRun, ...]]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __add__(self, other: Parts) -> Parts:
+    def __add__(self, other: ShardList) -> ShardList:
         rows = np.concatenate([self.rows, other.rows])
-        return Parts(rows, [*self.places, *other.places], [*self.runs, *other.runs])
+        return ShardList(rows, [*self.places, *other.places], [*self.runs, *other.runs])
 
-    def take(self, chosen: Sequence[int]) -> Parts:
-        """Some of them, in the order given."""
-        return Parts(self.rows[list(chosen)], [self.places[i] for i in chosen], [self.runs[i] for i in chosen])
+    def take(self, chosen: Sequence[int]) -> ShardList:
+        """Returns the chosen shards, in the given order."""
+        return ShardList(self.rows[list(chosen)], [self.places[i] for i in chosen], [self.runs[i] for i in chosen])
 
-    def numbered(self, numbers: Iterable[int]) -> Parts:
-        """The same shards under other numbers."""
+    def renumber(self, numbers: Iterable[int]) -> ShardList:
+        """Returns the same shards with other numbers."""
         rows = self.rows.copy()
         rows["number"] = np.fromiter(numbers, np.uint64, len(rows))
         return dataclasses.replace(self, rows=rows)
 
-    def by_split(self, order: Iterable[str] = ()) -> Parts | None:
-        """The same shards so that the records of each split follow each other; within a split their order stays.
+    def group_by_split(self, order: Iterable[str] = ()) -> ShardList | None:
+        """Reorders the shards so that the records of each split are consecutive; keeps the order within a split.
 
-        Splits are in the order of ``order``, others after them as they come. None where a shard with records of several
-        splits is in the way."""
+        Splits come in the order of ``order``, then others as they occur. Returns None if a shard with records of
+        several splits makes this impossible.
+        """
         place = {name: i for i, name in enumerate(dict.fromkeys([*order, *self.split_names()]))}
-        # One that ends a split and begins the next lies between them.
+        # A shard that ends one split and begins the next goes between them.
         keys = [(place[runs[0][0]], len(runs) > 1) for runs in self.runs]
         chosen = sorted(range(len(keys)), key=keys.__getitem__)
         last: dict[str, int] = {}
@@ -83,77 +84,78 @@ class Parts:
         return parts if parts.splits() is not None else None
 
     def split_names(self) -> list[str]:
-        """The names of all splits, in the order in which they come."""
+        """Returns the names of all splits in order of first occurrence."""
         return list(dict.fromkeys(name for runs in self.runs for name, _ in runs))
 
     def splits(self) -> tuple[Split, ...] | None:
-        """The splits as ranges; None where the records of one do not follow each other."""
-        found: list[tuple[str, int]] = []  # each split and where it begins
+        """Returns the splits as ranges; None if the records of one are not consecutive."""
+        starts: list[tuple[str, int]] = []  # each split and its first record
         start = 0
         for name, count in (run for runs in self.runs for run in runs):
-            if not found or found[-1][0] != name:
-                found.append((name, start))
+            if not starts or starts[-1][0] != name:
+                starts.append((name, start))
             start += count
-        if len(dict(found)) != len(found):
+        if len(dict(starts)) != len(starts):
             return None
-        stops = [first for _, first in found[1:]] + [start]
-        return tuple(Split(name, first, stop) for (name, first), stop in zip(found, stops, strict=True) if name)
+        stops = [first for _, first in starts[1:]] + [start]
+        return tuple(Split(name, first, stop) for (name, first), stop in zip(starts, stops, strict=True) if name)
 
 
-def no_parts() -> Parts:
-    return Parts(np.zeros(0, TABLE_ROW), [], [])
+def empty_shard_list() -> ShardList:
+    return ShardList(np.zeros(0, TABLE_ROW), [], [])
 
 
-def parts_of(path: Path, manifest: Manifest, places: list[str] | None = None) -> Parts:
-    """The shards of a store; one that is a single file is its own only shard, and is read once for its SHA-256.
+def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None) -> ShardList:
+    """Lists the shards of a store. A single-file store is its own only shard, and is read once for its SHA-256.
 
-    ``places`` is where its shards lie, see :meth:`packstore.stores.base.Reader.places`; None for those of a store on
-    this machine."""
+    ``places``: paths or URLs of its shards, from :meth:`packstore.stores.base.Reader.places`; None for a local store.
+    """
     if manifest.shards is None:
         format: Format = FORMATS[manifest.format]
         nbytes, digest = file_digest(format.data_file(path))
         name = format.shard_name(0)
         sizes = manifest.records, nbytes, manifest.image.nbytes
         rows = shards_to_rows([Shard(name, *sizes, manifest.records_digest, digest, manifest.digest)])
-        return Parts(rows, [os.fspath(path)], [_runs(manifest.splits, 0, manifest.records)])
+        return ShardList(rows, [os.fspath(path)], [_split_runs(manifest.splits, 0, manifest.records)])
     starts = manifest.shards.starts.tolist()
-    runs = [_runs(manifest.splits, *edges) for edges in pairwise(starts)]
+    runs = [_split_runs(manifest.splits, *edges) for edges in pairwise(starts)]
     places = [f"{path}/{name}" for name in manifest.shards.names()] if places is None else places
-    return Parts(manifest.shards.table, places, runs)
+    return ShardList(manifest.shards.table, places, runs)
 
 
-def _runs(splits: Sequence[Split], start: int, stop: int) -> tuple[Run, ...]:
+def _split_runs(splits: Sequence[Split], start: int, stop: int) -> tuple[SplitRun, ...]:
+    """Returns the runs of splits among the records ``start`` to ``stop - 1``."""
     if not splits:
         return (("", stop - start),)
     inside = ((s.name, min(s.stop, stop) - max(s.start, start)) for s in splits if s.start < stop and s.stop > start)
     return tuple(run for run in inside if run[1] > 0)
 
 
-def head_of(
+def build_head(
     base: Manifest,
-    parts: Parts,
+    parts: ShardList,
     columns: Sequence[Column],
     *,
     options: Mapping[str, str | int | float | bool | None] | None = None,
     skipped: Sequence[Skipped] = (),
     versions: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """The manifest of a store of these shards.
+    """Builds the manifest of a store of these shards; whatever the arguments do not give is taken from ``base``.
 
     Args:
-        base: What else it says is as in this one.
-        parts: The shards, each under the number that it is to have.
+        base: Manifest to take everything else from.
+        parts: The shards, each with its number in the new store.
         columns: All columns with the bytes of all records.
-        options: Those of all records; None for those of ``base``.
-        skipped: What was left out.
-        versions: Of the software that wrote them; None for those of ``base``.
+        options: Options of all records; None takes those of ``base``.
+        skipped: Entries that were left out.
+        versions: Versions of the software that wrote the shards; None takes those of ``base``.
 
     Raises:
-        StoreError: The records of a split do not follow each other.
+        StoreError: The records of a split are not consecutive.
     """
     splits = parts.splits()
     if splits is None:
-        raise StoreError(f"the records of a split do not follow each other: {', '.join(parts.split_names())}")
+        raise StoreError(f"the records of a split are not consecutive: {', '.join(parts.split_names())}")
     rows = np.ascontiguousarray(parts.rows)
     digests = (digest.tobytes().hex() for digest in rows["records_digest"])
     table = ShardTable(
@@ -172,11 +174,13 @@ def head_of(
     )
 
 
-def link_parts(parts: Parts, directory: Path, format: Format, made: list[Path] | None = None) -> int:
-    """Gives each shard its name in ``directory`` too: by a link, or a copy where links cannot be and of a URL.
+def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Path] | None = None) -> int:
+    """Hard-links each shard into ``directory`` under its number; copies it if links are impossible, downloads it from a
+    URL.
 
-    ``made`` gets each name as it is made. Returns how many were copied. Raises :class:`FileExistsError` for a name that
-    is taken, and :class:`OSError`."""
+    Appends each path to ``made`` before creating it. Returns the number of shards copied or downloaded. Raises
+    :class:`FileExistsError` for a name that is taken, and :class:`OSError`.
+    """
     copied, suffix, inner = 0, format.suffixes[0], format.files[:1]
     root = os.fspath(directory)
     digests = (bytes(digest).hex() for digest in parts.rows["digest"].tolist())
@@ -205,12 +209,12 @@ def link_parts(parts: Parts, directory: Path, format: Format, made: list[Path] |
     return copied
 
 
-def merged_classes(name: str, columns: Sequence[tuple[str, Column]]) -> tuple[str, ...] | None:
-    """The classes of column ``name`` in several stores together: those of the first in their order, then the others'.
+def merge_classes(name: str, columns: Sequence[tuple[str, Column]]) -> tuple[str, ...] | None:
+    """Returns the classes of column ``name`` over several stores: those of the first in their order, then new ones.
 
     Args:
-        name: Of the column.
-        columns: What each store or source is called, and its column.
+        name: The column's name.
+        columns: For each store or source, its name in messages and its column.
 
     Raises:
         StoreError: One has names of classes and another plain numbers.
@@ -222,7 +226,7 @@ def merged_classes(name: str, columns: Sequence[tuple[str, Column]]) -> tuple[st
                            for c in (column, columns[0][1]))  # fmt: skip
             raise StoreError(
                 f"column {name!r} holds {first} in {printable(columns[0][0])} and {some} in {printable(place)}: "
-                "labels of the one say nothing in the other"
+                "their labels cannot be compared"
             )
         names |= dict.fromkeys(column.classes or ())
     return None if columns[0][1].classes is None else tuple(names)

@@ -1,4 +1,4 @@
-"""Whether the values of a batch's columns fit each other and their types, before anything of it is written."""
+"""Checks that the values of a batch's columns fit each other and their types, before any of it is written."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from packstore.core.manifest import Column
 def check_together(
     columns: Sequence[Column], values: Mapping[str, Any], image_sizes: Sequence[int], first: int
 ) -> None:
-    """Raises :class:`StoreError` that names the first record whose values do not fit.
+    """Raises :class:`StoreError` naming the first record whose values do not fit together.
 
     Args:
-        columns: Of the store, ``image`` first.
-        values: By column, as :meth:`packstore.stores.builder.spools.ColumnSpool.check` returns them.
+        columns: Columns of the store, ``image`` first.
+        values: Values by column, as :meth:`packstore.stores.builder.spools.ColumnSpool.check` returns them.
         image_sizes: Bytes of each image.
         first: Number of the first record, for messages.
     """
@@ -37,16 +37,16 @@ def check_together(
         if column.nullable:
             filled = sizes[column.name] > 0 if column.kind == "ragged" else _nonzero(values[column.name])
             what = f"has a value of {column.name!r}, which {column.valid_name!r} says is missing"
-            _refuse(filled & ~values[column.valid_name], first, what)
+            _raise_first(filled & ~values[column.valid_name], first, what)
         if column.parallel is not None:
             boxes = by_name[column.parallel]
             rows, wanted = (sizes[c.name] // c.record_nbytes for c in (column, boxes))
             what = f"has {{}} rows of {column.name!r}, and {{}} of {boxes.name!r}"
-            _refuse(rows != wanted, first, what, rows, wanted)
+            _raise_first(rows != wanted, first, what, rows, wanted)
 
 
 def _has_rules(column: Column) -> bool:
-    """Whether not just any bytes are a value of a ragged column; keys and image files have none."""
+    """Returns whether a ragged column restricts its bytes; those of keys and image files do not."""
     return column.layout is not None or column.record_nbytes > 1 or column.classes is not None or column.nullable
 
 
@@ -56,17 +56,17 @@ def _check_ragged(column: Column, values: Mapping[str, Any], sizes: NDArray[np.i
     if column.layout is not None:
         shapes = values[column.shape_name]
         wrong = (shapes.astype(np.int64).prod(axis=1) * width != sizes) | (shapes < 0).any(axis=1)
-        wrong |= shapes.astype(np.float64).prod(axis=1) > 2**62  # the other product may have lost its top
-        _refuse(wrong, first, f"has {{}} bytes{where}, not shape {{}}", sizes, shapes)
+        wrong |= shapes.astype(np.float64).prod(axis=1) > 2**62  # the int64 product may have overflowed
+        _raise_first(wrong, first, f"has {{}} bytes{where}, not shape {{}}", sizes, shapes)
     elif width > 1:
-        _refuse(sizes % width != 0, first, f"has {{}} bytes{where}, not a multiple of {width}", sizes)
+        _raise_first(sizes % width != 0, first, f"has {{}} bytes{where}, not a multiple of {width}", sizes)
     if column.classes is not None:
         numbers: NDArray[np.int64] = np.frombuffer(b"".join(values[column.name]), NUMPY_DTYPE[column.dtype])
         check_classes(column, numbers)
 
 
 def check_classes(column: Column, numbers: NDArray[Any]) -> None:
-    """Raises :class:`StoreError` where a number is none of the column's classes."""
+    """Raises :class:`StoreError` if a number is not that of one of the column's classes."""
     count = len(column.classes or ())
     if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
         raise StoreError(
@@ -76,14 +76,14 @@ def check_classes(column: Column, numbers: NDArray[Any]) -> None:
 
 
 def _nonzero(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which values of a fixed column have a byte that is not zero."""
+    """Returns a mask of the values of a fixed column that have a nonzero byte."""
     flat = values.reshape(len(values), -1)
     return np.any(flat.view(np.uint8), axis=1) if flat.size else np.zeros(len(values), np.bool_)
 
 
-def _refuse(wrong: NDArray[np.bool_], first: int, what: str, *found: NDArray[Any]) -> None:
-    """Raises :class:`StoreError` for the first record that is ``wrong``; ``what`` is filled in with what was found."""
+def _raise_first(wrong: NDArray[np.bool_], first: int, what: str, *values: NDArray[Any]) -> None:
+    """Raises :class:`StoreError` for the first record that is ``wrong``; ``what`` is a template for its values."""
     places = np.flatnonzero(wrong)
     if len(places):
         i = int(places[0])
-        raise StoreError(f"record {first + i} {what.format(*(each[i] for each in found))}")
+        raise StoreError(f"record {first + i} {what.format(*(each[i] for each in values))}")

@@ -1,8 +1,8 @@
-"""Publishing a store that grows: shards beside those that are there, then one new manifest in the place of the old one.
+"""Publishes a store that grows: adds shards beside the present ones, then replaces the manifest in one step.
 
 A reader opens the old store or the new one, since the manifest names the table, and the table the shards. Until the
-manifest is replaced, the store has files that it does not name; a note in the work directory says which, so that
-whoever comes after a kill can take them away (see :meth:`WorkDirectory.undo_swap`).
+manifest is replaced, the store's directory holds files that it does not name. A marker file in the work directory lists
+them, so that the next run after a kill can remove them (:meth:`WorkDirectory.undo_swap`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from packstore.core.files import (
 )
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
-from packstore.stores.builder.assembly import Parts, link_parts
+from packstore.stores.builder.assembly import ShardList, link_shards
 from packstore.stores.builder.publish import exchange
 from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.work_directory import GROWTH, STORE, WorkDirectory
@@ -30,7 +30,7 @@ from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import owned_files
 
 _FSYNCED = 100
-"""Shards that are synced one by one, milliseconds each; for more of them, the whole file system is, once."""
+"""Most shards to sync one by one, milliseconds each; for more, the whole file system is synced once."""
 
 
 def grow(
@@ -38,49 +38,60 @@ def grow(
     destination: Path,
     old: Manifest,
     new: Manifest,
-    parts: Parts,
+    parts: ShardList,
     first_new: int,
     request: object = None,
 ) -> None:
-    """Publishes ``new`` at ``destination``, where the store ``old`` lies.
+    """Publishes ``new`` at ``destination`` in place of the store ``old``, and removes files that only the old one
+    needed.
 
     Args:
         work: The work directory of ``destination``.
         destination: The store, a directory of shards or a single file.
         old: Its manifest.
-        new: The manifest that it is to have, with the table of all shards.
-        parts: These shards.
-        first_new: Those from this number on are not in the store yet.
-        request: What :meth:`WorkDirectory.finished_growth` tells if this is killed when all but the cleaning is done.
+        new: Its new manifest, with the table of all shards.
+        parts: All shards of the new store.
+        first_new: Number of the first shard that is not in the store yet.
+        request: Plain JSON that :meth:`WorkDirectory.find_finished_growth` returns if this run is killed after it
+            published.
 
     Raises:
-        DestinationError: The store has changed meanwhile, or cannot be written; it is as it was.
+        DestinationError: The store was changed meanwhile, or cannot be written; it is as before.
     """
     with writing(destination):
         staged = work.new_run() / STORE
         staged.mkdir()
         if old.shards is None:
             inode = device_and_inode(destination)
-            link_parts(parts, staged, FORMATS[new.format])
+            link_shards(parts, staged, FORMATS[new.format])
             write_head(staged, new)
             _sync(staged, [entry.name for entry in staged.iterdir()])
             if device_and_inode(destination) != inode:
-                raise _changed(destination)
-            owned_files(destination)  # what is not the store's would go with the old directory
+                raise _changed_error(destination)
+            owned_files(destination)  # raises for foreign files, which would be removed with the old directory
             _refuse_changed(destination, old)
-            told = {"sealed": new.digest, "added": [], "replaced": [], "request": request}
-            (staged.parent / GROWTH).write_text(json.dumps(told), "ascii")
+            note = {"sealed": new.digest, "added": [], "replaced": [], "request": request}
+            (staged.parent / GROWTH).write_text(json.dumps(note), "ascii")
             exchange(staged, destination)
-            _settle(destination.parent)
+            _sync_directory(destination.parent)
         else:
             write_head(staged, new)
             added = parts.take([i for i, number in enumerate(parts.rows["number"].tolist()) if number >= first_new])
-            _add(work, staged, destination, old, new, added, request)
+            _add_shards(work, staged, destination, old, new, added, request)
 
 
-def _add(
-    work: WorkDirectory, staged: Path, destination: Path, old: Manifest, new: Manifest, added: Parts, request: object
+def _add_shards(
+    work: WorkDirectory,
+    staged: Path,
+    destination: Path,
+    old: Manifest,
+    new: Manifest,
+    added: ShardList,
+    request: object,
 ) -> None:
+    """Adds shards and a table to a sharded store and replaces its manifest; then removes the files that are not
+    needed.
+    """
     assert old.shards is not None
     assert new.shards is not None
     numbers = set(added.rows["number"].tolist())
@@ -90,25 +101,27 @@ def _add(
     replaced = [old.shards.file, *(name for name in old.shards.names() if name not in remaining)]
     for name in (*names, new.shards.file):
         if os.path.lexists(destination / name):
-            raise DestinationError(f"{printable(str(destination / name))} is not the store's; move it away first")
+            raise DestinationError(
+                f"{printable(str(destination / name))} does not belong to the store; move it away first"
+            )
     marker = staged.parent / GROWTH
-    told = {"sealed": new.digest, "added": [*names, new.shards.file], "replaced": replaced, "request": request}
-    marker.write_text(json.dumps(told), "ascii")
+    note = {"sealed": new.digest, "added": [*names, new.shards.file], "replaced": replaced, "request": request}
+    marker.write_text(json.dumps(note), "ascii")
     sync_tree(staged.parent)
     try:
-        link_parts(added, destination, FORMATS[new.format])
+        link_shards(added, destination, FORMATS[new.format])
         (staged / new.shards.file).rename(destination / new.shards.file)
         _sync(destination, names)
         _refuse_changed(destination, old)
         (staged / MANIFEST_FILE).replace(destination / MANIFEST_FILE)
-        _settle(destination)
+        _sync_directory(destination)
     finally:
-        # Either way there is something that the store does not need: the manifest that is there says what.
+        # Removes the old files, or the added ones if the manifest was not replaced: the present manifest decides.
         work.undo_swap()
 
 
 def _sync(directory: Path, names: list[str]) -> None:
-    """Makes shards durable that were put into ``directory``."""
+    """Makes the files ``names`` in ``directory`` durable."""
     if len(names) > _FSYNCED:
         sync_file_system(directory)
         return
@@ -117,15 +130,16 @@ def _sync(directory: Path, names: list[str]) -> None:
     sync_directory(directory)
 
 
-def _settle(directory: Path) -> None:
-    """Makes the new store durable, which has its name by now."""
+def _sync_directory(directory: Path) -> None:
+    """Makes the new store's name durable. A function of its own so that tests can interrupt it."""
     sync_directory(directory)
 
 
 def _refuse_changed(destination: Path, old: Manifest) -> None:
+    """Raises :class:`DestinationError` if the store's manifest is not ``old`` any more."""
     if read_manifest(destination).digest != old.digest:
-        raise _changed(destination)
+        raise _changed_error(destination)
 
 
-def _changed(destination: Path) -> DestinationError:
+def _changed_error(destination: Path) -> DestinationError:
     return DestinationError(f"{printable(str(destination))} was changed by somebody else meanwhile; append again")

@@ -1,4 +1,4 @@
-"""What interrupted runs have left, by the protocol of :mod:`packstore.stores.builder.journal`."""
+"""Finds and reads what interrupted runs left, by the protocol of :mod:`packstore.stores.builder.journal`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import Shard
 from packstore.stores.base import Reader
 from packstore.stores.builder.journal import Identity, Receipt, read_journal, read_receipt
-from packstore.stores.builder.spools import spooled
+from packstore.stores.builder.spools import open_spooled
 from packstore.stores.builder.work_directory import (
     COLUMNS,
     STORE,
     WorkDirectory,
+    list_runs,
     read_owner,
     remove_run,
-    runs_of,
     work_path,
 )
 from packstore.stores.format import Format
@@ -37,16 +37,16 @@ _log = logging.getLogger(__name__)
 
 
 class InterruptedRun:
-    """The records of an interrupted run, in order, each proven when it is asked for.
+    """The records of an interrupted run, each checked against its checksum when it is read.
 
     Attributes:
         path: The run's directory.
-        records: How many there are.
-        position: How far it had read the source for them.
+        records: Number of records.
+        position: Position in the source that the run had reached.
     """
 
     def __init__(self, run: Path, receipt: Receipt, format: Format, columns: Sequence[Column]) -> None:
-        """Raises :class:`StoreError` when what is there is not what the receipt says."""
+        """Reads the run's journal. Raises :class:`StoreError` if it contradicts ``receipt``."""
         self.path = run
         self._format = format
         self._columns = row_columns(columns)
@@ -60,59 +60,65 @@ class InterruptedRun:
         self.records = receipt.records
         self.position = receipt.position
         if self._starts[-1] > self.records:
-            raise StoreError("its shards have more records than its journal")
+            raise StoreError("the shards of the interrupted run have more records than its journal")
 
     def image(self, record: int) -> tuple[memoryview, int]:
-        """The image of a record and its checksum.
+        """Returns the image of a record and its checksum. Call it for records in order.
 
-        Records are asked for in order. Raises :class:`StoreError` for the first one that cannot be proven.
+        Raises:
+            StoreError: The image cannot be proven; then no later one can either.
         """
         row = self._rows[record]
         checksum = int(row["checksum"])
-        if record < self._starts[-1]:  # its shard is proven as a whole
-            return memoryview(self._shard(record)), checksum
+        if record < self._starts[-1]:  # in a sealed shard, which is proven as a whole
+            return memoryview(self._view(record)), checksum
         if self._partial is None:
             self._partial = self._open_partial()
         data = self._partial(record - self._starts[-1])
         if data.nbytes != int(row["size"]) or xxh3_64_intdigest(data) != checksum:
-            raise StoreError(f"record {record} of the interrupted run is not what its journal says")
+            raise StoreError(f"record {record} of the interrupted run contradicts its journal")
         return data, checksum
 
     def fields(self, record: int) -> dict[str, Any]:
-        """The values of a record at rest, by column: of all but the image and the checksums.
+        """Returns the values of a record at rest, by column, without the image and the checksums.
 
-        Raises :class:`StoreError` where they cannot be proven."""
+        Raises:
+            StoreError: They cannot be proven.
+        """
         if not self._values:
-            self._values = {column.name: spooled(column, self.path / COLUMNS) for column in self._columns}
-        found = {name: value(record) for name, value in self._values.items()}
-        if row_checksum(self._columns, found) != int(self._rows["row"][record]):
-            raise StoreError(f"the values of record {record} of the interrupted run are not what its journal says")
-        return found
+            self._values = {column.name: open_spooled(column, self.path / COLUMNS) for column in self._columns}
+        values = {name: read(record) for name, read in self._values.items()}
+        if row_checksum(self._columns, values) != int(self._rows["row"][record]):
+            raise StoreError(f"the values of record {record} of the interrupted run contradict its journal")
+        return values
 
-    def sealed(self, number: int, start: int) -> Shard | None:
-        """The sealed shard ``number`` if it begins with record ``start`` and is proven: a record of it was read."""
+    def proven_shard(self, number: int, start: int) -> Shard | None:
+        """Returns sealed shard ``number`` if it begins with record ``start`` and has been proven by reading an image of
+        it.
+        """
         return self._shards[number] if number in self._proven and self._starts[number] == start else None
 
     def adopt(self, shard: Shard, path: Path) -> None:
-        """Links a shard of :meth:`sealed` to ``path``, in another run."""
+        """Links a proven shard to ``path``, in another run; moves it if links are impossible."""
         source = self.path / STORE / shard.name
         if source.is_dir():
             path.mkdir()
             source, path = self._format.data_file(source), self._format.data_file(path)
         try:
-            # Linked, so that this run, too, can be interrupted without a loss.
+            # A link keeps the shard here too: if the new run is interrupted early, nothing is lost.
             path.hardlink_to(source)
         except OSError:
             source.rename(path)
 
     def remove(self) -> None:
-        """Removes the run's directory. Images already returned stay valid."""
+        """Removes the run's directory; logs a warning if that fails. Images already returned stay valid."""
         try:
             remove_run(self.path)
         except OSError as error:
             _log.warning("cannot remove %s: %s", printable(str(self.path)), error)
 
-    def _shard(self, record: int) -> Any:
+    def _view(self, record: int) -> Any:
+        """Returns an image in a sealed shard; proves the whole shard before its first one."""
         if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
             number = bisect.bisect_right(self._starts, record) - 1
             self._reader = number, self._prove(self._shards[number])
@@ -121,17 +127,19 @@ class InterruptedRun:
         return reader.view(record - self._starts[number])
 
     def _prove(self, shard: Shard) -> Reader:
+        """Opens a sealed shard. Raises :class:`StoreError` if its SHA-256 or manifest differs from the receipt."""
         path = self.path / STORE / shard.name
         try:
-            found = file_digest(self._format.data_file(path))
+            size_and_digest = file_digest(self._format.data_file(path))
         except OSError as error:
             raise StoreError(f"{shard.name} of the interrupted run cannot be read: {error.strerror or error}") from None
         reader = open_reader(path)
-        if found != (shard.nbytes, shard.digest) or reader.manifest.digest != shard.manifest_digest:
-            raise StoreError(f"{shard.name} of the interrupted run is not as its receipt says")
+        if size_and_digest != (shard.nbytes, shard.digest) or reader.manifest.digest != shard.manifest_digest:
+            raise StoreError(f"{shard.name} of the interrupted run contradicts its receipt")
         return reader
 
     def _open_partial(self) -> Callable[[int], memoryview]:
+        """Opens the unsealed file; returns a function of an image's number in it."""
         path = self.path / STORE
         if path.is_dir() and not (self._format.files and self._format.data_file(path).exists()):
             path /= self._format.shard_name(len(self._shards))
@@ -145,18 +153,19 @@ class InterruptedRun:
 def find_interrupted_run(
     runs: Sequence[Path], identity: Identity, format: Format, columns: Sequence[Column], *, restart: bool
 ) -> InterruptedRun | None:
-    """The run that got furthest among ``runs``, the oldest first, of those with this identity; None with ``restart``.
+    """Returns the run with this identity that got furthest, the oldest on a tie; None if there is none, or with
+    ``restart``.
 
-    Why none of them is of use is logged as a warning.
+    Logs a warning why none can be resumed.
     """
     best: InterruptedRun | None = None
     why = ""
     for path in runs:
         receipt = read_receipt(path)
         if receipt is None:
-            why = why if restart else "the interrupted run was ended before it had noted what it had done"
+            why = why if restart else "the interrupted run was ended before its first receipt"
             continue
-        differs = "--restart was given" if restart else identity.difference(receipt)
+        differs = "--restart was given" if restart else identity.describe_difference(receipt)
         if differs is None:
             try:
                 run = InterruptedRun(path, receipt, format, columns)
@@ -164,55 +173,60 @@ def find_interrupted_run(
             except StoreError as error:
                 differs = str(error)
         if differs is not None and receipt.records:
-            why = f"{receipt.records:,} records of an interrupted run are not taken over: {differs}"
+            why = f"{receipt.records:,} records of an interrupted run cannot be reused: {differs}"
     if best is None and why:
         _log.warning("starting afresh: %s", why)
     return best
 
 
-def killed_after_publishing(destination: Path) -> bool:
-    """Whether a run put a store at ``destination`` and was killed before its work directory was gone."""
-    return _receipt_of_published(destination) is not None
+def was_killed_after_publishing(destination: Path) -> bool:
+    """Returns whether a run published the store at ``destination`` and was killed before it removed its work
+    directory.
+    """
+    return _find_published_receipt(destination) is not None
 
 
-def end_published_run(destination: Path, identity: Identity, *, overwrite: bool) -> Manifest | None:
-    """Ends a conversion that was killed after its store had got its name and before its work directory was gone.
+def finish_published_run(destination: Path, identity: Identity, *, overwrite: bool) -> Manifest | None:
+    """Removes the work directory of a conversion that was killed right after publishing its store.
 
     Args:
         destination: The store.
-        identity: Of the conversion that is wanted.
-        overwrite: The store may be replaced if it was made by another one.
+        identity: Identity of the conversion that is wanted.
+        overwrite: The store may be replaced if another conversion made it.
 
     Returns:
-        The manifest of the store; None where there is no such thing.
+        The manifest of the store; None if no such run is left, or the store is to be replaced.
 
     Raises:
-        DestinationError: There is, but made by another conversion, and ``overwrite`` is not set.
+        DestinationError: Another conversion made the store, and ``overwrite`` is not set.
     """
-    receipt = _receipt_of_published(destination)
+    receipt = _find_published_receipt(destination)
     if receipt is None:
         return None
-    differs = identity.difference(receipt)
+    differs = identity.describe_difference(receipt)
     if differs is None:
         WorkDirectory(destination).remove()
         return read_manifest(destination)
     if overwrite:
         return None
     raise DestinationError(
-        f"{printable(str(destination))} exists already, made otherwise ({differs}); choose another name or replace it "
-        "with --overwrite"
+        f"{printable(str(destination))} exists already, made by another conversion ({differs}); choose another name "
+        "or replace it with --overwrite"
     )
 
 
 def remove_published_run(destination: Path) -> None:
-    """Removes what is left of a run that was killed after its store had got its name, if no run can go on from it."""
+    """Removes the work directory of a run that was killed after publishing, unless a run can resume from it."""
     work = work_path(destination)
-    with suppress(FileNotFoundError, DestinationError):  # it has just ended, or is at it
-        if work.is_dir() and read_owner(work) and all(read_receipt(run) is None for run in runs_of(work)):
+    with suppress(FileNotFoundError, DestinationError):  # the run has just ended, or still holds it
+        if work.is_dir() and read_owner(work) and all(read_receipt(run) is None for run in list_runs(work)):
             WorkDirectory(destination).remove()
 
 
-def _receipt_of_published(destination: Path) -> Receipt | None:
+def _find_published_receipt(destination: Path) -> Receipt | None:
+    """Returns the receipt of the run that published the store at ``destination``, if its work directory is still
+    there.
+    """
     work = work_path(destination)
     if not work.is_dir() or read_owner(work) is None:
         return None
@@ -221,7 +235,7 @@ def _receipt_of_published(destination: Path) -> Receipt | None:
     except (StoreError, OSError):
         return None
     try:
-        runs = runs_of(work)
+        runs = list_runs(work)
     except FileNotFoundError:  # the run was not killed: it has just ended
         return None
     receipts = (read_receipt(run) for run in runs)

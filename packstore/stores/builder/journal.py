@@ -1,27 +1,27 @@
-"""Going on after an interrupt: what a run notes while it writes, and what the next one believes of it.
+"""Resuming an interrupted run: the notes that a run leaves, and how far the next run trusts them.
 
 **While it writes**, a run keeps in its directory (see :mod:`packstore.stores.builder.work_directory`), beside the store
 that it writes:
 
 - a *journal*, 24 bytes a record: size and checksum of the image, checksum of the row;
-- the values of all other columns, one behind the other in a file each, with the offsets of ragged ones in another;
-- the rows of the shards that are sealed, as in a :class:`packstore.core.shards.ShardTable`;
-- every few seconds a *receipt*: a JSON file that says how many records there are, what the journal's digest is up to
-  there, which shards are sealed, the :class:`Identity` of the conversion, and the :class:`SourcePosition` reached.
+- one file for each other column, with its values one after another, and for a ragged one a file of offsets;
+- the rows of the sealed shards, as in a :class:`packstore.core.shards.ShardTable`;
+- every few seconds a *receipt*: a JSON file with the number of records, the digest of the journal so far, the sealed
+  shards, the :class:`Identity` of the conversion, and the :class:`SourcePosition` reached.
 
 The receipt is replaced in one step and never synced: a power cut may lose the last seconds.
 
 **The next run** to the same destination (:mod:`packstore.stores.builder.interrupted`) takes the receipt that got
 furthest, if its identity is equal and the source is unchanged up to that position; else it starts afresh and logs why.
-It believes nothing because it is there: it compares the journal with the receipt, each record with its checksum and
-each sealed shard with its SHA-256, and uses what is proven, from the first record to the first doubt. Sealed shards are
-linked, other images and values copied; labels and keys that the source lists come from there again
-(:mod:`packstore.packing.resume`). The old
-run's directory goes once the new run's receipt has more records, so being killed again and again loses nothing.
+It trusts nothing unproven: it compares the journal with the receipt, each record with its checksum and each sealed
+shard with its SHA-256, and uses the records from the first one up to the first that fails. Sealed shards are linked,
+other images and values copied; labels and keys that the source lists are read from the source again
+(:mod:`packstore.packing.resume`). The old run's directory is removed once the new run's receipt has as many records, so
+repeated kills lose nothing.
 
-**A kill at the end**: a last receipt, before the store gets its name, has the digest of its manifest and its inode. So
-where a store with both lies at the destination and the work directory is still there, all that was left to do was to
-remove that, and the same conversion does just this.
+**A kill at the end**: the last receipt, written before the store gets its name, has the store's manifest digest and
+inode. If a store with both is at the destination and the work directory still exists, the run was complete, and the
+same conversion only removes that directory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from packstore.stores.builder.work_directory import JOURNAL, RECEIPT, SHARDS
 _log = logging.getLogger(__name__)
 
 Fingerprint = Mapping[str, Any]
-"""Plain JSON values that make the records what they are. Conversions with equal ones give equal stores."""
+"""Plain JSON values that determine the records: conversions with equal ones give equal stores."""
 
 ROW = np.dtype([("size", "<u8"), ("checksum", "<u8"), ("row", "<u8")])
 EVERY_SECONDS = 2.0
@@ -58,15 +58,15 @@ _WHAT = "packstore receipt 2"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """How far a source has been read.
+    """A position in a source, up to which it has been read.
 
     Attributes:
         consumed: Entries that were read, including those that were skipped.
-        digest: A digest of these entries, by which a changed source is told.
-        skipped: Those left out.
-        counted_upto: Entries that were counted: at least those read.
-        oriented: How many of the counted have an EXIF orientation.
-        palette: Of which classes how many of the counted are PNG with a palette; class 0 without labels.
+        digest: Digest of these entries; a changed source has another.
+        skipped: Entries that were left out.
+        counted_upto: Entries that were counted: at least those that were read.
+        oriented: Number of counted images with an EXIF orientation.
+        palette: Pairs of a class and its number of counted PNG with a palette; class 0 without labels.
     """
 
     consumed: int
@@ -79,35 +79,35 @@ class SourcePosition:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes a conversion the same as another one, which may so go on from its work.
+    """Identity of a conversion: one with an equal identity may resume its work.
 
     Attributes:
-        fingerprint: Its options, its source, its versions.
-        source_change: Given a position in the source, says how the source differs from what was read up to there; None
-            where it does not.
+        fingerprint: Its options, source and versions.
+        source_change: Takes a position and describes how the source differs from what was read up to there; None if it
+            does not.
     """
 
     fingerprint: Fingerprint
     source_change: Callable[[SourcePosition], str | None]
 
-    def difference(self, receipt: Receipt) -> str | None:
-        """Why a run with this receipt made something else; None where it did not."""
-        return difference(receipt.fingerprint, self.fingerprint) or self.source_change(receipt.position)
+    def describe_difference(self, receipt: Receipt) -> str | None:
+        """Describes how the conversion of a receipt differs from this one; None if it does not."""
+        return describe_difference(receipt.fingerprint, self.fingerprint) or self.source_change(receipt.position)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a run has written.
+    """Record of the work that a run has done.
 
     Attributes:
-        fingerprint: Of the conversion.
-        position: How far its source was read.
-        records: Records that the journal has.
-        journal: XXH3-128 of their rows in it.
-        shards: The shards that are sealed, in order from the first record on; None when there are none. Their rows are
-            in a file of their own that grows, so that a receipt costs the same with many.
+        fingerprint: Fingerprint of the conversion.
+        position: Position that it reached in its source.
+        records: Records in the journal.
+        journal: XXH3-128 of their rows in the journal.
+        shards: The sealed shards from the first record on; None if there are none. Their rows are in another file that
+            grows, so that a receipt costs the same with many shards.
         sealed: Digest of the manifest, once the store is complete and only its move to the destination remains.
-        inode: Of that store: another one there with the same manifest may be damaged, and about to be replaced.
+        inode: Inode of that store; another store with the same manifest may be damaged, and about to be replaced.
     """
 
     fingerprint: Fingerprint
@@ -119,7 +119,7 @@ class Receipt:
     inode: int | None = None
 
     def write(self, run: Path) -> None:
-        """Puts the receipt into the directory of a run, in one step."""
+        """Replaces the receipt in the directory of a run, in one step."""
         plain = to_plain(self) | {"what": _WHAT}
         new = run / f"{RECEIPT}.new"
         text = json.dumps(plain, sort_keys=True)
@@ -129,7 +129,7 @@ class Receipt:
 
 
 def read_receipt(run: Path) -> Receipt | None:
-    """The receipt of a run; None where there is none that is whole."""
+    """Reads the receipt of a run; None if there is none, or it is incomplete."""
     try:
         outer = json.loads((run / RECEIPT).read_text("ascii"))
         plain = outer["receipt"]
@@ -141,7 +141,7 @@ def read_receipt(run: Path) -> Receipt | None:
         plain["position"] = SourcePosition(**position | {"skipped": tuple(Skipped(**s) for s in position["skipped"])})
         if plain["shards"] is not None:
             table = ShardTable(**plain["shards"])
-            # A published run needs no shards: killed while it was removed, it may have only its receipt left.
+            # A run killed while its directory was being removed may have only its receipt left; that suffices.
             if plain["sealed"] is not None and not (run / SHARDS).exists():
                 plain["shards"] = ()
             else:
@@ -151,21 +151,21 @@ def read_receipt(run: Path) -> Receipt | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, ManifestError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        _log.debug("the receipt in %s is of no use: %s", run, error)
+        _log.debug("the receipt in %s is unusable: %s", run, error)
         return None
 
 
 class Journal:
-    """Writes the journal of a run, and its receipts.
+    """Writes the journal of a run and its receipts.
 
     Attributes:
-        due: When the next receipt should be written, by ``time.monotonic``.
-        written: Records of the latest receipt on the way; 0 in a run that was too short for one.
+        due: When to write the next receipt, by ``time.monotonic``.
+        written: Records in the latest receipt; 0 if there was none.
     """
 
     def __init__(self, run: Path, fingerprint: Fingerprint) -> None:
         self._run = run
-        # As JSON gives it back: lists for tuples.
+        # With lists for tuples, as it is read back from JSON.
         self._fingerprint: Fingerprint = json.loads(json.dumps(fingerprint))
         self._file: IO[bytes] = open_file(run / JOURNAL, "xb")
         self._shards: IO[bytes] = open_file(run / SHARDS, "xb")
@@ -184,11 +184,15 @@ class Journal:
         self._digest.update(data)
         self._records += len(sizes)
 
-    def receipt(self, position: SourcePosition, shards: Sequence[Shard], sealed: tuple[str, int] | None = None) -> None:
-        """Writes a receipt for all that was added; ``sealed`` is the digest and the inode of the complete store."""
+    def write_receipt(
+        self, position: SourcePosition, shards: Sequence[Shard], sealed: tuple[str, int] | None = None
+    ) -> None:
+        """Flushes the journal and writes a receipt for all appended records; ``sealed``: digest and inode of the
+        complete store.
+        """
         self._file.flush()
         digest, inode = sealed or (None, None)
-        table = self._table(shards)
+        table = self._write_rows(shards)
         receipt = Receipt(self._fingerprint, position, self._records, self._digest.hexdigest(), table, digest, inode)
         receipt.write(self._run)
         if sealed is None:
@@ -200,8 +204,8 @@ class Journal:
         drop(self._file)
         drop(self._shards)
 
-    def _table(self, shards: Sequence[Shard]) -> ShardTable | None:
-        """The table of these shards, once the rows of the new ones are written."""
+    def _write_rows(self, shards: Sequence[Shard]) -> ShardTable | None:
+        """Writes the rows of newly sealed shards; returns the table of all."""
         if not shards:
             return None
         rows = shards_to_rows(shards[self._sealed :]).tobytes()
@@ -213,27 +217,28 @@ class Journal:
 
 
 def read_journal(run: Path, receipt: Receipt) -> NDArray[Any]:
-    """The rows of the journal that the receipt speaks of. Raises :class:`StoreError` when they are not as it says."""
+    """Maps the journal's rows that a receipt covers. Raises :class:`StoreError` if they contradict it."""
     try:
         rows = np.memmap(run / JOURNAL, ROW, "r", shape=(receipt.records,)) if receipt.records else np.empty(0, ROW)
     except (OSError, ValueError) as error:  # ValueError: it is shorter
         raise StoreError(f"the journal of {run} cannot be read: {error}") from None
     if xxhash.xxh3_128_hexdigest(rows.view(np.uint8).data) != receipt.journal:
-        raise StoreError(f"the journal of {run} does not hold what its receipt says")
+        raise StoreError(f"the journal of {run} contradicts its receipt")
     return rows
 
 
-def difference(found: Fingerprint, wanted: Fingerprint) -> str | None:
-    """What differs between two fingerprints, the first in the order of ``wanted``; None when equal. A name that ends
-    with a question mark may have had no value before."""
+def describe_difference(other: Fingerprint, wanted: Fingerprint) -> str | None:
+    """Describes the first difference of two fingerprints, in the order of ``wanted``; None if they are equal.
+
+    A name that ends with a question mark may be absent from ``other``."""
     wanted = json.loads(json.dumps(wanted))
-    for name in [*wanted, *(name for name in found if name not in wanted)]:
-        mine, other = wanted.get(name), found.get(name)
-        if mine != other and not (name.endswith("?") and other is None):
-            if isinstance(mine, dict) and isinstance(other, dict):
-                inner = difference(other, mine)
+    for name in [*wanted, *(name for name in other if name not in wanted)]:
+        now, before = wanted.get(name), other.get(name)
+        if now != before and not (name.endswith("?") and before is None):
+            if isinstance(now, dict) and isinstance(before, dict):
+                inner = describe_difference(before, now)
                 return f"{name}: {inner}" if inner else name
-            if len(str(mine)) > 40 or len(str(other)) > 40:
+            if len(str(now)) > 40 or len(str(before)) > 40:
                 return f"{name} differs"
-            return f"{name} was {other}, is {mine}"
+            return f"{name} was {before}, is {now}"
     return None

@@ -1,4 +1,4 @@
-"""The files of a store while it is written: one, or several shards, each sealed, read back and synced when full."""
+"""Writes the files of a store: one, or several shards, each sealed, read back and synced when full."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import Shard
 from packstore.stores.base import Writer
 from packstore.stores.builder.interrupted import InterruptedRun
-from packstore.stores.builder.read_back import read_again
+from packstore.stores.builder.read_back import verify_read_back
 from packstore.stores.format import Format
 
 
 @dataclasses.dataclass(slots=True)
 class OutputFile:
-    """One file of the store: the whole store, or a shard.
+    """One file of a store that is being written: the whole store, or a shard.
 
     Attributes:
         path: The file, or an LMDB's directory.
         start: Its first record.
-        stop: One after its last.
+        stop: One after its last record.
         nbytes: Bytes of its images.
-        writer: None for a shard that is reused from an interrupted run.
-        adopted: That shard.
+        writer: Its writer; None for a shard reused from an interrupted run.
+        adopted: The reused shard, or None.
     """
 
     path: Path
@@ -41,21 +41,22 @@ class OutputFile:
 
 
 Describe = Callable[[OutputFile], tuple[Manifest, Mapping[str, WholeColumn]]]
-"""Gives the manifest of a file and all its columns but ``image``."""
+"""Returns the manifest of a file and all its columns but ``image``."""
 
 
 class OutputFiles:
     """Writes images in order to one file, or to shards.
 
     Attributes:
-        sharded: Whether there are shards.
-        sealed: The shards that are sealed.
+        sharded: Whether the store has shards.
+        sealed: The sealed shards.
         interrupted: The interrupted run whose sealed shards are reused, or None.
     """
 
     def __init__(self, path: Path, format: Format, image: Column, *, sharded: bool, shard_size: int | None) -> None:
-        """``path`` is the file, or the directory of shards. These end where :meth:`cut` says, and with ``shard_size``
-        before they would have more bytes of images."""
+        """``path`` is the file, or the directory of shards. :meth:`cut` ends a shard; with ``shard_size``, a shard also
+        ends before its images would have more bytes.
+        """
         self._path = path
         self._format = format
         self._image = image
@@ -67,11 +68,11 @@ class OutputFiles:
         self.interrupted: InterruptedRun | None = None
 
     def write(self, buffers: Sequence[bytes | memoryview], sizes: list[int], first_record: int) -> None:
-        """Gives images to the current file, and begins a new one where its size would pass the shard size."""
+        """Writes images to the current file; begins a new one if the shard was cut or would exceed the shard size."""
         if not buffers:
             return
         if not self._files or (self._cut and self._files[-1].stop > self._files[-1].start):
-            self._begin(first_record)
+            self._begin_file(first_record)
         self._cut = False
         first = 0
         if self._shard_size is not None:
@@ -80,23 +81,23 @@ class OutputFiles:
                 if file.nbytes + size > self._shard_size and first_record + i > file.start:
                     _append(file, buffers[first:i])
                     first = i
-                    file = self._begin(first_record + i)
+                    file = self._begin_file(first_record + i)
                 file.nbytes += size
         else:
             self._files[-1].nbytes += sum(sizes)
         _append(self._files[-1], buffers[first:])
 
     def cut(self) -> None:
-        """Ends the shard, if it has a record: the next one begins another. Of a store of one file, nothing."""
+        """Ends the current shard unless it is empty: the next record begins another. Has no effect without shards."""
         self._cut = self.sharded
 
     def seal_full(self, describe: Describe) -> None:
-        """Seals the shards that get no more records; all columns of these must have been appended."""
+        """Seals all shards but the last; all columns of their records must have been appended."""
         while self.sharded and len(self.sealed) < len(self._files) - 1:
             self._seal_shard(describe)
 
     def seal_all(self, describe: Describe) -> Manifest | None:
-        """Seals what is left; returns the manifest of the only file, or None in a sharded store."""
+        """Seals all remaining files; returns the manifest of a single file, or None in a sharded store."""
         if not self.sharded:
             (file,) = self._files
             manifest, columns = describe(file)
@@ -109,13 +110,16 @@ class OutputFiles:
     def writers(self) -> list[Writer]:
         return [file.writer for file in self._files if file.writer is not None]
 
-    def _begin(self, start: int) -> OutputFile:
+    def _begin_file(self, start: int) -> OutputFile:
+        """Begins a file at record ``start``: suspends the last one, and reuses a proven shard of the interrupted run if
+        it fits.
+        """
         if self._files and (full := self._files[-1].writer) is not None:
             full.suspend()
         number = len(self._files)
         path = self._path / self._format.shard_name(number) if self.sharded else self._path
         file = OutputFile(path, start, start)
-        shard = self.interrupted.sealed(number, start) if self.interrupted is not None else None
+        shard = self.interrupted.proven_shard(number, start) if self.interrupted is not None else None
         if self.interrupted is not None and shard is not None:
             self.interrupted.adopt(shard, path)
             file.adopted = shard
@@ -125,6 +129,7 @@ class OutputFiles:
         return file
 
     def _seal_shard(self, describe: Describe) -> None:
+        """Seals the first unsealed shard, or takes over a reused one, and adds it to :attr:`sealed`."""
         file = self._files[len(self.sealed)]
         manifest, columns = describe(file)
         records, shard = file.stop - file.start, file.adopted
@@ -136,7 +141,7 @@ class OutputFiles:
             )
         elif (shard.records, shard.manifest_digest) != (records, manifest.digest):
             raise StoreError(
-                f"{shard.name} of the interrupted run is not what its source gives now; pack with --restart"
+                f"{shard.name} of the interrupted run differs from what the source gives now; pack with --restart"
             )
         self.sealed.append(shard)
 
@@ -148,11 +153,11 @@ def _append(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
 
 
 def _seal(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-    """Seals a file, makes it durable, and reads it back meanwhile: the one waits, the other computes."""
+    """Seals a file, then syncs it and reads it back at the same time: one waits, the other computes."""
     assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)
     with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:
         synced = pool.submit(sync_tree, file.path)
-        read_again(file.path, manifest)
+        verify_read_back(file.path, manifest)
         synced.result()
-    file.writer.synced()
+    file.writer.check_synced()

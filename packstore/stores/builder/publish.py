@@ -1,7 +1,7 @@
-"""Publishing: write beside the destination, make durable, rename; never touch what packstore did not make.
+"""Publishes a store: writes beside the destination, syncs, renames; never touches what packstore did not make.
 
 A store is written in a hidden work directory beside its destination (:mod:`packstore.stores.builder.work_directory`).
-Only what packstore made there, or what proves to be a packstore store (``overwrite``), is ever removed.
+Only files that packstore made there, or with ``overwrite`` a proven packstore store, are ever removed.
 """
 
 from __future__ import annotations
@@ -25,31 +25,34 @@ _log = logging.getLogger(__name__)
 _NOREPLACE = 1
 _EXCHANGE = 2
 _AT_FDCWD = -100
-# What renameat2 says where the kernel or the file system does not know the flag.
+# Errors of renameat2 if the kernel or the file system does not know the flag.
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
-Owned = Callable[[Path], list[Path]]
-"""Gives the files of which a store consists. Raises :class:`NotAStoreError` when there is no store, and
-:class:`DestinationError` when not all there is packstore's."""
+ListOwned = Callable[[Path], list[Path]]
+"""Lists the files of a store. Raises :class:`NotAStoreError` if there is no store, and :class:`DestinationError` if
+its directory also holds foreign files."""
 
 
 class Staging:
-    """The place where a store is written, and its move to the destination.
+    """A place to write a store, and its move to the destination.
 
     Attributes:
         destination: Where the store will be.
-        work: The work directory, which no other process has meanwhile.
+        work: The work directory, locked against other processes.
         run: This run's directory in it.
         path: Where the store is written until it is published; does not exist yet.
     """
 
-    def __init__(self, destination: Path, *, overwrite: bool, owned: Owned) -> None:
-        """Checks the destination. Raises :class:`DestinationError` when it may not be written.
+    def __init__(self, destination: Path, *, overwrite: bool, owned: ListOwned) -> None:
+        """Checks the destination, locks its work directory, and undoes what a killed run had half replaced.
 
         Args:
             destination: A path that does not exist, or with ``overwrite`` a packstore store.
-            overwrite: Replace a store that is there, once the new one is complete.
+            overwrite: Replace an existing store once the new one is complete.
             owned: Proves that an existing destination is a store.
+
+        Raises:
+            DestinationError: The destination may not be written.
         """
         self.destination = destination
         self._overwrite = overwrite
@@ -57,7 +60,7 @@ class Staging:
         self._published = False
         name = destination.name
         if name in ("", "..") or "\0" in str(destination):
-            raise DestinationError(f"{printable(str(destination))!r} is no name for a store")
+            raise DestinationError(f"{printable(str(destination))!r} cannot be a store's name")
         parent = destination.parent
         if not parent.is_dir():
             raise DestinationError(f"{printable(str(parent))} is not a directory; make it first")
@@ -74,14 +77,15 @@ class Staging:
             raise
 
     def choose_run(self) -> Path:
-        """The directory in which this run works."""
+        """Returns the directory in which this run works, here a new one."""
         return self.work.new_run()
 
     def publish(self, sync: Callable[[Path], None] = sync_tree) -> None:
-        """Makes the staged file or directory durable by ``sync`` and gives it the destination's name, in one step.
+        """Syncs the staged file or directory, renames it to the destination in one step, and removes the work
+        directory.
 
-        Raises :class:`DestinationError` when something else has appeared there; the staged store is left where it is
-        for :meth:`discard`.
+        Raises:
+            DestinationError: Something else appeared at the destination; the staged store stays for :meth:`discard`.
         """
         with writing(self.destination):
             sync(self.path)
@@ -92,7 +96,7 @@ class Staging:
                 try:
                     sync_directory(self.destination.parent)
                 except OSError:
-                    self.destination.rename(self.path)  # it may not last, so it is not published
+                    self.destination.rename(self.path)  # the new name may not survive a power cut: undone
                     raise
                 self._published = True
         self.work.remove()
@@ -102,16 +106,16 @@ class Staging:
             )
 
     def discard(self) -> None:
-        """Removes what was staged, by this run and those before it; does nothing after :meth:`publish`."""
+        """Removes the work directory with all runs; does nothing after :meth:`publish`."""
         if not self._published:
             self.work.remove()
 
     def keep(self) -> None:
-        """Leaves everything in place, so that another run can go on from it."""
+        """Unlocks the work directory and leaves its content, so that another run can resume from it."""
         self.work.release()
 
     def _check(self) -> bool:
-        """Whether there is a store to replace. Raises :class:`DestinationError` when the destination is taken."""
+        """Returns whether there is a store to replace. Raises :class:`DestinationError` if the destination is taken."""
         shown = printable(str(self.destination))
         with writing(self.destination):
             try:
@@ -123,21 +127,24 @@ class Staging:
         if not self._overwrite:
             try:
                 self._owned(self.destination)
-            except NotAStoreError:  # --overwrite would not help
+            except NotAStoreError:  # do not suggest --overwrite, which would not help
                 raise DestinationError(
                     f"{shown} exists already and is not a packstore store; choose another name"
                 ) from None
             except DestinationError:
-                pass  # a store with something foreign in it: --overwrite says what to move away
+                pass  # a store with foreign files in it: --overwrite then names what to move away
             raise DestinationError(f"{shown} exists already; choose another name or replace it with --overwrite")
         self._owned(self.destination)
         return True
 
     def _replace(self) -> None:
+        """Exchanges the staged store with the one at the destination; exchanges them back if that one was changed
+        meanwhile.
+        """
         old = device_and_inode(self.destination)
         self._owned(self.destination)
         _swap(self.path, self.destination)
-        # Now the old store lies at the staging path: prove that it is the one that was checked.
+        # The old store is now at the staging path: prove that it is the one that was checked.
         if device_and_inode(self.path) != old:
             _swap(self.path, self.destination)
             raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
@@ -150,12 +157,12 @@ class Staging:
 
 
 def exchange(staged: Path, destination: Path) -> None:
-    """Gives what is staged in the directory of a run the destination's name, and the store there the staged one's."""
+    """Exchanges the staged store and the one at the destination."""
     _swap(staged, destination)
 
 
 def _swap(a: Path, b: Path) -> None:
-    """Exchanges two existing paths: atomically where the system can, else by renames that are rolled back."""
+    """Exchanges two existing paths: atomically if the system can, else by renames that are rolled back on failure."""
     if _renameat2(a, b, _EXCHANGE):
         return
     aside = a.with_name(ASIDE)
@@ -169,11 +176,11 @@ def _swap(a: Path, b: Path) -> None:
 
 
 def _rename_new(source: Path, destination: Path) -> None:
-    """Renames without ever replacing something. Raises :class:`FileExistsError`."""
+    """Renames without ever replacing anything. Raises :class:`FileExistsError`."""
     if _renameat2(source, destination, _NOREPLACE):
         return
     if source.is_dir():
-        # rename(2) refuses a directory that is not empty and anything that is no directory.
+        # rename(2) itself refuses to replace anything but an empty directory.
         if os.path.lexists(destination):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
         source.rename(destination)
@@ -191,7 +198,7 @@ def _rename_new(source: Path, destination: Path) -> None:
 
 
 def _renameat2(source: Path, destination: Path, flag: int) -> bool:
-    """Linux' renameat2(2). Returns False where it is not available."""
+    """Calls Linux' renameat2(2). Returns False if it is not available."""
     if not sys.platform.startswith("linux"):
         return False
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

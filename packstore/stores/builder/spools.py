@@ -1,4 +1,4 @@
-"""Columns while a store is written: spooled to unlinked files, hashed as they come, mapped at the end."""
+"""Holds columns while a store is written: spooled to files, hashed as they come, mapped at the end."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Column
 from packstore.stores.builder.fitting import check_classes
 
-_KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes; a multiple of the number of buckets would only save passes
+_KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes
 
 
 class ColumnSpool:
     """Collects the values of one column batch by batch, and returns them as one mapped array.
 
-    Values go to files, so memory does not grow with their number: unlinked ones, so that a killed process leaves
-    nothing behind, or ones by the column's name, from which another run can go on. Arrays handed out stay valid after
-    :meth:`close`.
+    Values go to files, so memory does not grow with their number. The files are unlinked, so that a killed process
+    leaves nothing behind, or named after the column, so that another run can resume from them. Returned arrays stay
+    valid after :meth:`close`.
     """
 
     def __init__(self, column: Column, directory: Path, keep: Path | None = None) -> None:
-        """``directory`` is where unlinked files lie (the destination's own disk), ``keep`` where named ones do."""
+        """``directory`` is for unlinked files (on the destination's disk); with ``keep`` the files are named ones in
+        there.
+        """
         self.column = column
         self.records = 0
         self._data = _Spool(directory, keep and keep / f"{column.name}.values")
@@ -42,8 +44,9 @@ class ColumnSpool:
             self._offsets.write(np.zeros(1, OFFSET).data)
 
     def check(self, values: Any, count: int) -> Any:
-        """``values`` as :meth:`append` takes them: a list of bytes for a ragged column, else an array of shape
-        ``(count, *shape)`` in the column's dtype. Raises :class:`StoreError` for anything that does not fit."""
+        """Converts ``values`` to the form that :meth:`append` takes: a list of bytes for a ragged column, else an array
+        of shape ``(count, *shape)`` in the column's dtype. Raises :class:`StoreError` for values that do not fit.
+        """
         name = self.column.name
         if self.column.kind == "ragged":
             items = plain_buffers(values, name)
@@ -67,7 +70,7 @@ class ColumnSpool:
         return array
 
     def append(self, values: Any, count: int) -> None:
-        """Adds ``count`` values, in the form that :meth:`check` returns."""
+        """Appends ``count`` values, in the form that :meth:`check` returns."""
         if self._offsets is None:
             self._data.write(values.data.cast("B") if values.size else b"")
         else:
@@ -77,7 +80,7 @@ class ColumnSpool:
         self.records += count
 
     def values(self, start: int, stop: int) -> WholeColumn:
-        """The values of records ``start`` to ``stop - 1``, mapped; offsets count from the first of them."""
+        """Returns the values of records ``start`` to ``stop - 1``, mapped; offsets count from the first of them."""
         if self._offsets is None:
             dtype, width = NUMPY_DTYPE[self.column.dtype], self.column.record_nbytes
             raw = self._data.map()[start * width : stop * width]
@@ -86,12 +89,13 @@ class ColumnSpool:
         first, last = int(offsets[0]), int(offsets[-1])
         return Ragged(offsets - first if first else offsets, self._data.map()[first:last])
 
-    def finished(self, start: int, stop: int, data: ColumnData) -> Column:
-        """The column's description for ``data`` (of records ``start`` to ``stop - 1``), with size and digest.
+    def describe(self, start: int, stop: int, data: ColumnData) -> Column:
+        """Returns the column with size and digest of ``data``, the values of records ``start`` to ``stop - 1``.
 
-        For all records it also makes sure that the spool still holds what was appended; see :meth:`check_spooled`."""
+        For all records it also calls :meth:`check_spooled`.
+        """
         if (start, stop) != (0, self.records):
-            return finished_column(self.column, data)
+            return describe_column(self.column, data)
         self.check_spooled()
         return dataclasses.replace(self.column, nbytes=self._data.nbytes, digest=self.digest())
 
@@ -101,32 +105,36 @@ class ColumnSpool:
         return self._data.nbytes
 
     def digest(self) -> str:
-        """The column's digest, of all values so far."""
+        """Returns the column's digest of all values so far."""
         if self._offsets is None:
             return self._data.sha.hexdigest()
         return ragged_digest(self._offsets.sha.digest(), self._data.sha.digest())
 
     def check_spooled(self) -> None:
-        """Raises :class:`StoreError` if the temporary files do not hold what was appended: somebody wrote to them."""
+        """Raises :class:`StoreError` if the files do not hold what was appended, because another program wrote to
+        them.
+        """
         for spool in (self._data, self._offsets):
             if spool is not None:
                 spool.check(self.column.name)
 
     def flush(self) -> None:
-        """Hands what was appended to the system."""
+        """Hands appended values to the operating system."""
         self._data.file.flush()
         if self._offsets is not None:
             self._offsets.file.flush()
 
     def close(self) -> None:
-        """Closes the temporary files. Idempotent."""
+        """Closes the files. Idempotent."""
         drop(self._data.file)
         if self._offsets is not None:
             drop(self._offsets.file)
 
 
 class OffsetSpool:
-    """Offsets of a ragged column whose values lie elsewhere, in an unlinked file."""
+    """Collects the offsets of a ragged column from its values' sizes, in an unlinked file; the values are kept
+    elsewhere.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._spool = _Spool(directory)
@@ -134,15 +142,16 @@ class OffsetSpool:
         self._spool.write(np.zeros(1, OFFSET).data)
 
     def append(self, sizes: Sequence[int]) -> None:
-        """Adds values by their sizes in bytes."""
+        """Appends the sizes of values in bytes."""
         if sizes:
             ends = self._end + np.cumsum(np.array(sizes, OFFSET), dtype=OFFSET)
             self._spool.write(ends.data)
             self._end = int(ends[-1])
 
     def offsets(self) -> NDArray[np.int64]:
-        """``int64``, one more than values, mapped; valid after :meth:`close`. Raises :class:`StoreError` when the
-        temporary file does not hold what was appended."""
+        """Returns the offsets, ``int64`` and one more than values, mapped; valid after :meth:`close`. Raises
+        :class:`StoreError` if the file does not hold what was appended.
+        """
         self._spool.check("image")
         return self._spool.map().view(OFFSET)
 
@@ -151,24 +160,24 @@ class OffsetSpool:
         drop(self._spool.file)
 
 
-def finished_column(column: Column, data: ColumnData) -> Column:
-    """``column`` with the size and digest of ``data``."""
+def describe_column(column: Column, data: ColumnData) -> Column:
+    """Returns ``column`` with the size and digest of ``data``."""
     return dataclasses.replace(column, nbytes=data.nbytes, digest=column_digest(data))
 
 
 class Keys(Protocol):
-    """The keys of all records by number."""
+    """Keys of all records, by record number."""
 
     def __getitem__(self, record: int, /) -> Buffer: ...
 
 
-def duplicate_keys(keys: Keys, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:
-    """Two records that have the same key, or None.
+def find_duplicate_key(keys: Keys, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:
+    """Returns two records that have the same key, or None.
 
     Args:
         keys: All keys.
-        hashes: ``uint64`` hash of each key. Only keys with equal hashes are compared, so that memory is bounded: the
-            hashes are sorted in buckets (by their top bits) of about 4 million at a time.
+        hashes: ``uint64`` hash of each key. Only keys with equal hashes are compared. To bound memory, the hashes are
+            sorted in buckets (by their top bits) of about 4 million at a time.
     """
     buckets = 1
     while len(hashes) // buckets > _KEYS_AT_ONCE:
@@ -190,17 +199,19 @@ def duplicate_keys(keys: Keys, hashes: NDArray[np.uint64]) -> tuple[int, int] | 
 
 
 def refuse_duplicates(keys: Keys, hashes: NDArray[np.uint64]) -> None:
-    """Raises :class:`StoreError` that names two records with the same key, if there are such."""
-    pair = duplicate_keys(keys, hashes)
+    """Raises :class:`StoreError` naming two records with the same key, if there are any."""
+    pair = find_duplicate_key(keys, hashes)
     if pair is not None:
         key = printable(bytes(keys[pair[0]]).decode("utf-8", "surrogateescape"))
         raise StoreError(f"records {pair[0]} and {pair[1]} have the same key {key!r}; keys must be unique")
 
 
 def plain_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryview]:
-    """Values of the ragged column ``name`` (or images) as ``bytes`` or flat byte views, so that ``len`` is their size.
+    """Returns values of the ragged column ``name`` (or images) as ``bytes`` or flat byte views, so that ``len`` is
+    their size.
 
-    Raises :class:`StoreError` for anything else."""
+    Raises :class:`StoreError` for anything else.
+    """
     try:
         return [value if type(value) is bytes else _flat(value) for value in values]
     except (TypeError, ValueError) as error:
@@ -209,14 +220,15 @@ def plain_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryvie
 
 def _flat(value: Buffer) -> bytes | memoryview:
     view = memoryview(value)
-    return view.cast("B") if view.nbytes else b""  # a view with a zero in its shape cannot be cast
+    return view.cast("B") if view.nbytes else b""  # a view with an empty dimension cannot be cast
 
 
-def spooled(column: Column, directory: Path) -> Callable[[int], Any]:
-    """The values of a column whose files a killed run has kept, as a function of the record's number.
+def open_spooled(column: Column, directory: Path) -> Callable[[int], Any]:
+    """Opens the files that a killed run kept of a column; returns a function that reads the value of a record.
 
-    The function raises :class:`StoreError` for a value that is not there; the caller proves what it returns."""
-    mapped = _mapped(directory / f"{column.name}.values")
+    The function raises :class:`StoreError` for a missing value. It proves nothing: the caller compares checksums.
+    """
+    mapped = _map_file(directory / f"{column.name}.values")
     width = column.record_nbytes
     if column.kind == "fixed":
         dtype = NUMPY_DTYPE[column.dtype]
@@ -228,7 +240,7 @@ def spooled(column: Column, directory: Path) -> Callable[[int], Any]:
             return raw.copy().view(dtype).reshape(column.shape)
 
         return fixed
-    ends = _mapped(directory / f"{column.name}.offsets")
+    ends = _map_file(directory / f"{column.name}.offsets")
     ends = ends[: len(ends) // OFFSET.itemsize * OFFSET.itemsize].view(OFFSET)
 
     def ragged(record: int) -> Any:
@@ -240,7 +252,7 @@ def spooled(column: Column, directory: Path) -> Callable[[int], Any]:
     return ragged
 
 
-def _mapped(path: Path) -> NDArray[Any]:
+def _map_file(path: Path) -> NDArray[Any]:
     try:
         return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     except (OSError, ValueError) as error:
@@ -248,7 +260,7 @@ def _mapped(path: Path) -> NDArray[Any]:
 
 
 class _Spool:
-    """A file that knows its size and SHA-256: an unlinked one in ``directory``, or ``path``."""
+    """A file that counts and hashes what is written to it: an unlinked one in ``directory``, or ``path``."""
 
     def __init__(self, directory: Path, path: Path | None = None) -> None:
         if path is not None:
@@ -270,14 +282,14 @@ class _Spool:
             return np.empty(0, np.uint8)
         try:
             mapped = mmap.mmap(self.file.fileno(), self.nbytes, access=mmap.ACCESS_READ)
-        except ValueError as error:  # it is shorter than what was written to it
+        except ValueError as error:  # the file is shorter than what was written
             raise StoreError(f"a temporary file of the columns was changed by somebody else: {error}") from None
         return np.frombuffer(mapped, np.uint8)
 
     def check(self, name: str) -> None:
-        """Compares what lies in the file with what was written. Raises :class:`StoreError` that names the column."""
+        """Raises :class:`StoreError` naming the column if the file's content differs from what was written."""
         if hashlib.sha256(self.map().data).digest() != self.sha.digest():
             raise StoreError(
-                f"the temporary file of column {name!r} does not hold what was written to it: somebody else wrote to "
-                "it, or the disk is faulty; nothing is published, pack again"
+                f"the temporary file of column {name!r} does not hold what was written to it: another program wrote "
+                "to it, or the disk is faulty; nothing is published, pack again"
             )

@@ -3,12 +3,12 @@
 The store ``out.lmdb`` is written in ``.out.lmdb.packstore/``::
 
     owner         who writes it, as JSON; locked (flock) as long as that process lives
-    run-00001/    what one run has made: the staged store, its columns, a journal of its records, its receipt
-    added/        what is to be appended to a store, packed as a store of its own, with a work directory of its own
+    run-00001/    the work of one run: the staged store, its columns, a journal of its records, its receipt
+    added/        records to append to a store, packed as a store of their own, with its own work directory
 
-A run that is killed leaves the directory behind, unlocked. The next one with the same destination goes on from it (see
+A killed run leaves the directory behind, unlocked. The next run with the same destination resumes from it (see
 :mod:`packstore.stores.builder.journal`), and ``packstore clean`` removes it. A directory is packstore's own only if its
-``owner`` names the destination beside it, and only names that packstore gives are removed from it.
+``owner`` names the destination beside it, and only files with names that packstore gives are removed from it.
 """
 
 from __future__ import annotations
@@ -45,36 +45,36 @@ _log = logging.getLogger(__name__)
 OWNER = "owner"
 STORE, JOURNAL, SHARDS, RECEIPT = "store", "journal", "shards", "receipt"
 COLUMNS = "columns"
-"""In a run's directory, where another can go on from it: the values of each column, and where a ragged one's end."""
+"""In a run's directory, if another can resume from it: files with each column's values, and a ragged one's offsets."""
 _COLUMN_FILE = re.compile(r"[a-z][a-z0-9_]*\.(values|offsets)")
 ADDED, KEPT = "added", "kept"
-"""Stores in a work directory: what is to be appended, and what of the old store must be written again for that."""
+"""Stores in a work directory: the records to append, and those of the old store that must be rewritten for that."""
 GROWTH = "growth"
-"""In a run's directory, while shards are put into a store that is there already: which, and how to tell whether the
-store has them."""
+"""In the directory of a run that adds shards to an existing store: a marker file with their names and the digest of the
+new manifest, which tells whether they belong to the store."""
 EXPORT, PARTS = "export", "parts"
-"""In the directory of a run that makes an export and no store: which, and what is known of each shard that is done."""
+"""In the directory of a run that makes an export: files with its identity, and with facts on each finished shard."""
 ASIDE = f"{STORE}-old"
-"""In a run's directory: the store that is being replaced, where the system cannot exchange two names in one step."""
+"""In a run's directory: the store that is being replaced, if the system cannot exchange two names in one step."""
 _MAGIC = "packstore work directory"
 _RUN = re.compile(r"run-(\d{5})")
 _NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
 _LONGEST = 200
 _OWNER_BYTES = 4096
 _NAMING_SECONDS = 1.0
-# What flock(2) says where the file system knows no locks.
+# Errors of flock(2) on a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who writes, or wrote, in a work directory.
+    """Identity of the process that writes, or wrote, in a work directory.
 
     Attributes:
-        destination: Name of the store that is to be, in the directory that also holds the work directory.
-        pid: The process.
+        destination: Name of the store, whose directory also holds the work directory.
+        pid: Its process id.
         host: Its machine.
-        started: When, in seconds since the epoch.
+        started: Time of the start, in seconds since the epoch.
     """
 
     destination: str
@@ -84,7 +84,7 @@ class Owner:
 
 
 def work_path(destination: Path) -> Path:
-    """The path of a destination's work directory, which may not exist."""
+    """Returns the path of a destination's work directory, which may not exist."""
     name = os.fsencode(destination.name)
     if len(name) > _LONGEST:  # file names end at 255 bytes
         name = name[: _LONGEST - 17] + b"-" + xxhash.xxh3_64_hexdigest(name).encode("ascii")
@@ -92,18 +92,19 @@ def work_path(destination: Path) -> Path:
 
 
 class WorkDirectory:
-    """The work directory of one destination, held by this process until :meth:`remove` or :meth:`release`.
+    """The work directory of one destination, locked by this process until :meth:`remove` or :meth:`release`.
 
     Attributes:
-        path: Where it is.
+        path: Path of the directory.
     """
 
     def __init__(self, destination: Path) -> None:
-        """Creates and locks it, or locks what a dead run has left.
+        """Creates and locks the directory, or locks the one that a dead run left.
 
         Raises:
-            DestinationError: Another process writes to the destination (the message has its pid and host), something
-                foreign has the directory's name, or it cannot be made.
+            DestinationError: Another process writes to the destination (the message has its pid and host), the
+            directory's
+                name is taken by a foreign file, or it cannot be created.
         """
         self.path = work_path(destination)
         self._destination = destination
@@ -113,8 +114,8 @@ class WorkDirectory:
                 continue
 
     def runs(self) -> list[Path]:
-        """The directories of all runs, oldest first."""
-        return runs_of(self.path)
+        """Lists the directories of all runs, oldest first."""
+        return list_runs(self.path)
 
     def new_run(self) -> Path:
         """Creates the directory of a new run."""
@@ -125,57 +126,62 @@ class WorkDirectory:
         return path
 
     def undo_swap(self) -> bool:
-        """Restores a store that a killed run moved aside and did not replace. Returns whether it did."""
+        """Cleans up after a run that was killed while publishing. Returns whether it restored a store.
+
+        Moves a store back that was moved aside and not replaced, or removes it if it was replaced. Removes from a
+        growing store the files that it does not need.
+        """
         undone = False
         for run in self.runs():
             aside = run / ASIDE
             if os.path.lexists(aside):
                 if os.path.lexists(self._destination):
-                    _remove_staged(run, ASIDE)  # it is replaced
+                    _remove_staged(run, ASIDE)  # the new store is in its place
                 else:
                     aside.rename(self._destination)
                     undone = True
             self._undo_growth(run / GROWTH)
         return undone
 
-    def finished_growth(self) -> object:
-        """What a killed run was asked for that had appended to the store already, as it told :func:`growth.grow`; None
-        where there is no such run."""
+    def find_finished_growth(self) -> object:
+        """Returns the request, as given to :func:`growth.grow`, of a run that was killed after it had appended to the
+        store; None if there is no such run."""
         for run in self.runs():
-            told = _growth(self._destination, run / GROWTH)
-            if told is not None and told["done"]:
-                return told["request"]
+            growth = _read_growth(self._destination, run / GROWTH)
+            if growth is not None and growth["done"]:
+                return growth["request"]
         return None
 
     def _undo_growth(self, marker: Path) -> None:
-        """Removes from the store what a run has put there in vain; or, where it got as far as replacing the manifest,
-        what the store needs no more."""
-        told = _growth(self._destination, marker)
-        if told is not None:
-            remove_parts(self._destination, told["needless"])
-            if not told["done"]:  # else it goes with the run: until then it tells that nothing is left to be done
+        """Removes the shards that a killed run added; or the replaced files, if it had replaced the manifest."""
+        growth = _read_growth(self._destination, marker)
+        if growth is not None:
+            remove_parts(self._destination, growth["needless"])
+            if not growth["done"]:  # else it stays until the run is removed: it shows that the append is complete
                 marker.unlink()
 
     def remove(self) -> None:
-        """Removes it with all runs, and releases it. Idempotent."""
+        """Removes the directory with all runs and unlocks it; logs a warning if that fails. Idempotent."""
         if self._descriptor < 0:
             return
         try:
             self.undo_swap()
-            _remove(self.path)
-        except OSError as error:  # called when all that matters is done, or while another error is on its way
+            _remove_content(self.path)
+        except OSError as error:  # called after the real work, or while another error is being raised
             _log.warning("cannot remove the work directory %s: %s", printable(str(self.path)), error)
         finally:
             self.release()
 
     def release(self) -> None:
-        """Unlocks it and leaves its content. Idempotent."""
+        """Unlocks the directory and leaves its content. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def _acquire(self) -> bool:
-        """Locks the directory. False if it vanished between two steps. Raises like ``__init__``."""
+        """Creates the directory if need be, locks it, and writes its owner. Returns False if another process removed it
+        meanwhile. Raises like ``__init__``.
+        """
         try:
             self.path.mkdir()
         except FileExistsError:
@@ -195,8 +201,8 @@ class WorkDirectory:
                 current = (self.path / OWNER).lstat()
             except FileNotFoundError:
                 current = None
-            if locked is False or (locked is None and self._lives(descriptor)):
-                raise self._taken(self._named_owner())
+            if locked is False or (locked is None and self._owner_may_live(descriptor)):
+                raise self._in_use_error(self._wait_for_owner())
             if current is None or (current.st_dev, current.st_ino) != (there.st_dev, there.st_ino):
                 return False  # another process removed it while we waited
             self._write_owner(descriptor)
@@ -208,33 +214,37 @@ class WorkDirectory:
         return True
 
     def _refuse_foreign(self) -> None:
-        """Raises :class:`DestinationError` for what is not ours, :class:`FileNotFoundError` where nothing is left."""
+        """Raises :class:`DestinationError` if the path is not this destination's work directory, and
+        :class:`FileNotFoundError` if it does not exist.
+        """
         shown = printable(str(self.path))
         if not stat.S_ISDIR(self.path.lstat().st_mode):
-            raise DestinationError(f"{shown} is in the way and is no work directory of packstore; move it away")
+            raise DestinationError(f"{shown} has the name of a work directory but is none; move it away")
         owner = read_owner(self.path)
         if owner is not None and owner.destination != self._destination.name:
             raise DestinationError(f"{shown} is the work directory of {printable(owner.destination)!r}; move it away")
         if owner is None and not _is_blank(self.path):
-            raise DestinationError(f"{shown} is in the way and holds what packstore did not write; move it away")
+            raise DestinationError(f"{shown} holds files that packstore did not write; move it away")
 
-    def _lives(self, descriptor: int) -> bool:
-        """On a file system without locks: whether the owner may still be at work."""
+    def _owner_may_live(self, descriptor: int) -> bool:
+        """Returns whether the owner may still be running, on a file system without locks."""
         owner = read_owner(self.path)
         if owner is None:
             return False
         if owner.host != socket.gethostname():
             return True
-        return owner.pid != os.getpid() and _runs_here(owner.pid)
+        return owner.pid != os.getpid() and _process_exists(owner.pid)
 
-    def _named_owner(self) -> Owner | None:
-        """The holder of the lock. It may have taken it just now, and be about to write its name."""
+    def _wait_for_owner(self) -> Owner | None:
+        """Returns the holder of the lock; waits up to a second for a process that has just locked it to write its
+        name.
+        """
         until = time.monotonic() + _NAMING_SECONDS
         while (owner := read_owner(self.path)) is None and time.monotonic() < until:
             time.sleep(0.005)
         return owner
 
-    def _taken(self, owner: Owner | None) -> DestinationError:
+    def _in_use_error(self, owner: Owner | None) -> DestinationError:
         who = "another process"
         if owner is not None:
             who = f"process {owner.pid} on {printable(owner.host)}"
@@ -252,27 +262,30 @@ class WorkDirectory:
                 "started": time.time(),
             }
         )
-        # Always of one length and in one call: at no moment is there an owner that says nothing.
+        # Padded to one length and in one call, so that no reader ever sees an incomplete owner.
         os.pwrite(descriptor, text.encode("ascii").ljust(_OWNER_BYTES), 0)
 
 
-def _growth(destination: Path, marker: Path) -> dict[str, Any] | None:
-    """What a run has noted that puts shards into a store; whether it got as far as replacing the manifest; and by that
-    which files the store does not need."""
+def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
+    """Reads the marker of a run that adds shards to a store; None if there is none, or it is unreadable.
+
+    Adds ``done``, whether the run replaced the manifest, and ``needless``, the files that the store does not need."""
     try:
-        told: dict[str, Any] = json.loads(marker.read_text("ascii"))
-        done = read_manifest(destination).digest == told["sealed"]
-        return {**told, "done": done, "needless": told["replaced"] if done else told["added"]}
+        note: dict[str, Any] = json.loads(marker.read_text("ascii"))
+        done = read_manifest(destination).digest == note["sealed"]
+        return {**note, "done": done, "needless": note["replaced"] if done else note["added"]}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
-        _log.warning("what a killed run has put into %s stays: %s", printable(str(destination)), error)
+        _log.warning("files that a killed run added to %s are not removed: %s", printable(str(destination)), error)
         return None
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether a work directory has no content but, at most, an empty owner: its run was killed as it made it, or the
-    power failed before the content was on the disk."""
+    """Returns whether a work directory holds at most an empty owner file.
+
+    That is left if its run was killed while creating it, or the power failed before the content reached the disk.
+    """
     for entry in path.iterdir():
         if entry.name != OWNER or not stat.S_ISREG(entry.lstat().st_mode) or entry.read_bytes().strip(b"\0"):
             return False
@@ -282,29 +295,29 @@ def _is_blank(path: Path) -> bool:
 _held: weakref.WeakSet[WorkDirectory] = weakref.WeakSet()
 
 
-def _forget_in_child() -> None:
-    """A forked process shares the locks of its parent: a worker that outlives it for a moment would hold them."""
+def _release_in_child() -> None:
+    """Releases the parent's locks in a forked process, which shares them and might outlive the parent."""
     for directory in list(_held):
         directory.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 def read_owner(path: Path) -> Owner | None:
-    """The owner of the work directory at ``path``; None when there is none that packstore can have written."""
+    """Reads the owner of the work directory at ``path``; None if packstore cannot have written it."""
     try:
         descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        found = json.loads(os.read(descriptor, _OWNER_BYTES))
-        if found["what"] != _MAGIC:
+        plain = json.loads(os.read(descriptor, _OWNER_BYTES))
+        if plain["what"] != _MAGIC:
             return None
-        os.fsencode(str(found["destination"]))
-        time.localtime(float(found["started"]))
-        return Owner(str(found["destination"]), int(found["pid"]), str(found["host"]), float(found["started"]))
+        os.fsencode(str(plain["destination"]))
+        time.localtime(float(plain["started"]))
+        return Owner(str(plain["destination"]), int(plain["pid"]), str(plain["host"]), float(plain["started"]))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     finally:
@@ -316,10 +329,11 @@ class Leftover:
     """A work directory that no process holds.
 
     Attributes:
-        path: Where it is.
-        owner: Who wrote it.
-        nbytes: What it takes on disk.
-        in_store: Names of shards and tables in the store that it was appending to, and that the store does not need.
+        path: Path of the directory.
+        owner: The process that wrote it.
+        nbytes: Bytes on disk.
+        in_store: Names of shards and tables that its run left in the store it appended to, and that the store does not
+            need.
     """
 
     path: Path
@@ -329,9 +343,9 @@ class Leftover:
 
 
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
-    """The leftovers in ``directory`` (not below): work directories that are provably packstore's, and unused.
+    """Yields the leftovers in ``directory`` (not below): work directories that are provably packstore's, and unused.
 
-    Raises :class:`OSError` when the directory cannot be listed.
+    Raises :class:`OSError` if the directory cannot be listed.
     """
     for path in sorted(directory.iterdir()):
         name = _NAME.fullmatch(path.name)
@@ -342,47 +356,46 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
             continue
         nbytes = sum(p.lstat().st_blocks * 512 for p in path.rglob("*") if p.is_file())
         destination = directory / owner.destination
-        told = [_growth(destination, run / GROWTH) for run in runs_of(path)]
-        names = (str(name) for each in told if each is not None for name in each["needless"])
+        growths = [_read_growth(destination, run / GROWTH) for run in list_runs(path)]
+        names = (str(name) for each in growths if each is not None for name in each["needless"])
         yield Leftover(path, owner, nbytes, tuple(name for name in names if os.path.lexists(destination / name)))
 
 
 def is_held(path: Path, owner: Owner) -> bool:
-    """Whether the process that owns the work directory is at work in it."""
+    """Returns whether the owner of the work directory is still running."""
     try:
         descriptor = os.open(path / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except PermissionError:
-        return True  # not ours to say
+        return True  # another user's: cannot tell
     except OSError:
         return False
     try:
         locked = _lock(descriptor)
         if locked is None:
-            return owner.host != socket.gethostname() or _runs_here(owner.pid)
+            return owner.host != socket.gethostname() or _process_exists(owner.pid)
         return not locked
     finally:
         os.close(descriptor)
 
 
 def remove_leftover(leftover: Leftover) -> None:
-    """Removes a leftover, unless somebody has begun to use it.
-
-    Raises :class:`DestinationError` when it is in use, or holds what packstore did not put there (which stays).
-    """
+    """Removes a leftover. Raises :class:`DestinationError` if it is in use, or holds foreign files, which stay."""
     destination = leftover.path.parent / leftover.owner.destination
     with writing(leftover.path):
         WorkDirectory(destination).remove()
     if leftover.path.exists():
-        raise DestinationError(f"{printable(str(leftover.path))} also holds what packstore did not write; that is left")
+        raise DestinationError(
+            f"{printable(str(leftover.path))} also holds files that packstore did not write; they are left"
+        )
 
 
-def runs_of(path: Path) -> list[Path]:
-    """The directories of runs in a work directory, oldest first."""
+def list_runs(path: Path) -> list[Path]:
+    """Lists the directories of runs in a work directory, oldest first."""
     return sorted(p for p in path.iterdir() if _RUN.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
 
 
 def remove_run(path: Path) -> None:
-    """Removes the directory of one run, but nothing in it that packstore did not put there."""
+    """Removes the directory of one run, except files that packstore did not write."""
     (path / f"{RECEIPT}.new").unlink(missing_ok=True)
     for name in (JOURNAL, SHARDS):
         (path / name).unlink(missing_ok=True)
@@ -396,14 +409,15 @@ def remove_run(path: Path) -> None:
         for name in (ASIDE, PARTS, EXPORT):
             _remove_staged(path, name)
     (path / GROWTH).unlink(missing_ok=True)
-    # Last: it says that the conversion is complete, where it is, should this be killed half-way.
+    # Last: if this is killed half-way, the receipt still shows whether the conversion was complete.
     (path / RECEIPT).unlink(missing_ok=True)
     remove_empty(path)
 
 
 def _remove_staged(run: Path, name: str) -> None:
-    """Removes what a run has staged. A store's files are known by their names; those of an export have any, so all that
-    lies there goes: links are removed and not followed."""
+    """Removes what a run has staged. For a store, only files with a store's names; for an export, everything, without
+    following links.
+    """
     path = run / name
     if (run / EXPORT).is_file() and path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -411,15 +425,15 @@ def _remove_staged(run: Path, name: str) -> None:
         remove_unfinished(path)
 
 
-def _remove(path: Path) -> None:
+def _remove_content(path: Path) -> None:
     for name in (ADDED, KEPT):
         if work_path(path / name).is_dir():
             WorkDirectory(path / name).remove()
         remove_unfinished(path / name)
-    for run in runs_of(path):
+    for run in list_runs(path):
         remove_run(run)
     if {entry.name for entry in path.iterdir()} <= {OWNER}:
-        # The owner last: until then the directory is known for what it is.
+        # The owner last: it identifies the directory.
         (path / OWNER).unlink(missing_ok=True)
         remove_empty(path)
 
@@ -439,7 +453,7 @@ def _lock(descriptor: int) -> bool | None:
     return True
 
 
-def _runs_here(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -10,10 +10,10 @@ import tempfile
 
 from packstore.stores.hdf5.store import dataset_offsets
 from packstore.stores.manifest_recovery import RecoveredManifest
-from packstore.stores.scavenge import Scavenged, scavenge_by_places
+from packstore.stores.scavenge import Scavenged, scavenge_arrays
 
 
 def scavenge(data: memoryview, recovered: RecoveredManifest) -> Scavenged:
     """Recovers the columns and images of an HDF5 file from its bytes and manifest."""
     with tempfile.TemporaryFile() as file:
-        return scavenge_by_places(data, recovered, dataset_offsets(file, recovered.manifest))
+        return scavenge_arrays(data, recovered, dataset_offsets(file, recovered.manifest))

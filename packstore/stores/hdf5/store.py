@@ -25,7 +25,7 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.base import Problem, Writer, parse_manifest, unreadable
+from packstore.stores.base import Problem, Writer, parse_manifest, unreadable_error
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.hdf5.checked import Hdf5Error, UnsupportedHdf5Error
 from packstore.stores.hdf5.file import Hdf5File, Message
@@ -165,7 +165,7 @@ def _as_store_errors(path: Path) -> Iterator[None]:
             f"{printable(str(path))} is HDF5 that packstore did not write: {printable(str(error))}"
         ) from None
     except Hdf5Error as error:
-        raise unreadable(path, "HDF5", error) from None
+        raise unreadable_error(path, "HDF5", error) from None
 
 
 def _find_manifest(file: Hdf5File, root: list[Message], path: Path) -> Manifest:

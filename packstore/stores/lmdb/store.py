@@ -38,7 +38,7 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, file_size_limit, reading, sync_file
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.stores.base import Problem, Reader, Spans, Writer, parse_manifest, unreadable
+from packstore.stores.base import Problem, Reader, Spans, Writer, parse_manifest, unreadable_error
 from packstore.stores.lmdb.bulk_lookup import LeafTable, list_leaves, locate_images
 from packstore.stores.lmdb.bulk_walk import IrregularError, Run, walk_in_bulk
 from packstore.stores.lmdb.entries import MANIFEST, check_entries, column_prefixes, named_keys
@@ -108,7 +108,7 @@ class LmdbWriter(Writer):
                 self._flush()
                 pending, nbytes = self._pending, 0
                 if not self._suspended and (self._syncing is None or self._syncing.done()):
-                    self.synced()
+                    self.check_synced()
                     self._syncing = self._syncer.submit(sync_file, self.path / DATA_FILE)
         self._pending_bytes = nbytes
         return record
@@ -142,7 +142,7 @@ class LmdbWriter(Writer):
         self._syncer.shutdown(wait=False, cancel_futures=True)  # the caller's sync waits for the one that runs
         self.abort(wait=False)
 
-    def synced(self) -> None:
+    def check_synced(self) -> None:
         if self._syncing is not None and not self._syncing.cancelled():
             self._syncing.result()
 
@@ -235,7 +235,7 @@ def _open_pages(path: Path, descriptor: int | None = None) -> Pages:
     except OSError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
     except PageError as error:
-        raise unreadable(path, "an LMDB", error) from None
+        raise unreadable_error(path, "an LMDB", error) from None
 
 
 _FEWEST_IN_BULK = 32
@@ -385,7 +385,7 @@ def _find_manifest(pages: Pages, path: Path) -> Manifest:
     try:
         text = pages.find(MANIFEST.encode("ascii"))
     except PageError as error:
-        raise unreadable(path, "an LMDB", error) from None
+        raise unreadable_error(path, "an LMDB", error) from None
     if text is None:
         raise StoreError(f"{printable(str(path))} is an LMDB without a packstore manifest")
     manifest = parse_manifest(text[: MAX_JSON_BYTES + 1].tobytes(), path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.pth.layout import content_start
-from packstore.stores.scavenge import Scavenged, array_sizes, scavenge_by_places
+from packstore.stores.scavenge import Scavenged, array_sizes, scavenge_arrays
 
 
 def scavenge(data: memoryview, recovered: RecoveredManifest) -> Scavenged:
@@ -14,4 +14,4 @@ def scavenge(data: memoryview, recovered: RecoveredManifest) -> Scavenged:
     for number, (name, size) in enumerate(array_sizes(recovered.manifest)):
         starts[name] = content_start(position, f"archive/data/{number}")
         position = starts[name] + size
-    return scavenge_by_places(data, recovered, starts)
+    return scavenge_arrays(data, recovered, starts)

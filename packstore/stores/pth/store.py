@@ -30,7 +30,7 @@ from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.pickle_machine import PickleError, UnsupportedPickleError
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.base import Problem, Writer, parse_manifest, unreadable
+from packstore.stores.base import Problem, Writer, parse_manifest, unreadable_error
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 from packstore.stores.pth.pickle_reader import Call, SavedTensor, unpickle
@@ -141,7 +141,7 @@ class PthReader(MappedReader):
         try:
             data = {c.name: _map_column(archive, content.get(c.name), c, shown) for c in manifest.columns}
         except ZipError as error:
-            raise unreadable(path, "a .pth", error) from None
+            raise unreadable_error(path, "a .pth", error) from None
         for column in manifest.held_columns:
             check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
@@ -175,7 +175,7 @@ def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str,
     except UnsupportedPickleError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened as a .pth of packstore: {error}") from None
     except (ZipError, PickleError) as error:
-        raise unreadable(path, "a .pth", error) from None
+        raise unreadable_error(path, "a .pth", error) from None
     if not isinstance(content, dict) or not isinstance(content.get("manifest"), str):
         raise StoreError(f"{printable(str(path))} is a .pth without a packstore manifest")
     return archive, content

@@ -1,7 +1,7 @@
-"""Objects that a store at a URL does not need: of killed runs, and of versions that were replaced.
+"""Finds and removes objects that a store at a URL does not need: of killed runs, and of replaced versions.
 
-Only what proves to be packstore's is removed: shards and tables have the beginning of their SHA-256 in their names, and
-whatever a conversion notes is JSON with its own SHA-256 in it.
+Removes only objects that are provably packstore's: shards and tables have the first digits of their SHA-256 in their
+names, and all notes of a conversion are JSON with its own SHA-256 in it.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from packstore.stores.remote.names import (
     TABLES,
     VERSIONS,
     WORK,
-    digest_in,
+    digest_in_name,
     shard_objects,
     table_name,
     version_number,
 )
 
 GRACE_SECONDS = 7 * 86400.0
-"""How long an object stays that no version names: a run may be about to name it, or a reader may be reading it."""
+"""How long an unneeded object is kept: a run may be about to need it, or a reader may still read it."""
 
 _RUN = re.compile(r"_work/(convert-[0-9a-f]{12})/(?:plan\.json|head\.json|done/\d{1,12}\.json)")
-_PASSING = re.compile(r"_work/(?:upload|probe)-[0-9a-f]{32}")
+_TEMPORARY = re.compile(r"_work/(?:upload|probe)-[0-9a-f]{32}")
 _MOST_JSON = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Needless:
-    """What a store at a URL does not need.
+class UnneededObjects:
+    """Objects that a store at a URL does not need.
 
     Attributes:
         objects: Shards, tables, and notes of conversions.
-        busy: Conversions that were at work within the grace period: while there is one, no shard is needless.
+        busy: Conversions that wrote within the grace period: while there is one, every shard may be needed.
         foreign: Names below ``_work/``, ``shards/`` and ``tables/`` that packstore does not give; they stay.
     """
 
@@ -54,11 +54,16 @@ class Needless:
         return sum(info.nbytes for info in self.objects)
 
 
-def find_needless(objects: ObjectStore, now: float, grace_seconds: float = GRACE_SECONDS) -> Needless:
-    """What neither the newest version names nor one that was replaced within the grace period, and is older than that.
+def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE_SECONDS) -> UnneededObjects:
+    """Finds objects older than the grace period that neither the newest version needs nor one replaced within that
+    period.
 
-    ``now`` is in seconds since 1970. Raises :class:`MissingStoreError` where packstore has put nothing, and
-    :class:`StoreError` for a version that cannot be read: it may need anything."""
+    ``now`` is in seconds since 1970.
+
+    Raises:
+        MissingStoreError: packstore has written nothing here.
+        StoreError: A version cannot be read: it may need any object.
+    """
     versions = {version_number(info.name): info.modified for info in objects.list(VERSIONS)}
     numbers = sorted(number for number in versions if number is not None)
     needed: set[str] = set()
@@ -68,58 +73,59 @@ def find_needless(objects: ObjectStore, now: float, grace_seconds: float = GRACE
             assert table is not None
             needed |= {table_name(table), *shard_objects(table)}
     runs: dict[str, list[ObjectInfo]] = {}
-    found: list[ObjectInfo] = []
+    unneeded: list[ObjectInfo] = []
     foreign: list[ObjectInfo] = []
     for info in objects.list(WORK):
         run = _RUN.fullmatch(info.name)
         if run is not None:
             runs.setdefault(run[1], []).append(info)
         else:
-            (found if _PASSING.fullmatch(info.name) else foreign).append(info)
+            (unneeded if _TEMPORARY.fullmatch(info.name) else foreign).append(info)
     busy = [name for name, some in runs.items() if max(info.modified for info in some) > now - grace_seconds]
-    found += [info for name, some in runs.items() if name not in busy for info in some]
+    unneeded += [info for name, some in runs.items() if name not in busy for info in some]
     for prefix in (TABLES, SHARDS):
         for info in objects.list(prefix):
-            if digest_in(info.name) is None:
+            if digest_in_name(info.name) is None:
                 foreign.append(info)
             elif info.name not in needed and not (busy and prefix == SHARDS):
-                found.append(info)
-    if not (numbers or found or busy):
-        raise MissingStoreError(f"{objects.url}: there is no store, and nothing of one")
-    old = tuple(info for info in found if info.modified < now - grace_seconds)
-    return Needless(old, tuple(busy), tuple(info.name for info in foreign))
+                unneeded.append(info)
+    if not (numbers or unneeded or busy):
+        raise MissingStoreError(f"{objects.url}: there is no store, nor any part of one")
+    old = tuple(info for info in unneeded if info.modified < now - grace_seconds)
+    return UnneededObjects(old, tuple(busy), tuple(info.name for info in foreign))
 
 
-def remove_needless(
-    objects: ObjectStore, chosen: Needless, now: float, grace_seconds: float = GRACE_SECONDS
-) -> Needless:
-    """Removes what :func:`find_needless` found and still finds, as far as it proves to be packstore's.
+def remove_unneeded(
+    objects: ObjectStore, chosen: UnneededObjects, now: float, grace_seconds: float = GRACE_SECONDS
+) -> UnneededObjects:
+    """Removes the chosen objects that are still unneeded and provably packstore's.
 
-    Returns what was removed; ``foreign`` are names of what did not prove to be."""
+    Returns the removed objects; ``foreign`` are the names of objects that could not be proven.
+    """
     proven = [info for info in chosen.objects if _is_ours(objects, info)]
-    still = {info.name for info in find_needless(objects, now, grace_seconds).objects}
+    still = {info.name for info in find_unneeded(objects, now, grace_seconds).objects}
     removed = tuple(info for info in proven if info.name in still)
-    # Plans last: as long as one is there, the receipts beside it are known for what they are.
+    # Plans last: a plan identifies the receipts beside it.
     for last in (False, True):
         objects.delete([info.name for info in removed if info.name.endswith("/plan.json") == last])
     unproven = {info.name for info in chosen.objects} - {info.name for info in proven}
-    return Needless(removed, chosen.busy, tuple(sorted(unproven)))
+    return UnneededObjects(removed, chosen.busy, tuple(sorted(unproven)))
 
 
 def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
-    """Whether an object holds what packstore puts under its name."""
-    digits = digest_in(info.name)
+    """Returns whether an object's content fits its name, as packstore writes it."""
+    digits = digest_in_name(info.name)
     try:
         if digits is not None:
             hashed = hashlib.sha256()
             for data in objects.stream(info.name):
                 hashed.update(data)
             return hashed.hexdigest().startswith(digits)
-        if _PASSING.fullmatch(info.name):  # a name of 32 random digits
+        if _TEMPORARY.fullmatch(info.name):  # a name of 32 random digits
             return True
         return info.nbytes <= _MOST_JSON and _is_sealed(objects.get(info.name))
     except MissingObjectError:
-        return False  # another has removed it
+        return False  # another process has removed it
 
 
 def _is_sealed(data: bytes) -> bool:

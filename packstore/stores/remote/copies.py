@@ -1,4 +1,4 @@
-"""Copies of objects of others in the cache, each proven when it is fetched."""
+"""Opens cached copies of foreign objects, each proven when it is fetched."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 def open_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
-    """The object at a URL as it is now, and a descriptor of its copy, which leaves the cache when that is closed.
+    """Fetches the object at a URL into the cache, unless it is there; returns its facts and a descriptor of the copy.
 
-    Raises :class:`StoreError`."""
+    The copy stays in the cache while the descriptor is open. Raises :class:`StoreError`.
+    """
     store = open_objects(url.parent)
     info = store.head(url.name)
     return info, open_copy_of(store, info, default_cache())
 
 
 def open_copy_of(store: ObjectStore, info: ObjectInfo, cache: Cache) -> int:
-    """A descriptor of the copy of an object, see :func:`open_copy`."""
-    return cache.open_learnt(copy_address(store, info), info.nbytes, lambda: _proven(store, info))
+    """Returns a descriptor of an object's copy, see :func:`open_copy`."""
+    return cache.open_learnt(copy_address(store, info), info.nbytes, lambda: _stream_proven(store, info))
 
 
 def copy_address(store: ObjectStore, info: ObjectInfo) -> str:
-    """What the cache knows a copy by: another content has another one."""
+    """Returns the key of an object's copy in the cache, which changes with the object's content."""
     return f"{store.url}/{info.name} {info.etag or info.modified} {info.nbytes}"
 
 
-def _proven(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
-    """An object's bytes. Raises :class:`RemoteError` before the last one where they are not those of its ETag;
-    where that is no MD5, where a second reading gives others; and where it has been replaced."""
+def _stream_proven(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
+    """Yields an object's bytes, the last one only once they are proven.
+
+    Compares them with the MD5 in the ETag; if it has none, with a second reading. Raises :class:`RemoteError` if they
+    differ, or if the object was replaced meanwhile.
+    """
     shown = printable(f"{store.url}/{info.name}")
     digest = _MD5.fullmatch(info.etag or "")
     whole = hashlib.md5(usedforsecurity=False) if digest else hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What a store at a URL is: the newest version of its head, and the table that this names."""
+"""Reads the head of a store at a URL: the manifest of its newest version, with the table that it names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.stores.base import parse_manifest
 from packstore.stores.remote.names import (
     VERSIONS,
-    copied_shards,
+    copied_shard_files,
     shard_objects,
     table_name,
     version_name,
@@ -29,11 +29,11 @@ _MOST_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class RemoteHead:
-    """What a store at a URL was when it was opened.
+    """Head of a store at a URL, as it was when it was opened.
 
     Attributes:
-        manifest: With its table.
-        version: Its number; 0 where no versions can be listed; None for a plain copy of a local store.
+        manifest: The manifest, with its table.
+        version: Number of the version; 0 if versions cannot be listed; None for a plain copy of a local store.
     """
 
     manifest: Manifest
@@ -41,42 +41,46 @@ class RemoteHead:
 
     @cached_property
     def shards(self) -> list[str]:
-        """The names of the objects of all shards, in order."""
+        """Names of the objects of all shards, in order."""
         table = self.manifest.shards
         assert table is not None
         copied = self.version is None
-        return copied_shards(self.manifest, FORMATS[self.manifest.format]) if copied else shard_objects(table)
+        return copied_shard_files(self.manifest, FORMATS[self.manifest.format]) if copied else shard_objects(table)
 
 
-def newest_version(objects: ObjectStore) -> int:
-    """The number of the newest version of the store; 0 where there is none."""
+def find_newest_version(objects: ObjectStore) -> int:
+    """Lists the versions of the store and returns the newest one's number; 0 if there is none."""
     numbers = (version_number(info.name) for info in objects.list(VERSIONS))
     return max((number for number in numbers if number is not None), default=0)
 
 
 def read_head(objects: ObjectStore) -> RemoteHead:
-    """The head of the sharded store at the URL, by three requests or four.
+    """Reads the head of the sharded store at the URL, with three or four requests.
 
-    Raises :class:`MissingStoreError` where there is none, and :class:`StoreError` for one that is damaged."""
-    return _head(objects, newest_version(objects) if objects.can_list else 0)
+    Raises :class:`MissingStoreError` if there is none, and :class:`StoreError` if it is damaged.
+    """
+    return _read_head(objects, find_newest_version(objects) if objects.can_list else 0)
 
 
 def read_version(objects: ObjectStore, number: int) -> Manifest:
-    """The manifest of a version, with its table. Raises :class:`StoreError`."""
-    return _head(objects, number).manifest
+    """Reads the manifest of a version, with its table. Raises :class:`StoreError`."""
+    return _read_head(objects, number).manifest
 
 
-def _head(objects: ObjectStore, newest: int) -> RemoteHead:
+def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
+    """Reads the head of version ``newest``; without versions, the manifest of a plain copy, or the hint. Retries if
+    damaged.
+    """
     for _ in range(_TRIES - 1):
-        with suppress(ManifestError):  # a bit that flipped on the way is none the next time
-            return _head_once(objects, newest)
-    return _head_once(objects, newest)
+        with suppress(ManifestError):  # if a bit flipped in transit, the next try succeeds
+            return _read_head_once(objects, newest)
+    return _read_head_once(objects, newest)
 
 
-def _head_once(objects: ObjectStore, newest: int) -> RemoteHead:
+def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
     name = version_name(newest) if newest else MANIFEST_FILE
     try:
-        text = _bounded(objects, name)
+        text = _read_bounded(objects, name)
     except MissingObjectError:
         raise MissingStoreError(f"{objects.url}: there is no store") from None
     manifest = parse_manifest(text, UrlPath(objects.url) / name)
@@ -86,7 +90,7 @@ def _head_once(objects: ObjectStore, newest: int) -> RemoteHead:
     suffix = FORMATS[manifest.format].suffixes[0]
     if table.suffix != suffix:
         raise StoreError(f"{objects.url}/{name} names shards that end with {table.suffix!r}, not {suffix!r}")
-    for place in _tables(manifest, newest, objects.can_list):
+    for place in _table_names(manifest, newest, objects.can_list):
         try:
             data = objects.get(place, 0, table.nbytes + 1)
         except MissingObjectError:
@@ -99,18 +103,18 @@ def _head_once(objects: ObjectStore, newest: int) -> RemoteHead:
     raise StoreError(f"{objects.url}: its table of shards, {place}, is missing")
 
 
-def _bounded(objects: ObjectStore, name: str) -> bytes:
-    """An object's bytes. Raises :class:`StoreError` for one larger than any head, before it fills the memory."""
+def _read_bounded(objects: ObjectStore, name: str) -> bytes:
+    """Reads an object. Raises :class:`StoreError` if it is larger than any head, before it fills the memory."""
     data = bytearray()
     for piece in objects.stream(name):
         data += piece
         if len(data) > _MOST_BYTES:
-            raise StoreError(f"{objects.url}/{name} has more than {_MOST_BYTES:,} bytes, so it is no head of a store")
+            raise StoreError(f"{objects.url}/{name} has more than {_MOST_BYTES:,} bytes, so it cannot be a manifest")
     return bytes(data)
 
 
-def published_head(url: UrlPath) -> RemoteHead:
-    """The head of a store at a URL to which shards can be added. Raises :class:`StoreError`."""
+def read_writable_head(url: UrlPath) -> RemoteHead:
+    """Reads the head of a store at a URL to which shards can be added. Raises :class:`StoreError`."""
     objects = open_objects(url)
     head = read_head(objects)
     if not objects.can_write:
@@ -123,9 +127,8 @@ def published_head(url: UrlPath) -> RemoteHead:
     return head
 
 
-def _tables(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:
-    """Names that the table may have. Without versions, the manifest is of a plain copy; or, where nothing can be
-    listed, the hint."""
+def _table_names(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:
+    """Yields possible names of the table: that of a version or of the hint, or that in a plain copy."""
     assert manifest.shards is not None
     if version or not can_list:
         yield table_name(manifest.shards)

@@ -1,4 +1,4 @@
-"""Names of the objects of a store at a URL, relative to it::
+"""Names the objects of a store at a URL, relative to it::
 
     manifest.json                            a hint: the head of some version
     versions/000000017.json                  the commit point: the head of version 17, created only if absent
@@ -6,7 +6,7 @@
     shards/shard-00042-<12 digits>.lmdb      the data file of a shard, and the first digits of its SHA-256
     _work/<run>/...                          of conversions by many machines
 
-Only versions and the hint decide what the store is; every other object is named by its content, and never changes.
+Versions and the hint alone define the store; every other object is named by its content, and never changes.
 """
 
 from __future__ import annotations
@@ -28,31 +28,33 @@ _SHARD = re.compile(r"shards/shard-(?:\d{5}|[1-9]\d{5,9})-([0-9a-f]{12})\.[a-z0-
 
 
 def version_name(number: int) -> str:
-    """The name of the head of a version; versions are numbered from 1. Raises :class:`StoreError` where numbers end."""
+    """Returns the name of a version's head; versions begin with 1. Raises :class:`StoreError` for a number that is too
+    large.
+    """
     if number > _LAST_VERSION:
         raise StoreError(f"there is no version after number {_LAST_VERSION:,}; write the store to another URL")
     return f"{VERSIONS}{number:09d}.json"
 
 
 def version_number(name: str) -> int | None:
-    """The number of the version whose head has this name; None for another object."""
-    found = _VERSION.fullmatch(name)
-    return None if found is None else int(found[1]) or None
+    """Returns the number of the version whose head has this name; None for another object."""
+    match = _VERSION.fullmatch(name)
+    return None if match is None else int(match[1]) or None
 
 
 def table_name(table: ShardTable) -> str:
-    """The name of a table."""
+    """Returns the name of a table."""
     return f"{TABLES}{table.digest}.shards"
 
 
 def shard_object(shard: Shard) -> str:
-    """The name of the data file of a shard."""
+    """Returns the name of the data file of a shard."""
     stem, _, suffix = shard.name.partition(".")
     return f"{SHARDS}{stem}-{shard.digest[:_DIGITS]}.{suffix}"
 
 
 def shard_objects(table: ShardTable) -> list[str]:
-    """The names of the data files of all shards, in order."""
+    """Returns the names of the data files of all shards, in order."""
     digests: list[Any] = table.table["digest"].tolist()
     pairs = zip(table.names(), digests, strict=True)
     return [
@@ -61,13 +63,13 @@ def shard_objects(table: ShardTable) -> list[str]:
     ]
 
 
-def digest_in(name: str) -> str | None:
-    """The digits of its SHA-256 that a table or a shard has in its name; None for another object."""
-    found = _TABLE.fullmatch(name) or _SHARD.fullmatch(name)
-    return None if found is None else found[1]
+def digest_in_name(name: str) -> str | None:
+    """Returns the digits of the SHA-256 in the name of a table or shard; None for another object."""
+    match = _TABLE.fullmatch(name) or _SHARD.fullmatch(name)
+    return None if match is None else match[1]
 
 
-def copied_shards(manifest: Manifest, format: Format) -> list[str]:
-    """The names of the data files of all shards in a plain copy of a local store, in order."""
+def copied_shard_files(manifest: Manifest, format: Format) -> list[str]:
+    """Returns the names of the data files of all shards in a plain copy of a local store, in order."""
     inner = f"/{format.files[0]}" if format.files else ""
     return [f"{name}{inner}" for name in manifest.shards.names()] if manifest.shards else []

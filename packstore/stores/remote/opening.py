@@ -1,4 +1,4 @@
-"""Opening a store at a URL: objects under versions, a plain copy of a local store, or one object."""
+"""Opens a store at a URL: objects under versions, a plain copy of a local store, or one object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_remote(path: UrlPath) -> Reader:
     try:
         head = None if _is_local_file(path) else read_head(objects)
     except MissingStoreError:
-        found = _copied_file(path, objects)
+        found = _find_copied_file(path, objects)
         if found is None:
             raise
         return _open_copied(path, *found)
@@ -39,13 +39,15 @@ def open_remote(path: UrlPath) -> Reader:
     return RemoteReader(path, objects, head)
 
 
-def open_again(path: UrlPath, head: RemoteHead) -> RemoteReader:
-    """Opens a store at a URL as it was, without a request: the objects of a version never change."""
+def reopen_remote(path: UrlPath, head: RemoteHead) -> RemoteReader:
+    """Opens a store at a URL with a known head, without a request: the objects of a version never change."""
     return RemoteReader(path, open_objects(path), head)
 
 
 def read_remote_manifest(path: UrlPath) -> Manifest:
-    """The manifest of the store at a URL, of whose shards none is fetched. Raises :class:`StoreError`."""
+    """Reads the manifest of the store at a URL; fetches no shard, except of a plain single file. Raises
+    :class:`StoreError`.
+    """
     if not _is_local_file(path):
         with suppress(MissingStoreError):
             return read_head(open_objects(path)).manifest
@@ -54,16 +56,16 @@ def read_remote_manifest(path: UrlPath) -> Manifest:
 
 
 def _is_local_file(path: UrlPath) -> bool:
-    """Whether a URL of this machine is that of a file, below which nothing can be listed."""
+    """Returns whether a ``file://`` URL is that of a file, below which nothing can be listed."""
     found = split_url(path)
     return found is not None and found[0] == "file" and Path("/" + found[1]).is_file()
 
 
-def _copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore, ObjectInfo, Format | None] | None:
-    """The one object that is a copy of a store of one file, and its format where its name says that."""
+def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore, ObjectInfo, Format | None] | None:
+    """Finds the object that is a copy of a single-file store; also returns its format if its name determines that."""
     formats: list[Format] = [format for format in FORMATS.values() if format.files]
     places = [(objects, format.files[0], format) for format in formats]
-    if len(path.parts) > 2:  # else it is a bucket
+    if len(path.parts) > 2:  # else the URL is that of a bucket
         of_files = (open_objects(path.parent), path.name, None)
         by_name = any(path.name.endswith(suffix) for format in formats for suffix in format.suffixes)
         places = [*places, of_files] if by_name else [of_files, *places]  # type: ignore[list-item]
@@ -76,7 +78,9 @@ def _copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore, Obje
 
 
 def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> Reader:
-    """Fetches a store of one file whole. Nothing but its size is known, so its own checksums have to prove it."""
+    """Fetches a single-file store whole into the cache and opens it. Only its size is checked: its checksums must prove
+    it.
+    """
 
     def fetch() -> Iterator[bytes | memoryview]:
         return objects.stream(info.name)
@@ -85,15 +89,15 @@ def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: 
     url = f"{objects.url}/{info.name}"
     descriptor = default_cache().open_learnt(f"{url} {version} {info.nbytes}", info.nbytes, fetch, url)
     try:
-        found = format or _recognised(path, os.pread(descriptor, _START_BYTES, 0))
-        reader = found.open(path, descriptor)
+        known = format or _recognise_start(path, os.pread(descriptor, _START_BYTES, 0))
+        reader = known.open(path, descriptor)
     finally:
         os.close(descriptor)
     reader.nbytes = info.nbytes
     return LinkedReader(reader, path.parent) if reader.manifest.is_linked else reader
 
 
-def _recognised(path: UrlPath, start: bytes) -> Format:
+def _recognise_start(path: UrlPath, start: bytes) -> Format:
     formats: list[Format] = list(FORMATS.values())
     for format in formats:
         if format.recognises(path, start):

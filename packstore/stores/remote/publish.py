@@ -1,9 +1,8 @@
-"""Publishing a store at a URL: shards under their digests, then the table, then a version that is created only if
-absent, then the hint.
+"""Publishes a store at a URL: shards named by their digests, then the table, then a version created only if absent,
+then the hint.
 
-Until the version is there, nothing that was uploaded belongs to a store, so a run that is killed leaves only objects
-that ``packstore clean`` finds. Of two that create the same version one wins, and the other raises
-:class:`LostRaceError`.
+Objects belong to a store only once its version exists, so a killed run leaves only objects that ``packstore clean``
+finds. If two runs create the same version, one wins, and the other raises :class:`LostRaceError`.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import UrlPath, location
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, open_objects
-from packstore.stores.base import manifest_text
-from packstore.stores.builder.assembly import Parts, head_of, parts_of
+from packstore.stores.base import encode_manifest
+from packstore.stores.builder.assembly import ShardList, build_head, list_shards
 from packstore.stores.opening import read_manifest
-from packstore.stores.remote.head import newest_version, read_head
+from packstore.stores.remote.head import find_newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object, table_name, version_name
 from packstore.stores.remote.transfer import download
 
@@ -38,16 +37,17 @@ _AT_ONCE = 4
 
 
 class LostRaceError(DestinationError):
-    """Another process has created the version that was to be created; what it made is to be read first."""
+    """Another process created the same version first; read that version before trying again."""
 
 
 def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
-    """The number of the newest version at a URL that a new store is to go to; 0 where there is none.
+    """Returns the number of the newest version at a URL for a new store; 0 if there is none.
 
-    Raises :class:`DestinationError` where a store may not be written."""
+    Raises :class:`DestinationError` if no store may be written there.
+    """
     if not objects.can_write:
         raise DestinationError(f"{objects.url} is read only: stores are not written by HTTP; use s3://, gs:// or az://")
-    newest = newest_version(objects)
+    newest = find_newest_version(objects)
     if newest:
         if not overwrite:
             raise DestinationError(f"{objects.url} exists already; choose another URL, or --overwrite to replace it")
@@ -73,27 +73,30 @@ def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
 def upload_store(
     path: Path, destination: UrlPath, *, overwrite: bool = False, progress: ProgressCallback = no_progress
 ) -> Manifest:
-    """Puts the local store at ``path`` to a URL; one of a single file becomes a store of one shard.
+    """Uploads and publishes the local store at ``path``; a single-file store becomes a store of one shard.
 
-    Returns the manifest that it has there. Raises :class:`DestinationError` where that may not be written or is taken,
-    and :class:`LostRaceError` where it was taken meanwhile."""
+    Returns its manifest at the URL. Raises :class:`DestinationError` if the URL is taken or may not be written, and
+    :class:`LostRaceError` if it was taken meanwhile.
+    """
     objects = open_objects(destination)
     previous = check_destination(objects, overwrite=overwrite)
     manifest = read_manifest(path)
-    parts = parts_of(path, manifest)
+    parts = list_shards(path, manifest)
     if manifest.shards is None:
-        manifest = head_of(manifest, parts, manifest.columns, skipped=manifest.skipped)
+        manifest = build_head(manifest, parts, manifest.columns, skipped=manifest.skipped)
     publish(objects, manifest, parts, previous, progress)
     return manifest
 
 
 def publish(
-    objects: ObjectStore, manifest: Manifest, parts: Parts, previous: int, progress: ProgressCallback = no_progress
+    objects: ObjectStore, manifest: Manifest, parts: ShardList, previous: int, progress: ProgressCallback = no_progress
 ) -> int:
-    """Makes ``manifest``, whose table is of ``parts``, the version after ``previous``. Returns its number.
+    """Uploads ``parts`` and their table, and creates ``manifest`` as the version after ``previous``. Returns its
+    number.
 
-    Shards that lie at the URL already are not uploaded again. Raises :class:`LostRaceError`, and :class:`StoreError`
-    where a shard is not what the table says."""
+    Does not upload shards that exist at the URL. Raises :class:`LostRaceError`, and :class:`StoreError` if a shard
+    differs from the table.
+    """
     table = manifest.shards
     assert table is not None
     there = {info.name: info.nbytes for info in objects.list(SHARDS)}
@@ -102,8 +105,8 @@ def publish(
     def upload(pair: tuple[Shard, str]) -> int:
         shard, place = pair
         name = shard_object(shard)
-        if not _lies_at(place, objects, name) and (
-            there.get(name) != shard.nbytes or _digest(objects.stream(name)) != shard.digest
+        if not _is_at_destination(place, objects, name) and (
+            there.get(name) != shard.nbytes or _hash_stream(objects.stream(name)) != shard.digest
         ):
             with local_shard(place, shard, manifest.format) as file:
                 upload_shard(objects, shard, file)
@@ -118,37 +121,42 @@ def publish(
 
 
 def refuse_missing(objects: ObjectStore, table: ShardTable) -> None:
-    """Raises :class:`StoreError` where a shard is not there: somebody has cleaned it away, because it had been there
-    for so long."""
+    """Raises :class:`StoreError` if a shard is missing, because somebody has cleaned up one that was old and
+    unneeded.
+    """
     there = {info.name: info.nbytes for info in objects.list(SHARDS)}
     for shard in table:
         if there.get(shard_object(shard)) != shard.nbytes:
-            raise StoreError(f"{objects.url}/{shard_object(shard)} is not there any more; run this again")
+            raise StoreError(f"{objects.url}/{shard_object(shard)} no longer exists; run this again")
 
 
 def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
-    """Puts the data file of a shard under its digest, and proves it before; over an object of that name that is
-    damaged. Returns its name."""
+    """Uploads the data file of a shard under its digest, after checking that digest. Replaces a damaged object of that
+    name.
+
+    Returns the object's name.
+    """
     name = shard_object(shard)
     nbytes, digest = file_digest(file)
     if (nbytes, digest) != (shard.nbytes, shard.digest):
         raise StoreError(
             f"{printable(str(file))} has changed since it was written: its SHA-256 is {digest}, expected {shard.digest}"
         )
-    _create_proven(objects, name, file)
+    _create_by_content(objects, name, file)
     return name
 
 
 def upload_table(objects: ObjectStore, table: ShardTable) -> str:
-    """Puts a table under its digest; over an object of that name that is damaged. Returns its name."""
+    """Uploads a table under its digest. Replaces a damaged object of that name. Returns the name."""
     name = table_name(table)
-    _create_proven(objects, name, table.table.tobytes())
+    _create_by_content(objects, name, table.table.tobytes())
     return name
 
 
-def _create_proven(objects: ObjectStore, name: str, data: bytes | Path) -> None:
-    """Creates an object that is named by its content: another content of that name is damaged, and no reader takes
-    it."""
+def _create_by_content(objects: ObjectStore, name: str, data: bytes | Path) -> None:
+    """Creates an object that is named by its content; replaces one of that name with other content, which is
+    damaged.
+    """
     try:
         objects.create(name, data)
     except ConflictError:
@@ -158,10 +166,12 @@ def _create_proven(objects: ObjectStore, name: str, data: bytes | Path) -> None:
 
 
 def commit(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
-    """Creates the version after ``previous``, whose shards and table are there. Returns its number.
+    """Creates the version after ``previous``, whose shards and table exist, then the hint. Returns the version's
+    number.
 
-    Raises :class:`LostRaceError` where another process has created it."""
-    number, text = previous + 1, manifest_text(manifest)
+    Raises :class:`LostRaceError` if another process created that version.
+    """
+    number, text = previous + 1, encode_manifest(manifest)
     try:
         objects.create(version_name(number), text)
     except ConflictError:
@@ -175,8 +185,8 @@ def commit(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
     return number
 
 
-def _lies_at(place: str, objects: ObjectStore, name: str) -> bool:
-    """Whether a shard lies where it is to be."""
+def _is_at_destination(place: str, objects: ObjectStore, name: str) -> bool:
+    """Returns whether a shard is at its destination already."""
     path = location(place)
     same = isinstance(path, UrlPath) and place.endswith(f"/{name}")
     return same and open_objects(path.parent.parent).url == objects.url
@@ -184,7 +194,7 @@ def _lies_at(place: str, objects: ObjectStore, name: str) -> bool:
 
 @contextmanager
 def local_shard(place: str, shard: Shard, format: str) -> Iterator[Path]:
-    """A local file with the data of a shard, wherever it lies."""
+    """Yields a local file with the data of a shard; downloads it to a temporary folder if it is at a URL."""
     path = location(place)
     if not isinstance(path, UrlPath):
         yield FORMATS[format].data_file(path)
@@ -195,7 +205,7 @@ def local_shard(place: str, shard: Shard, format: str) -> Iterator[Path]:
         yield file
 
 
-def _digest(data: Iterator[bytes | memoryview]) -> str:
+def _hash_stream(data: Iterator[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
     for piece in data:
         digest.update(piece)

@@ -1,4 +1,4 @@
-"""A store at a URL as a reader: its shards come through the cache, whole and proven by their SHA-256."""
+"""Reads a store at a URL: fetches its shards whole into the cache and proves them by their SHA-256."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from packstore.core.shards import Shard
 from packstore.core.urls import UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, refused
 from packstore.stores.base import Problem, Reader
-from packstore.stores.remote.head import RemoteHead, newest_version
+from packstore.stores.remote.head import RemoteHead, find_newest_version
 from packstore.stores.remote.names import SHARDS
 from packstore.stores.sharded import ShardedReader, reserve_open_files
 
 _PATIENCE_SECONDS = 5.0
-"""How long a thread that finds the cache full waits for others, which may be about to let a shard go."""
+"""How long a thread waits while the cache is full, since others may be about to close a shard."""
 _MOST_PATIENCE_SECONDS = 60.0
-"""How long a thread waits at most, also if this reader has shards open that it lets go again and again."""
+"""How long a thread waits at most while this reader closes shards of its own to make room."""
 _PAUSE_SECONDS = 0.01
 _AGAIN_SECONDS = 10.0
-"""How long a shard that could not be fetched is not asked for again: whoever reads asks for many of its records."""
+"""How long a failed fetch of a shard is not retried: a batch asks for many of its records."""
 
 
 @dataclass(slots=True)
 class FetchCounts:
-    """What a reader had to fetch.
+    """Statistics of a reader's fetches.
 
     Attributes:
-        hits: Shards that were in the cache when somebody wanted to read them.
-        misses: Shards that were not.
-        fetched_bytes: Bytes that came from the object store, also of shards that were fetched beforehand.
-        waiting_seconds: How long threads that read waited for shards, added up.
+        hits: Reads that found their shard in the cache.
+        misses: Reads that had to fetch their shard.
+        fetched_bytes: Bytes fetched from the object store, prefetched shards included.
+        waiting_seconds: Total time that reading threads waited for shards.
     """
 
     hits: int = 0
@@ -53,16 +53,16 @@ class FetchCounts:
 
 
 class RemoteReader(ShardedReader):
-    """Reads the version of the store that was the newest when it was opened; nothing of it ever changes.
+    """Reads the version of a store that was the newest when it was opened; a version never changes.
 
-    A shard is fetched whole when it is first needed, by the thread that needs it, and others meanwhile by other
-    threads. An open one keeps its place in the cache. Where the cache is too small for all of the store, records are
-    copied when they are read, and the shards used longest ago make room.
+    The thread that needs a shard fetches it whole; other threads fetch others meanwhile. An open shard cannot leave the
+    cache. If the cache is too small for the store, records are copied when they are read, and the shards used longest
+    ago are closed to make room.
 
     Attributes:
-        head: What the store was when it was opened.
-        cache: Where its shards lie.
-        counts: What was fetched.
+        head: Head of the store when it was opened.
+        cache: Cache of its shards.
+        counts: Statistics of its fetches.
     """
 
     def __init__(self, path: UrlPath, objects: ObjectStore, head: RemoteHead, cache: Cache | None = None) -> None:
@@ -74,47 +74,51 @@ class RemoteReader(ShardedReader):
         self.counts = FetchCounts()
         self._objects = objects
         self._counting = threading.Lock()
-        self._since: dict[int, float] = {}  # when shards that were fetched ahead were
+        self._since: dict[int, float] = {}  # time of each prefetch
         self._failed: dict[int, tuple[float, type[StoreError], str]] = {}
         self.nbytes = int(table.table["nbytes"].sum())
-        # Half of it: others use the cache, too, and what is open cannot leave it.
+        # Half of it: others use the cache too, and open shards cannot leave it.
         self._bounded = self._bounded or self.nbytes > self.cache.budget // 2
 
     def prefetch(self, number: int) -> None:
-        """Fetches a shard into the cache, unless it is there, and does not open it. Raises as :meth:`shard`; it closes
-        no others to make room, but raises :class:`CacheFullError` or :class:`DiskFullError`."""
+        """Fetches a shard into the cache, unless it is there, without opening it. Raises like :meth:`shard`.
+
+        It closes no shards to make room, but raises :class:`CacheFullError` or :class:`DiskFullError`.
+        """
         if number not in self._open:
-            os.close(self._fetched_now(number, ahead=True))
+            os.close(self._fetch_shard_now(number, ahead=True))
             self._since[number] = time.time()
 
     @contextmanager
-    def without_requests(self) -> Iterator[None]:
-        """Ends the requests that threads of this process wait for, and refuses others meanwhile."""
+    def refuse_requests(self) -> Iterator[None]:
+        """Aborts the pending requests of this process, and refuses new ones until the context ends."""
         with refused():
             yield
-        self._failed.clear()  # what was refused may be there
+        self._failed.clear()  # retry shards whose requests were refused
 
-    def let_go(self, numbers: Collection[int]) -> None:
-        """Says that these shards are not needed soon: where not all have room, they may leave the cache first."""
+    def release_shards(self, numbers: Collection[int]) -> None:
+        """Closes shards that are not needed soon, and lets the cache evict them first; does nothing if all shards have
+        room.
+        """
         if self._bounded:
             with self._lock:
                 for number in numbers:
                     self._open.pop(number, None)
-            # Reading has made them the newest of the cache: they would outlive what was fetched ahead of them.
+            # Reading has made them the most recently used in the cache: they would outlive prefetched shards.
             for number in numbers:
                 if (since := self._since.pop(number, None)) is not None:
-                    self.cache.age(self._table[number].digest, since)
+                    self.cache.set_last_used(self._table[number].digest, since)
 
-    def doubt(self, index: int) -> None:
+    def mark_suspect(self, index: int) -> None:
         number = bisect.bisect_right(self._starts, index) - 1
-        self.cache.doubt(self._table[number].digest)
+        self.cache.mark_suspect(self._table[number].digest)
         with self._lock:
             self._open.pop(number, None)
 
-    def places(self) -> list[str]:
+    def part_places(self) -> list[str]:
         return [f"{self.path}/{name}" for name in self.head.shards]
 
-    def at_hand(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+    def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
         chosen = [*numbers]
         digests = [bytes(digest).hex() for digest in self._table.table["digest"][chosen].tolist()]
         absent = set(self.cache.missing(digests))
@@ -122,16 +126,15 @@ class RemoteReader(ShardedReader):
         return np.array(here, np.bool_)
 
     def check_files(self) -> None:
-        """Does nothing: shards are looked at when they are fetched, and thousands of requests are not made for it."""
+        """Does nothing: shards are checked when they are fetched, which saves thousands of requests."""
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Objects that are missing or of the wrong size; not ``quick``, each object's SHA-256, and what each shard
-        finds in itself."""
-        shards, sizes = self._table, self._sizes()
+        """Yields missing objects and wrong sizes; unless ``quick``, also wrong SHA-256 and faults in each shard."""
+        shards, sizes = self._table, self._list_sizes()
         done_bytes = 0
         for number, shard in enumerate(shards):
             name = self.head.shards[number]
-            size = sizes.get(name) if sizes is not None else self._size(name)
+            size = sizes.get(name) if sizes is not None else self._try_size(name)
             if size is None:
                 yield Problem(f"{name} is missing", shard=shard.name, lost=True)
             elif size != shard.nbytes:
@@ -147,9 +150,9 @@ class RemoteReader(ShardedReader):
 
     def _check_object(self, number: int, shard: Shard, progress: ProgressCallback) -> Iterator[Problem]:
         try:
-            if not self.cache.missing([shard.digest]):  # that says nothing of the object
-                self.cache.doubt(shard.digest)
-                digest = self._digest(self.head.shards[number])
+            if not self.cache.missing([shard.digest]):  # the cached copy says nothing about the object
+                self.cache.mark_suspect(shard.digest)
+                digest = self._hash_object(self.head.shards[number])
                 if digest != shard.digest:
                     yield Problem(f"its SHA-256 is {digest}, expected {shard.digest}", shard=shard.name)
             reader = self.shard(number)
@@ -162,29 +165,29 @@ class RemoteReader(ShardedReader):
             record = None if problem.record is None else self._starts[number] + problem.record
             yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
 
-    def _sizes(self) -> dict[str, int] | None:
-        """The sizes of all objects of shards; None where they cannot be listed."""
+    def _list_sizes(self) -> dict[str, int] | None:
+        """Returns the sizes of all objects of shards; None if they cannot be listed."""
         if not self._objects.can_list:
             return None
         prefix = SHARDS if self.head.version is not None else "shard-"
         return {info.name: info.nbytes for info in self._objects.list(prefix)}
 
-    def _size(self, name: str) -> int | None:
+    def _try_size(self, name: str) -> int | None:
         try:
             return self._objects.head(name).nbytes
         except MissingObjectError:
             return None
 
-    def _digest(self, name: str) -> str:
-        """The SHA-256 of an object, as it is now."""
+    def _hash_object(self, name: str) -> str:
+        """Streams an object and returns its SHA-256."""
         hashed = hashlib.sha256()
         for data in self._objects.stream(name):
             hashed.update(data)
         return hashed.hexdigest()
 
-    def _make_ready(self, number: int) -> None:
+    def _prepare_shard(self, number: int) -> None:
         started = time.monotonic()
-        descriptor = self._fetched(number)
+        descriptor = self._fetch_shard(number)
         with self._lock:
             if self._closed or number in self._open or number in self._files:
                 os.close(descriptor)
@@ -195,29 +198,36 @@ class RemoteReader(ShardedReader):
 
     def _open_shard(self, number: int, held: int | None) -> Reader:
         try:
-            # Without a descriptor it was open when it was asked for, and was let go since.
-            return super()._open_shard(number, self._fetched(number) if held is None else held)
+            # Without a descriptor it was open when it was asked for, and has been closed since.
+            return super()._open_shard(number, self._fetch_shard(number) if held is None else held)
         except UnreachableError:
             raise
         except StoreError:
-            self.cache.doubt(self._table[number].digest)
-            return super()._open_shard(number, self._fetched(number))
+            self.cache.mark_suspect(self._table[number].digest)
+            return super()._open_shard(number, self._fetch_shard(number))
 
-    def _fetched(self, number: int) -> int:
-        """A descriptor of a shard in the cache. Raises what it raised a moment ago, without asking again."""
+    def _fetch_shard(self, number: int) -> int:
+        """Fetches a shard; returns a descriptor of it in the cache. Repeats a recent failure without another
+        request.
+        """
         if number in self._failed:
             when, kind, said = self._failed[number]
             if time.monotonic() < when + _AGAIN_SECONDS:
                 raise kind(said)
         try:
-            return self._fetched_now(number)
+            return self._fetch_shard_now(number)
         except (CacheFullError, DiskFullError):
-            raise  # there may be room at once
+            raise  # not remembered: there may be room at any moment
         except StoreError as error:
             self._failed[number] = time.monotonic(), type(error), str(error)
             raise
 
-    def _fetched_now(self, number: int, ahead: bool = False) -> int:
+    def _fetch_shard_now(self, number: int, ahead: bool = False) -> int:
+        """Fetches a shard; returns a descriptor of it in the cache. Counts the fetch.
+
+        If the cache is full, closes shards of this reader and retries, for a while. ``ahead``: does not, and counts no
+        miss.
+        """
         shard: Shard = self._table[number]
         name, fetched = self.head.shards[number], 0
 
@@ -236,9 +246,9 @@ class RemoteReader(ShardedReader):
                 if ahead or (isinstance(error, CacheFullError) and error.nbytes > error.budget):
                     raise
                 with self._lock:
-                    self._bounded = True  # somebody else has taken the room, too
+                    self._bounded = True  # other processes use the cache too
                     opened = bool(self._open)
-                    self._let_go()
+                    self._close_oldest()
                 waited = time.monotonic() - started
                 if waited > (_MOST_PATIENCE_SECONDS if opened else _PATIENCE_SECONDS):
                     raise
@@ -246,10 +256,10 @@ class RemoteReader(ShardedReader):
                     time.sleep(_PAUSE_SECONDS)
             except MissingObjectError as error:
                 self._refuse_replaced()
-                raise StoreError(f"{self._where(shard.name)} is missing: {error}") from error
+                raise StoreError(f"{self._describe_shard(shard.name)} is missing: {error}") from error
             except StoreError as error:
                 damaged = isinstance(error, DamagedObjectError)
-                said = f"{self._where(shard.name)} cannot be fetched: {error}"
+                said = f"{self._describe_shard(shard.name)} cannot be fetched: {error}"
                 raise (StoreError(said) if damaged else UnreachableError(said)) from error
         with self._counting:
             self.counts.hits += not ahead and not fetched
@@ -258,5 +268,5 @@ class RemoteReader(ShardedReader):
         return descriptor
 
     def _refuse_replaced(self) -> None:
-        if self.head.version and newest_version(self._objects) != self.head.version:
+        if self.head.version and find_newest_version(self._objects) != self.head.version:
             raise StoreError(f"{self.path} has been replaced by another store, and cleaned; open it again")

@@ -1,4 +1,4 @@
-"""Shards of stores at URLs as local files, each proven by its digest."""
+"""Downloads shards of stores at URLs, each proven by its digest."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _TRIES = 3
 
 
 def download(url: UrlPath, file: Path, digest: str) -> None:
-    """Writes an object to ``file``, which must not exist. Raises :class:`StoreError` where it has another SHA-256 each
-    time, and :class:`OSError`."""
-    objects, found = open_objects(url.parent), ""
+    """Downloads an object to ``file``, which must not exist. Raises :class:`StoreError` if its SHA-256 is wrong three
+    times, and :class:`OSError`.
+    """
+    objects, actual = open_objects(url.parent), ""
     with file.open("xb") as target:
         for _ in range(_TRIES):
             target.seek(0)
@@ -30,16 +31,16 @@ def download(url: UrlPath, file: Path, digest: str) -> None:
             for data in objects.stream(url.name):
                 hashed.update(data)
                 target.write(data)
-            found = hashed.hexdigest()
-            if found == digest:
+            actual = hashed.hexdigest()
+            if actual == digest:
                 target.flush()
                 os.fsync(target.fileno())
                 return
-    raise StoreError(f"{url} is damaged: its SHA-256 is {found}, expected {digest}")
+    raise StoreError(f"{url} is damaged: its SHA-256 is {actual}, expected {digest}")
 
 
 def shard_manifest(url: UrlPath, digest: str, nbytes: int, format: str) -> Manifest:
-    """The manifest of a shard, which is fetched into the cache for it. Raises :class:`StoreError`."""
+    """Fetches a shard into the cache and returns its manifest. Raises :class:`StoreError`."""
 
     def fetch() -> Iterator[bytes | memoryview]:
         return open_objects(url.parent).stream(url.name)

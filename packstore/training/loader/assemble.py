@@ -25,7 +25,7 @@ from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
 from packstore.images.engine import Form, Places, Requests, get_engine
 from packstore.images.sniff import HeaderError, sniff, too_many_pixels
-from packstore.stores.base import Reader, shaped
+from packstore.stores.base import Reader, as_image_array
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.dataset import image_array
@@ -509,7 +509,7 @@ class Assembler:
             return for_torch(self._decoder.decode(view, info=header), self._column)
         image = self._column
         shape = tuple(self._reader.value(image.shape_name, record).tolist()) if self._has_shapes else image.shape
-        return for_torch(shaped(view, image, shape, "it"), image)
+        return for_torch(as_image_array(view, image, shape, "it"), image)
 
 
 class _Images:

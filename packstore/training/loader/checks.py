@@ -57,7 +57,7 @@ class Suspects:
             key = self.reader.unchecked.key(record)
         except StoreError:
             key = "its key is damaged, too"
-        self.reader.doubt(record)
+        self.reader.mark_suspect(record)
         return CorruptRecordError(record, key, f"{expected:016x}", f"{found:016x}")
 
 
@@ -95,7 +95,7 @@ class Checks:
             epoch: Number of the epoch.
             every: Check all images, since they are read but once.
         """
-        faults = self._reader.faults(records, self._names)
+        faults = self._reader.find_faults(records, self._names)
         by_row = (
             {row: faults[record] for row, record in enumerate(records.tolist()) if record in faults} if faults else {}
         )

@@ -28,10 +28,10 @@ class FetchingReader(Protocol):
     def prefetch(self, number: int) -> None:
         """Fetches a shard, unless it is there, without making others leave that are in use."""
 
-    def let_go(self, numbers: Collection[int]) -> None:
+    def release_shards(self, numbers: Collection[int]) -> None:
         """Closes shards, so that they may leave."""
 
-    def without_requests(self) -> AbstractContextManager[None]:
+    def refuse_requests(self) -> AbstractContextManager[None]:
         """Ends the requests under way, and refuses others meanwhile."""
 
 
@@ -121,7 +121,7 @@ class ShardsAhead:
     def interrupted(self) -> Iterator[None]:
         """Ends the threads, and refuses requests meanwhile: one to a server that is silent takes most of a minute."""
         self._end(True)
-        with self._reader.without_requests():
+        with self._reader.refuse_requests():
             yield
 
     def _end(self, closed: bool) -> None:
@@ -147,7 +147,7 @@ class ShardsAhead:
             if done or (self._taken < len(self._first) and self._first[self._taken] <= batches):
                 self._changed.notify_all()
         if done:
-            self._reader.let_go([shard for shard in done if shard not in needed])
+            self._reader.release_shards([shard for shard in done if shard not in needed])
 
     def _fetch(self) -> None:
         while (place := self._take()) is not None:

@@ -14,7 +14,7 @@ from packstore.core.plainjson import canonical, sha256_json
 from packstore.core.urls import UrlPath
 from packstore.objects import ObjectStore, open_objects
 from packstore.stores import open_store
-from packstore.stores.remote.cleaning import GRACE_SECONDS, find_needless, remove_needless
+from packstore.stores.remote.cleaning import GRACE_SECONDS, find_unneeded, remove_unneeded
 from packstore.stores.remote.names import version_name
 from packstore.stores.remote.publish import upload_store
 from packstore.testing.records import assert_holds, flip, listing, make_records, write
@@ -43,7 +43,7 @@ def age(folder: Path) -> None:
 
 
 def clean(objects: ObjectStore, now: float) -> set[str]:
-    removed = remove_needless(objects, find_needless(objects, now), now)
+    removed = remove_unneeded(objects, find_unneeded(objects, now), now)
     return {info.name for info in removed.objects}
 
 
@@ -80,7 +80,7 @@ def test_before_the_first_version(objects: ObjectStore, folder: Path) -> None:
     assert len(clean(objects, LATER)) > 4
     (folder / "manifest.json").unlink()
     with pytest.raises(MissingStoreError, match="there is no store, and nothing of one"):
-        find_needless(objects, LATER)
+        find_unneeded(objects, LATER)
 
 
 def test_what_is_not_ours_stays(objects: ObjectStore, folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_conversions(objects: ObjectStore, folder: Path) -> None:
     (folder / "_work" / ("probe-" + 32 * "0")).write_bytes(b"")
     age(folder)
     os.utime(work / "done" / "000042.json")
-    found = find_needless(objects, time.time())
+    found = find_unneeded(objects, time.time())
     assert found.busy == ("convert-0123456789ab",)
     assert {info.name.partition("/")[0] for info in found.objects} == {"tables", "_work"}
     age(folder)
@@ -123,7 +123,7 @@ def test_conversions(objects: ObjectStore, folder: Path) -> None:
 def test_a_version_that_cannot_be_read(objects: ObjectStore, folder: Path) -> None:
     (folder / version_name(2)).write_text(json.dumps({"format_version": 2}))
     with pytest.raises(StoreError, match=r"versions/000000002\.json"):
-        find_needless(objects, LATER)
+        find_unneeded(objects, LATER)
 
 
 @pytest.mark.slow

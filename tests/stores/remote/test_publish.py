@@ -21,7 +21,7 @@ from packstore.packing import append as append_module
 from packstore.packing.stand_in import stand_in_folder
 from packstore.stores import open_store
 from packstore.stores.remote import publish as publish_module
-from packstore.stores.remote.head import newest_version
+from packstore.stores.remote.head import find_newest_version
 from packstore.stores.remote.names import version_name, version_number
 from packstore.stores.remote.publish import LostRaceError, commit, upload_store
 from packstore.testing.records import assert_holds, flip, listing, make_records, write
@@ -141,7 +141,7 @@ def test_what_is_there_already(place: str, tmp_path: Path) -> None:
         upload_store(path, url)
     upload_store(local(tmp_path, "y.h5", 1), url, overwrite=True)
     assert_holds(open_store(url), make_records("uint8", 12, 1))
-    assert newest_version(open_objects(url)) == 2
+    assert find_newest_version(open_objects(url)) == 2
 
 
 def test_a_copy_of_a_local_store_is_not_changed(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_run_that_is_killed_leaves_nothing_committed(
     if fails < total:
         with pytest.raises(KeyboardInterrupt):
             upload_store(path, url)
-        assert newest_version(open_objects(url)) == 0
+        assert find_newest_version(open_objects(url)) == 0
     made = -1000
     upload_store(path, url)
     assert_holds(open_store(url), make_records("uint8", 6))
@@ -205,7 +205,7 @@ def test_a_local_shard_that_changed_is_not_uploaded(tmp_path: Path) -> None:
     flip(next(path.glob("shard-*")), 500)
     with pytest.raises(StoreError, match="has changed since it was written"):
         upload_store(path, url)
-    assert newest_version(open_objects(url)) == 0
+    assert find_newest_version(open_objects(url)) == 0
 
 
 def test_one_of_many_commits_wins(place: str, tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ class TestAppend:
         with pytest.raises(SourceError, match="has 6 of the keys"):
             packstore.append(stores[1], second)
         assert packstore.append(stores[1], second, on_duplicate="skip").added == {}
-        assert newest_version(open_objects(stores[1])) == 2
+        assert find_newest_version(open_objects(stores[1])) == 2
         assert listing(temporary) <= {stand_in_folder(at(stores[1])).parent.name}
 
     @pytest.mark.parametrize("committed", [True, False])
@@ -390,7 +390,7 @@ class TestAppend:
         report = packstore.append(url, second)
         assert report.added == ({} if committed else {"train": 6})
         assert ("the interrupted run had finished" in describe_report(report)) is committed
-        assert newest_version(open_objects(url)) == 2
+        assert find_newest_version(open_objects(url)) == 2
         assert report.manifest.digest == open_store(url).manifest.digest
         with pytest.raises(SourceError, match="has 6 of the keys"):
             packstore.append(url, second)
@@ -451,7 +451,7 @@ class TestAppend:
             patch.setattr(append_module, "_pack", counted)
             packstore.append(url, third)
         assert packed == (3 if new_class else 2)
-        assert newest_version(open_objects(url)) == 3
+        assert find_newest_version(open_objects(url)) == 3
         packstore.append(stores[0], second)
         packstore.append(stores[0], third)
         assert open_store(url).manifest.dataset_digest == open_store(stores[0]).manifest.dataset_digest
@@ -469,7 +469,7 @@ class TestAppend:
             packstore.append(stores[0], source)
         keys = [sorted(map(reader.key, range(len(reader)))) for reader in map(open_store, stores)]
         assert keys[0] == keys[1]
-        assert newest_version(open_objects(stores[1])) == 4
+        assert find_newest_version(open_objects(stores[1])) == 4
         assert packstore.verify(stores[1]).ok
 
     def test_keys_that_the_winner_has_brought(
@@ -488,4 +488,4 @@ class TestAppend:
         monkeypatch.setattr("packstore.packing.append.publish", late)
         with pytest.raises(SourceError, match="has 6 of the keys"):
             packstore.append(url, second)
-        assert newest_version(open_objects(url)) == 2
+        assert find_newest_version(open_objects(url)) == 2

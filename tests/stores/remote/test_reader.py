@@ -22,7 +22,7 @@ from packstore.core.shards import TABLE_ROW, ShardTable
 from packstore.core.urls import UrlPath, location
 from packstore.objects import ObjectStore, open_objects
 from packstore.stores import open_store
-from packstore.stores.base import manifest_text
+from packstore.stores.base import encode_manifest
 from packstore.stores.remote.head import read_head
 from packstore.stores.remote.names import shard_objects, table_name, version_name
 from packstore.stores.remote.publish import upload_store
@@ -101,7 +101,7 @@ def test_opening_takes_few_requests(bucket: Path, tmp_path: Path, requests: list
         table = ShardTable(shards, hashlib.sha256(rows.tobytes()).hexdigest(), head.shards.suffix, rows)
         replaced = _with_table(head, table)
         (bucket / url.name / table_name(table)).write_bytes(rows.tobytes())
-        (bucket / url.name / version_name(2)).write_bytes(manifest_text(replaced))
+        (bucket / url.name / version_name(2)).write_bytes(encode_manifest(replaced))
     requests.clear()
     with opened(url) as reader:
         assert len(reader.manifest.shards or ()) == shards
@@ -347,7 +347,7 @@ class TestDamage:
         import dataclasses
 
         (bucket / url.name / table_name(table)).write_bytes(rows.tobytes())
-        (bucket / url.name / version_name(2)).write_bytes(manifest_text(dataclasses.replace(head, shards=table)))
+        (bucket / url.name / version_name(2)).write_bytes(encode_manifest(dataclasses.replace(head, shards=table)))
         with opened(url) as reader, pytest.raises(StoreError):
             [reader.read(record) for record in range(len(reader))]
         assert not packstore.verify(url).ok

@@ -13,7 +13,7 @@ from packstore.core.errors import DestinationError, MissingStoreError, StoreErro
 from packstore.core.urls import UrlPath
 from packstore.objects import RemoteError, connection, open_objects
 from packstore.stores import open_store
-from packstore.stores.remote.head import newest_version
+from packstore.stores.remote.head import find_newest_version
 from packstore.stores.remote.publish import upload_store
 from packstore.testing.records import assert_holds, make_records, write
 from tests.makers.s3 import Double, Fault
@@ -72,7 +72,7 @@ def test_writing_goes_on(s3_double: Double, path: Path, kind: str, where: str) -
     """A reply that is lost makes the next try find what it has made itself."""
     s3_double.faults.append(Fault(kind, "PUT", where))
     upload_store(path, URL)
-    assert newest_version(open_objects(URL)) == 1
+    assert find_newest_version(open_objects(URL)) == 1
     with open_store(URL) as reader:
         assert_holds(reader, RECORDS)
 
@@ -81,7 +81,7 @@ def test_writing_that_stays_impossible_commits_nothing(s3_double: Double, path: 
     s3_double.faults.append(Fault("403", "PUT", "shards/", ALWAYS))
     with pytest.raises(RemoteError, match="cannot be written"):
         upload_store(path, URL)
-    assert newest_version(open_objects(URL)) == 0
+    assert find_newest_version(open_objects(URL)) == 0
 
 
 def test_a_server_that_overwrites_is_refused(s3_double: Double, path: Path) -> None:
