@@ -102,9 +102,8 @@ class WorkDirectory:
         """Creates and locks the directory, or locks the one that a dead run left.
 
         Raises:
-            DestinationError: Another process writes to the destination (the message has its pid and host), the
-            directory's
-                name is taken by a foreign file, or it cannot be created.
+            DestinationError: Another process writes to the destination (the message has its pid and host), a foreign
+                file has the directory's name, or the directory cannot be created.
         """
         self.path = work_path(destination)
         self._destination = destination
