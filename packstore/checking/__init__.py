@@ -1,1 +1,3 @@
-"""Checking stores: verify, compare with a source, repair, salvage. Imports packing and what that may import."""
+"""Checks stores: verify, compare with a source, repair, salvage, audit. Imports packing and the rooms that it may
+import.
+"""

@@ -28,19 +28,20 @@ from packstore.stores.base import Problem, Reader
 
 _BATCH = 16
 _CAPPED = 256
-"""A ledger counts no more suffixes than so many."""
+"""Most suffixes that a ledger counts."""
 
 
-def split_of(manifest: Manifest) -> str | None:
-    """The split of its source that a store was packed from; None for all of it."""
+def source_split(manifest: Manifest) -> str | None:
+    """Returns the split of its source that a store was packed from; None for all of it."""
     split = manifest.options.get("split")
     return split if isinstance(split, str) else None
 
 
-def encoder_of(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
-    """The encoder that makes a store's records from the images of its source, by the options in the manifest.
+def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
+    """Returns the encoder that makes a store's records from its source's images, by the options in the manifest.
 
-    Raises :class:`UsageError` if they cannot be made from that source."""
+    Raises :class:`UsageError` if the source's images do not allow it.
+    """
     image = manifest.image
     shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
     encode = encode_options(manifest, decoder, source.options.max_pixels)
@@ -48,7 +49,7 @@ def encoder_of(manifest: Manifest, source: Source, survey: Survey, decoder: str)
     alike = False
     if store is not None and made_alike(manifest, store):
         alike = True
-        # The source's images have been brought to shape already, except that its readers may have to turn them.
+        # The source's images have their final shape already, except that readers may have to rotate them.
         turn = encode.exif_transpose and turned_by_readers(store)
         encode = replace(encode, size=None, resize=None, max_side=None, exif_transpose=turn)
     try:
@@ -60,38 +61,38 @@ def encoder_of(manifest: Manifest, source: Source, survey: Survey, decoder: str)
 class Comparison:
     """Compares the records of an open store with the entries of a source.
 
-    Entries find their records by key, so one missing record is one problem and not a shift of all that follow. Memory
-    is 16 bytes a record.
+    Entries find their records by key, so that one missing record is one problem, and does not shift all later ones.
+    Memory is 16 bytes a record.
     """
 
     def __init__(self, reader: Reader, source: Source, decoder: str) -> None:
         manifest = reader.manifest
         self.reader = reader
         self.source = source
-        self.split = split_of(manifest)
+        self.split = source_split(manifest)
         self.survey = source.survey(self.split)
-        self.encoder = encoder_of(manifest, source, self.survey, decoder)
+        self.encoder = make_encoder_for(manifest, source, self.survey, decoder)
         self.has_shapes = manifest.has_column("shape")
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
         self.at_rest = AtRest(self.survey)
 
     def run(self, workers: int, progress: ProgressCallback) -> Iterator[Problem]:
-        """Yields every difference."""
-        yield from self._files()
-        yield from self._counts()
-        yield from self._columns()
-        if self._same_shards():
+        """Yields every difference: of ledgers, counts, columns, records and their order."""
+        yield from self._compare_ledgers()
+        yield from self._compare_counts()
+        yield from self._compare_columns()
+        if self._has_same_shards():
             progress(Progress("compare", self.survey.records, self.survey.records, 0))
             return
-        hashes, order = self._sorted_keys()
+        hashes, order = self._sort_keys()
         seen = np.zeros(len(self.reader), np.bool_)
         previous, in_order = -1, True
         done = done_bytes = 0
         total = self.survey.records
         progress(Progress("compare", 0, total, 0))
-        located = (self._locate(batch, hashes, order) for batch in self._batches())
-        for batch, problems in ordered_map(self._compare, located, workers):
+        located = (self._locate(batch, hashes, order) for batch in self._batch_entries())
+        for batch, problems in ordered_map(self._compare_batch, located, workers):
             for record, entry in batch:
                 if record is None:
                     yield Problem(f"the source has {printable(entry.key)}, the store does not")
@@ -107,14 +108,14 @@ class Comparison:
         if not in_order:
             yield Problem("the records are in another order than in the source")
 
-    def _files(self) -> Iterator[Problem]:
-        """Compares the source's ledger with that of the manifest: whether the same files are packed and read."""
+    def _compare_ledgers(self) -> Iterator[Problem]:
+        """Yields a problem if the source packs or reads other files than the manifest's ledger lists."""
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if then is None or not now.total or self.reader.manifest.origin.kind != self.source.kind:
             return
         roles = (Role.PACKED, Role.ANNOTATION, Role.EVIDENCE)
         same = (then.packed, then.annotation, then.evidence) == tuple(map(now.count, roles))
-        # Of a folder by another name, such as the one within it or an archive of it, paths begin elsewhere.
+        # If the source has another name (an archive of the folder, or a folder in it), paths begin differently.
         renamed = self.reader.manifest.origin.name != self.source.path.resolve().name
         if not same or (then.used != now.used and not renamed):
             read = now.count(Role.ANNOTATION) + now.count(Role.EVIDENCE)
@@ -123,62 +124,66 @@ class Comparison:
                 f"to read, then {then.packed:,} and {then.annotation + then.evidence:,}"
             )
 
-    def _counts(self) -> Iterator[Problem]:
-        """Compares the source's ledger with a count by other programs than packstore's readers."""
+    def _compare_counts(self) -> Iterator[Problem]:
+        """Yields the differences of the source's ledger from a count by other programs than packstore's readers."""
         path, ledger = self.source.path, self.survey.ledger
         if isinstance(path, UrlPath) or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
             return
-        found = count_independently(path)
-        rows = found.get(ROWS)
-        counted = {suffix: count for suffix, count in found.items() if not suffix.startswith(ROWS)}
-        for suffix in sorted(counted.keys() | ledger.suffixes.keys()):
-            there, known = counted.get(suffix, 0), ledger.suffixes.get(suffix, 0)
-            if there != known:
+        counts = count_independently(path)
+        rows = counts.get(ROWS)
+        files = {suffix: count for suffix, count in counts.items() if not suffix.startswith(ROWS)}
+        for suffix in sorted(files.keys() | ledger.suffixes.keys()):
+            count, known = files.get(suffix, 0), ledger.suffixes.get(suffix, 0)
+            if count != known:
                 what = f"{suffix} files" if suffix else "files without a suffix"
-                yield Problem(f"the source holds {there:,} {printable(what)}, of which packstore has seen {known:,}")
+                yield Problem(f"the source holds {count:,} {printable(what)}, of which packstore has seen {known:,}")
         whole = self.source.kind == "parquet" and self.split is None and not ledger.left
         if whole and rows not in (None, self.survey.records):
             yield Problem(f"the tables have {rows:,} rows, of which packstore has seen {self.survey.records:,}")
 
     @property
-    def files_checked(self) -> str | None:
-        """What the ledgers say, for people; None if the source has no files of its own."""
+    def ledger_summary(self) -> str | None:
+        """A sentence on the files of the source, for people; None if it has no files of its own."""
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if not now.total:
             return None
         left = now.count(Role.LEFT)
-        said = f"{now.total:,} files in the source, {left:,} of them left"
+        summary = f"{now.total:,} files in the source, {left:,} of them left"
         changed = then is not None and self.split is None and then.others != now.others
-        said += ", by an independent count too" if now.total > 1 and not isinstance(self.source.path, UrlPath) else ""
-        return said + (f" ({then.left:,} when it was packed, not all the same)" if changed and then is not None else "")
+        if now.total > 1 and not isinstance(self.source.path, UrlPath):
+            summary += ", by an independent count too"
+        return summary + (f" ({then.left:,} when it was packed, not all the same)" if changed and then else "")
 
-    def _same_shards(self) -> bool:
-        """Whether the source is a store of the same shards, by the SHA-256 of their files: then none has to be opened
-        for it. That this store's shards have these digests was checked before."""
+    def _has_same_shards(self) -> bool:
+        """Returns whether the source is a store of the same shards, by the SHA-256 of their files; opens no shard.
+
+        An earlier check has proven that this store's shards have these digests.
+        """
         other, own = self.survey.store, self.reader.manifest
         if other is None or self.split is not None or other.shards is None or own.shards is None:
             return False
         digests = own.shards.table["digest"], other.shards.table["digest"]
         return np.array_equal(*digests) and own.splits == other.splits
 
-    def _columns(self) -> Iterator[Problem]:
+    def _compare_columns(self) -> Iterator[Problem]:
+        """Yields missing columns, and columns with other classes than in the source."""
         manifest = self.reader.manifest
         for column in self.survey.columns:
             if not manifest.has_column(column.name):
                 yield Problem(f"the source has a column {column.name!r}, the store does not")
             elif manifest.column(column.name).classes != column.classes:
-                yield Problem(f"the classes of {column.name!r} are not those of the source")
+                yield Problem(f"the classes of {column.name!r} differ from the source's")
         if manifest.has_column("label") and not self.survey.columns:
             yield Problem("the store has labels, the source has none: say what they were packed from with --labels CSV")
 
-    def _sorted_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Hashes of all keys, sorted, and the record of each."""
+    def _sort_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Returns the sorted hashes of all keys, and the record of each."""
         keys = (key for part in self.reader.parts() for key in part.ragged("key"))
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(self.reader))
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
 
-    def _batches(self) -> Iterator[list[Entry]]:
+    def _batch_entries(self) -> Iterator[list[Entry]]:
         skipped = {s.key for s in self.reader.manifest.skipped}
         entries = self.source.fetch(e for e in self.source.entries(self.split) if e.key not in skipped)
         while batch := list(islice(entries, _BATCH)):
@@ -187,15 +192,18 @@ class Comparison:
     def _locate(
         self, batch: list[Entry], hashes: NDArray[np.uint64], order: NDArray[np.int64]
     ) -> list[tuple[int | None, Entry]]:
+        """Returns the entries of a batch, each with its record, or None if no key matches."""
         located: list[tuple[int | None, Entry]] = []
         for entry in batch:
             wanted = np.uint64(xxhash.xxh3_64_intdigest(entry.key.encode("utf-8", "surrogateescape")))
             place = int(np.searchsorted(hashes, wanted))
-            found = place < len(hashes) and hashes[place] == wanted
-            located.append((int(order[place]) if found else None, entry))
+            has_record = place < len(hashes) and hashes[place] == wanted
+            located.append((int(order[place]) if has_record else None, entry))
         return located
 
-    def _compare(self, batch: list[tuple[int | None, Entry]]) -> tuple[list[tuple[int | None, Entry]], list[Problem]]:
+    def _compare_batch(
+        self, batch: list[tuple[int | None, Entry]]
+    ) -> tuple[list[tuple[int | None, Entry]], list[Problem]]:
         problems = []
         for record, entry in batch:
             if record is not None:
@@ -203,6 +211,7 @@ class Comparison:
         return batch, problems
 
     def _differences(self, record: int, entry: Entry) -> Iterator[str]:
+        """Yields the differences of a record from its entry: labels, split, other values, image."""
         for column, value in zip(self.survey.labels, entry.labels, strict=True):
             own = int(self.reader.value(column.name, record)) if column.name in self.labels else value
             if own != value:
@@ -211,18 +220,18 @@ class Comparison:
         if (self.splits or entry.split) and (split is None or not split.start <= record < split.stop):
             yield f"not in split {printable(entry.split)!r}, where the source has it"
         try:
-            found = self.source.read(entry)
-            if isinstance(found, Sample):
-                yield from self._other_values(record, self.at_rest(entry.key, found))
-                found = found.image
+            image = self.source.read(entry)
+            if isinstance(image, Sample):
+                yield from self._value_differences(record, self.at_rest(entry.key, image))
+                image = image.image
             shape = self.reader.value("shape", record) if self.has_shapes else None
-            difference = self.encoder.compare(entry.key, found, self.reader.view(record), shape)
+            difference = self.encoder.compare(entry.key, image, self.reader.view(record), shape)
         except PackstoreError as error:
             difference = f"cannot be compared: {error}"
         if difference is not None:
             yield difference
 
-    def _other_values(self, record: int, values: Mapping[str, Any]) -> Iterator[str]:
+    def _value_differences(self, record: int, values: Mapping[str, Any]) -> Iterator[str]:
         for name, value in values.items():
             column = self.reader.manifest.column(name) if name in self.labels else None
             if column is None:
@@ -230,4 +239,4 @@ class Comparison:
             own = self.reader.value(name, record)
             wanted = value if column.kind == "ragged" else np.asarray(value, NUMPY_DTYPE[column.dtype]).tobytes()
             if (own if column.kind == "ragged" else own.tobytes()) != wanted:
-                yield f"its {name} is not that of the source"
+                yield f"its {name} differs from the source's"

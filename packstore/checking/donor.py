@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.against import encoder_of, split_of
+from packstore.checking.against import make_encoder_for, source_split
 from packstore.core.checksums import row_checksum, row_columns
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError
@@ -26,7 +26,7 @@ _REPORT_EVERY = 4096
 
 
 class Refused(Exception):  # noqa: N818 - the repair reports it for the record
-    """The source cannot replace a record; says why."""
+    """The source cannot replace a record; the message says why."""
 
 
 class Wanted(NamedTuple):
@@ -34,9 +34,9 @@ class Wanted(NamedTuple):
 
     Attributes:
         record: Its number.
-        key: Its key as it is now; None if that cannot be read.
-        rows: Row checksums of which its replacement must have one; empty if key, label and the like are undamaged, or
-            the store has no such checksums.
+        key: Its present key; None if that cannot be read.
+        rows: Row checksums of which its replacement must have one; empty if its other fields are undamaged, or the
+            store has no row checksums.
     """
 
     record: int
@@ -45,46 +45,47 @@ class Wanted(NamedTuple):
 
 
 class Donor:
-    """The samples of a source that replace damaged records. Memory grows with the number of these only."""
+    """Samples of a source that replace damaged records. Memory grows only with the number of damaged records."""
 
     def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
-        """Raises :class:`UsageError` when the records of the store cannot be made of this source."""
+        """Raises :class:`UsageError` if the store's records cannot be made from this source."""
         self._source = source
         self._manifest = manifest
-        self._split = split_of(manifest)
+        self._split = source_split(manifest)
         self._survey = source.survey(self._split)
-        self._encoder = encoder_of(manifest, source, self._survey, decoder)
+        self._encoder = make_encoder_for(manifest, source, self._survey, decoder)
         self._at_rest = AtRest(self._survey)
         self._entries: dict[int, Entry] = {}
 
     def locate(self, wanted: Iterable[Wanted], progress: ProgressCallback) -> None:
-        """Finds the samples by key, or where the key is damaged by row checksum."""
+        """Finds the samples of damaged records: by key, or by row checksum if the key is damaged."""
         by_key: dict[int, list[Wanted]] = {}
         rows: dict[int, int] = {}
         for each in wanted:
             if each.key is not None:
                 by_key.setdefault(xxh3_64_intdigest(each.key), []).append(each)
             rows.update(dict.fromkeys(each.rows, each.record))
-        for entry in self._listed(progress) if by_key else ():
-            for each in by_key.get(xxh3_64_intdigest(_key(entry)), ()):
-                if not each.rows or self._row(entry) in each.rows:
+        for entry in self._list_entries(progress) if by_key else ():
+            for each in by_key.get(xxh3_64_intdigest(_encode_key(entry)), ()):
+                if not each.rows or self._row_checksum(entry) in each.rows:
                     self._entries[each.record] = entry
                     for known in each.rows:
                         rows.pop(known, None)
-        for entry in self._listed(progress) if rows else ():
-            row = self._row(entry)
+        for entry in self._list_entries(progress) if rows else ():
+            row = self._row_checksum(entry)
             if row in rows:
                 self._entries[rows.pop(row)] = entry
                 if not rows:
                     break
 
     def image(self, record: int) -> bytes | bytearray | memoryview:
-        """The image for a record, encoded as the store's are. Raises :class:`Refused`."""
-        return self._encoded(self._entry(record)).record
+        """Returns the image for a record, encoded like the store's. Raises :class:`Refused`."""
+        return self._encode(self._entry(record)).record
 
     def link(self, record: int, folder: Path | None) -> Link:
-        """Where the image of a record lies in the source, relative to ``folder`` if there is one. Raises
-        :class:`Refused`."""
+        """Returns the link to a record's image in the source, relative to ``folder`` if that is given. Raises
+        :class:`Refused`.
+        """
         linker, states = Linker(self._source, folder), dict[str, FileState]()
         try:
             entry = self._entry(record)
@@ -95,11 +96,12 @@ class Donor:
             raise Refused(f"the source's image cannot be linked: {error}") from error
 
     def fields(self, record: int) -> Mapping[str, Any]:
-        """All columns of which a row consists, for a record; None for what the source does not have. Raises
-        :class:`Refused`."""
+        """Returns all columns of a record's row; None for values that the source does not have. Raises
+        :class:`Refused`.
+        """
         return self._fields(self._entry(record))
 
-    def _listed(self, progress: ProgressCallback) -> Iterable[Entry]:
+    def _list_entries(self, progress: ProgressCallback) -> Iterable[Entry]:
         for done, entry in enumerate(self._source.entries(self._split)):
             if done % _REPORT_EVERY == 0:
                 progress(Progress("locate", done, self._survey.records, 0))
@@ -108,10 +110,10 @@ class Donor:
     def _entry(self, record: int) -> Entry:
         entry = self._entries.get(record)
         if entry is None:
-            raise Refused("the source has no sample with its key, label and the like")
+            raise Refused("the source has no sample with its key, label and other fields")
         return entry
 
-    def _encoded(self, entry: Entry) -> Encoded:
+    def _encode(self, entry: Entry) -> Encoded:
         try:
             return self._encoder(entry.key, self._source.image(entry))
         except (PackstoreError, OSError) as error:
@@ -119,12 +121,12 @@ class Donor:
 
     def _fields(self, entry: Entry) -> dict[str, Any]:
         labels = dict(zip((c.name for c in self._survey.labels), entry.labels, strict=True))
-        sampled = self._sampled(entry)
-        found: dict[str, Any] = {}
+        sampled = self._sample_values(entry)
+        fields: dict[str, Any] = {}
         for column in row_columns(self._manifest.columns):
             value: Any = None
             if column.name == "key":
-                value = _key(entry)
+                value = _encode_key(entry)
             elif column.name in labels:
                 value = np.int64(labels[column.name])
             elif column.name in sampled:
@@ -133,13 +135,13 @@ class Donor:
             elif isinstance(self._source, StoreSource) and self._source.manifest.has_column(column.name):
                 value = self._source.reader.value(column.name, entry.ref)
             elif column.name == "shape":
-                shape = self._encoded(entry).shape
+                shape = self._encode(entry).shape
                 value = None if shape is None else np.array(shape, np.int32)
-            found[column.name] = value
-        return found
+            fields[column.name] = value
+        return fields
 
-    def _sampled(self, entry: Entry) -> Mapping[str, Any]:
-        """The values at rest that come with a sample. Raises :class:`Refused`."""
+    def _sample_values(self, entry: Entry) -> Mapping[str, Any]:
+        """Returns the values at rest that come with a sample. Raises :class:`Refused`."""
         if not self._survey.sampled:
             return {}
         try:
@@ -148,8 +150,8 @@ class Donor:
         except (PackstoreError, OSError) as error:
             raise Refused(f"the source's sample cannot be used: {error}") from error
 
-    def _row(self, entry: Entry) -> int | None:
-        """The row checksum that a record made of this sample has; None when the source cannot tell."""
+    def _row_checksum(self, entry: Entry) -> int | None:
+        """Returns the row checksum of a record made from this sample; None if the source lacks a field."""
         try:
             fields = self._fields(entry)
         except Refused:
@@ -159,5 +161,5 @@ class Donor:
         return row_checksum(self._manifest.columns, fields)
 
 
-def _key(entry: Entry) -> bytes:
+def _encode_key(entry: Entry) -> bytes:
     return entry.key.encode("utf-8", "surrogateescape")

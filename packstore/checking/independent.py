@@ -1,6 +1,6 @@
-"""Counts what lies at a path with other programs than packstore's own readers, so that a fault of theirs shows.
+"""Counts files and rows at a path with other programs than packstore's readers, so that a fault of theirs shows.
 
-Folders are walked, archives listed by :mod:`zipfile` and :mod:`tarfile`, Parquet and HDF5 asked by their libraries.
+Folders are walked, archives listed by :mod:`zipfile` and :mod:`tarfile`, Parquet and HDF5 read by their libraries.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ import xxhash
 from packstore.core.errors import SourceError, printable
 
 ROWS = "rows"
-"""Key of the number of rows of all tables; with a colon and its name, of an array's, of all files together."""
+"""Key of the number of rows of all tables; with a colon and an array's name, of the rows of that array in all files."""
 _TABLES, _ARRAYS = (".parquet",), (".h5", ".hdf5", ".he5", ".hdf")
 _NOT_AN_ARCHIVE = ".npz"
-"""A zip that is one file to its readers."""
+"""A zip that readers treat as one file."""
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _LONGEST_SUFFIX = 12
 _FAULTS = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError, RuntimeError)
 
 
 def count_independently(path: Path) -> dict[str, int]:
-    """Counts the files at ``path``, or the entries of the archive there, by suffix, see :func:`suffix_of`; and rows.
+    """Counts the files at ``path``, or the entries of an archive there, by suffix (see :func:`suffix_of`), and their
+    rows.
 
-    A tar in a tar counts as what it holds, and a name that comes twice once. Memory is 8 bytes an entry; of zip, what
-    :mod:`zipfile` takes, some 600. Raises :class:`SourceError` where one of the libraries finds damage."""
+    Counts the content of a tar in a tar, and a name that occurs twice once. Memory is 8 bytes an entry; for zip, some
+    600 bytes in :mod:`zipfile`. Raises :class:`SourceError` if a library finds damage.
+    """
     try:
         if path.is_dir():
             return _count_files(_walk(path))
@@ -47,7 +49,7 @@ def count_independently(path: Path) -> dict[str, int]:
             with zipfile.ZipFile(path) as archive:
                 return _count_names(info.filename for info in archive.infolist() if not info.is_dir())
         if _is_tar(path):
-            with _decompressed(path) as stream:
+            with _open_decompressed(path) as stream:
                 return _count_names(_names_in_tar(stream, ""))
         return _count_files([path])
     except _FAULTS as error:
@@ -55,13 +57,13 @@ def count_independently(path: Path) -> dict[str, int]:
 
 
 def suffix_of(name: str) -> str:
-    """The last suffix in lower case with its dot; ``""`` for none, a number, or one of more than 12 characters."""
+    """Returns the last suffix in lower case with its dot; ``""`` for none, a number, or more than 12 characters."""
     stem, _, suffix = posixpath.basename(name).rpartition(".")
     return f".{suffix.lower()}" if stem and 0 < len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
 
 def _walk(path: Path) -> Iterator[Path]:
-    """All files below a folder; links are followed, but none to a folder above itself."""
+    """Yields all files below a folder; follows links, except to a folder above the link."""
     for folder, inside, names in os.walk(path, followlinks=True):
         here = Path(folder)
         inside[:] = [
@@ -78,27 +80,28 @@ def _count_files(files: Iterable[Path]) -> dict[str, int]:
         suffix = suffix_of(file.name)
         counts[suffix] += 1
         if suffix in _TABLES:
-            counts[ROWS] += _rows_of_table(file)
+            counts[ROWS] += _count_table_rows(file)
         elif suffix in _ARRAYS:
-            counts.update(_rows_of_arrays(file))
+            counts.update(_count_array_rows(file))
     return dict(counts)
 
 
 def _count_names(names: Iterable[str]) -> dict[str, int]:
     """Counts different paths by suffix."""
-    found: defaultdict[str, array[int]] = defaultdict(lambda: array("Q"))
+    hashes: defaultdict[str, array[int]] = defaultdict(lambda: array("Q"))
     for name in names:
         plain = posixpath.normpath(f"/{name}").lstrip("/")
-        found[suffix_of(plain)].append(xxhash.xxh3_64_intdigest(plain.encode("utf-8", "surrogateescape")))
-    return {suffix: len(np.unique(np.frombuffer(hashes, np.uint64))) for suffix, hashes in found.items()}
+        hashes[suffix_of(plain)].append(xxhash.xxh3_64_intdigest(plain.encode("utf-8", "surrogateescape")))
+    return {suffix: len(np.unique(np.frombuffer(some, np.uint64))) for suffix, some in hashes.items()}
 
 
 def _names_in_tar(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
+    """Yields the names in a tar and in the tars inside it, prefixed by ``folder``."""
     with tarfile.open(
         fileobj=stream, mode="r|", ignore_zeros=True, encoding="utf-8", errors="surrogateescape"
     ) as archive:
         while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
+            archive.members.clear()  # type: ignore[attr-defined] # else it keeps all of them in memory
             if member.isreg() and not member.issparse() and not folder and member.name.endswith(".tar"):
                 yield from _names_in_tar(archive.extractfile(member), f"{member.name[:-4]}/")
             elif not member.isdir():
@@ -106,7 +109,7 @@ def _names_in_tar(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
 
 
 def _is_tar(path: Path) -> bool:
-    with _decompressed(path) as stream:
+    with _open_decompressed(path) as stream:
         try:
             return stream.read(tarfile.BLOCKSIZE)[257:262] == b"ustar"
         except _FAULTS:
@@ -114,8 +117,8 @@ def _is_tar(path: Path) -> bool:
 
 
 @contextmanager
-def _decompressed(path: Path) -> Iterator[IO[bytes] | Any]:
-    """What a file holds, decompressed where it is compressed."""
+def _open_decompressed(path: Path) -> Iterator[IO[bytes] | Any]:
+    """Opens a file for reading, decompressed if it is compressed."""
     with ExitStack() as opened:
         file: Any = opened.enter_context(path.open("rb"))
         start = file.peek(6)[:6]
@@ -132,21 +135,21 @@ def _decompressed(path: Path) -> Iterator[IO[bytes] | Any]:
         yield file
 
 
-def _rows_of_table(file: Path) -> int:
+def _count_table_rows(file: Path) -> int:
     parquet = importlib.import_module("pyarrow.parquet")
     return int(parquet.read_metadata(file).num_rows)
 
 
-def _rows_of_arrays(file: Path) -> dict[str, int]:
-    """First dimensions of all datasets of an HDF5 file, by name."""
+def _count_array_rows(file: Path) -> dict[str, int]:
+    """Returns the first dimensions of all datasets of an HDF5 file, by name."""
     import h5py
 
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
 
     def visit(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset) and item.shape:
-            found[f"{ROWS}:{name}"] = int(item.shape[0])
+            counts[f"{ROWS}:{name}"] = int(item.shape[0])
 
     with h5py.File(file, "r", locking=False) as opened:
         opened.visititems(visit)
-    return found
+    return counts

@@ -1,7 +1,7 @@
-"""``repair``: makes a damaged store whole again, with records from its source or from another store.
+"""``repair``: restores a damaged store, with records from its source or from another store.
 
-What comes from the source is proven like anything else: each record must have its checksum in the store, and in the end
-every column its digest in the manifest. So another image of the same name cannot slip in.
+Everything from the source is proven: each record must have its checksum in the store, and in the end every column its
+digest in the manifest. So another image of the same name cannot slip in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 from packstore.checking.donor import Donor, Refused, Wanted
 from packstore.checking.repair_remote import repair_at_url
 from packstore.checking.repair_report import RepairReport
-from packstore.checking.store_check import StoreCheck, batches, key_of, open_files
+from packstore.checking.store_check import StoreCheck, open_files, record_batches, try_key
 from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS
@@ -61,36 +61,37 @@ def repair(
     max_pixels: int = MAX_PIXELS,
     progress: bool | ProgressCallback = False,
 ) -> RepairReport:
-    """Writes a whole store from a damaged one and its source. ``damaged`` is only read, unless it is a URL.
+    """Writes an undamaged store from a damaged one and its source. ``damaged`` is only read, unless it is a URL.
 
     The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the bytes
     that the damaged one had before (given the same versions of the libraries that write it). At a URL, damaged and
-    missing shards are replaced where they lie, by the very bytes that they had: from ``source`` if it is a store that
-    has them, else made again of what is left of them.
+    missing shards are replaced in place, by exactly the bytes that they had: from ``source`` if it is a store that has
+    them, else rebuilt from their undamaged records and ``source``.
 
     Args:
         damaged: The store; it must still open.
-        source: What it was packed from, or another store of the same images.
-        destination: Where the new store goes; None if ``damaged`` is a URL.
+        source: The source that it was packed from, or another store of the same images.
+        destination: Path of the new store; None if ``damaged`` is a URL.
         source_kind: Kind of the source instead of recognising it.
-        labels: Labels file of the source, as it was given to ``convert``.
-        image_key: Array of the images in the source; None for what ``convert`` was given, and so with the next two.
+        labels: Labels file of the source, as given to ``convert``.
+        image_key: Array of the images in the source. None takes the value given to ``convert``, here and in the next
+            two arguments.
         label_key: Array of its class numbers.
         layout: Order of the images' axes.
-        ignore: Patterns of what to leave out of the source; none for those that ``convert`` was given.
-        columns: Meanings of the columns of a table, likewise.
-        partial: Write the store even when some records are lost, without these.
+        ignore: Patterns of files to leave out of the source; empty takes those given to ``convert``.
+        columns: Meanings of the columns of a table; empty takes those given to ``convert``.
+        partial: Write the store even if some records are lost, without these.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
         max_pixels: An image of the source whose header says more pixels is refused.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        What was done. Without ``partial``, nothing is written when a record is lost.
+        The report. Without ``partial``, nothing is written if a record is lost.
 
     Raises:
         StoreError: The damaged store does not open, or a shard of it does not.
-        SourceError, UsageError: The source cannot be read, or the records cannot be made of it.
+        SourceError, UsageError: The source cannot be read, or the records cannot be made from it.
         DestinationError: The destination may not be written.
     """
     text_or_none(source_kind=source_kind)
@@ -102,9 +103,9 @@ def repair(
     damaged, source = location(damaged), location(source)
     if isinstance(damaged, UrlPath):
         if destination is not None or partial:
-            raise UsageError("a store at a URL is repaired where it lies: give no destination, and not partial")
+            raise UsageError("a store at a URL is repaired in place: omit destination and partial")
 
-        def again(broken: Path, whole: Path) -> RepairReport:
+        def repair_shard(broken: Path, whole: Path) -> RepairReport:
             return repair(
                 broken,
                 source,
@@ -123,9 +124,9 @@ def repair(
             )
 
         with progress_callback(progress) as report:
-            return repair_at_url(damaged, source, again, report)
+            return repair_at_url(damaged, source, repair_shard, report)
     if destination is None:
-        raise UsageError("give the destination, where the whole store goes: a damaged store on this machine stays")
+        raise UsageError("give a destination for the repaired store: a local damaged store is not changed")
     check_paths(damaged, destination, labels)
     destination = Path(destination)
     refuse_inside(destination, damaged)
@@ -165,7 +166,7 @@ def repair(
 
 
 def open_damaged(path: Path) -> Reader:
-    """Opens a store with all its shards. Raises :class:`StoreError` that says what to do when that is not possible."""
+    """Opens a store with all its shards. Raises :class:`StoreError` with advice if that is not possible."""
     hint = "packstore salvage may get records out of it"
     try:
         reader = open_store(path)
@@ -184,19 +185,21 @@ def open_damaged(path: Path) -> Reader:
 
 
 def refuse_name(destination: Path, format: str) -> None:
-    """Raises :class:`DestinationError` for a name that is taken, or whose suffix promises another format."""
+    """Raises :class:`DestinationError` for a name that is taken, or whose suffix is that of another format."""
     shown = printable(str(destination))
     if os.path.lexists(destination):
         raise DestinationError(f"{shown} exists already; choose another name")
-    asked = format_of(destination)
-    if asked not in (None, format):
+    named = format_of(destination)
+    if named not in (None, format):
         raise DestinationError(
-            f"{shown} has the suffix of {FORMATS[asked].title}, and what is written is {FORMATS[format].title} like "
-            "the damaged store; choose another name, and let packstore convert bring it to another format afterwards"
+            f"{shown} has the suffix of {FORMATS[named].title}, but the new store will be {FORMATS[format].title} like "
+            "the damaged one; choose another name, and change the format afterwards with packstore convert"
         )
 
 
 class _Repair:
+    """One repair of a local store: finds replacements and writes the new store."""
+
     def __init__(
         self, reader: Reader, check: StoreCheck, donor: Donor, builder: StoreBuilder, progress: ProgressCallback
     ) -> None:
@@ -205,34 +208,34 @@ class _Repair:
         self.donor = donor
         self.builder = builder
         self.progress = progress
-        self.columns = {c.name: _Values(reader, c) for c in self.manifest.columns[1:]}
+        self.columns = {c.name: _ColumnValues(reader, c) for c in self.manifest.columns[1:]}
         fields = {c.name for c in row_columns(self.manifest.columns)}
         everything = range(len(reader))
         # If no checksum names the damaged records of a column, the source has to confirm all of them.
         self.rows = set(everything) if check.unproven & fields else check.rows
         self.check = check
         self.images = check.images
-        if not self.columns["checksum"].whole:
+        if not self.columns["checksum"].opens:
             self.images = set(everything)
         self.links = [column.name for column in LINK_COLUMNS] if self.manifest.is_linked else []
-        if check.damaged & {*self.links}:  # nothing says of which records
+        if check.damaged & {*self.links}:  # of which records is unknown
             self.images = set(everything)
         self.trusted = self.columns.keys() - check.damaged
 
     def run(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
         self.links_from = links_from(self.manifest, destination)
         damaged = sorted(self.images | self.rows)
-        self.donor.locate((self._wanted(record) for record in damaged), self.progress)
+        self.donor.locate((self._identify(record) for record in damaged), self.progress)
         replaced, lost = [], []
         for done, record in enumerate(damaged):
             self.progress(Progress("replace", done, len(damaged), 0))
             try:
-                self._fixed(record)
+                self._fix_record(record)
             except Refused as error:
-                lost.append(Problem(str(error), record, key_of(self.reader, record)))
+                lost.append(Problem(str(error), record, try_key(self.reader, record)))
             else:
                 what = [name for name, some in (("image", self.images), ("label and key", self.rows)) if record in some]
-                replaced.append(Problem(" and ".join(what), record, key_of(self.reader, record)))
+                replaced.append(Problem(" and ".join(what), record, try_key(self.reader, record)))
         report = RepairReport(
             self.reader.path, None, problem_count, len(self.reader) - len(damaged), tuple(replaced), tuple(lost), False
         )
@@ -244,10 +247,10 @@ class _Repair:
             if digest != self.manifest.records_digest:
                 names = ", ".join(sorted(self.check.damaged)) or "image"
                 raise StoreError(
-                    f"{printable(str(self.reader.path))}: {names} is damaged, and with what the source has the digest "
+                    f"{printable(str(self.reader.path))}: {names} is damaged, and with the source's values the digest "
                     f"of the records is {digest}, expected {self.manifest.records_digest}; nothing was written"
                 )
-        # Counts of all records are options of the whole store and of none of its shards.
+        # Counts of all records are options that the whole store has and its shards do not.
         opened = (file.reader.manifest.options for file in open_files(self.reader) if file is not None)
         options = next(opened, self.manifest.options)
         counted = {name: int(value or 0) for name, value in self.manifest.options.items() if name not in options}
@@ -261,38 +264,42 @@ class _Repair:
         )
         return replace(report, destination=destination, identical=manifest.digest == self.manifest.digest)
 
-    def _wanted(self, record: int) -> Wanted:
-        """What identifies a record's sample in the source: its key, and its row checksums if that is damaged."""
+    def _identify(self, record: int) -> Wanted:
+        """Returns what identifies a record's sample in the source: its key, and if that may be damaged its row
+        checksums.
+        """
         key = self.columns["key"].get(record)
-        return Wanted(record, key, tuple(self._known_rows(record)) if record in self.rows else ())
+        return Wanted(record, key, tuple(self._possible_row_checksums(record)) if record in self.rows else ())
 
-    def _known_rows(self, record: int) -> list[int]:
-        """The row checksums that a record may have: the stored one, and its own if the stored one may be damaged."""
+    def _possible_row_checksums(self, record: int) -> list[int]:
+        """Returns the row checksums that a record may have: the stored one, and if that may be damaged, its own."""
         if ROW_CHECKSUM.name not in self.columns:
             return []
         stored = self.columns[ROW_CHECKSUM.name].get(record)
         known = [] if stored is None else [int(stored)]
         own = {c.name: self.columns[c.name].get(record) for c in row_columns(self.manifest.columns)}
         if ROW_CHECKSUM.name not in self.trusted and all(value is not None for value in own.values()):
-            # If the source confirms these fields, it is the checksum that was damaged.
+            # If the source confirms these fields, the stored checksum was damaged.
             known.append(row_checksum(self.manifest.columns, own))
         return known
 
-    def _fixed(self, record: int) -> tuple[Any, Mapping[str, Any]]:
-        """Image and fields of a damaged record, with what is damaged from the source. Raises :class:`Refused`."""
+    def _fix_record(self, record: int) -> tuple[Any, Mapping[str, Any]]:
+        """Returns image and fields of a damaged record, with damaged ones replaced from the source. Raises
+        :class:`Refused`.
+        """
         stored = self.columns["checksum"].get(record)
-        own = self._own_image(record)
+        own = self._try_view(record)
         image, fields = own, {name: values.get(record) for name, values in self.columns.items()}
         if record in self.images:
             image = self.donor.image(record)
-            found = xxh3_64_intdigest(image)
+            actual = xxh3_64_intdigest(image)
             known = [] if stored is None else [int(stored)]
             if "checksum" not in self.trusted and own is not None:
                 known.append(xxh3_64_intdigest(own))  # if the source confirms the image, the checksum was damaged
-            if found not in known:
+            if actual not in known:
                 expected = " or ".join(f"{value:016x}" for value in known) or "one that is lost"
                 raise Refused(
-                    f"the source's image has the checksum {found:016x}, expected {expected}: it is another image, or "
+                    f"the source's image has the checksum {actual:016x}, expected {expected}: it is another image, or "
                     "was made with another version of a decoder or encoder"
                 )
         if record in self.rows:
@@ -300,28 +307,28 @@ class _Repair:
             missing = [c.name for c in row_columns(self.manifest.columns) if fields[c.name] is None]
             if missing:
                 raise Refused(f"the source does not have its {' or '.join(missing)}")
-            row, known = row_checksum(self.manifest.columns, fields), self._known_rows(record)
+            row, known = row_checksum(self.manifest.columns, fields), self._possible_row_checksums(record)
             if known and row not in known:
                 raise Refused(
-                    f"its label, key and the like have the row checksum {row:016x} in the source, expected "
+                    f"its label, key and other fields have the row checksum {row:016x} in the source, expected "
                     f"{known[0]:016x}: they have changed"
                 )
         return image, fields
 
-    def _own_image(self, record: int) -> Any:
+    def _try_view(self, record: int) -> Any:
         try:
             return self.reader.view(record)
         except StoreError:
             return None
 
     def _write(self, lost: set[int | None]) -> None:
-        """Appends all records but the lost ones, in shards that end where they ended."""
+        """Appends all records but the lost ones, with the shards and splits of the damaged store."""
         splits = self.manifest.splits
         edges = [(s.name, s.start, s.stop) for s in splits] or [("", 0, len(self.reader))]
         starts = [0] if self.manifest.shards is None else self.manifest.shards.starts.tolist()
         begins = set(starts)
         nbytes = 0
-        for batch in batches(self.reader):
+        for batch in record_batches(self.reader):
             inside = starts[bisect_right(starts, batch.start) : bisect_left(starts, batch.stop)]
             for first, last in pairwise([batch.start, *inside, batch.stop]):
                 if first in begins:
@@ -333,11 +340,12 @@ class _Repair:
             self.progress(Progress("repair", batch.stop, len(self.reader), nbytes))
 
     def _append(self, records: list[int], split: str) -> int:
+        """Appends some records of one split; returns the bytes of their images."""
         images: list[Any] = []
         rows: list[Mapping[str, Any]] = []
         for record in records:
             if record in self.images or record in self.rows:
-                image, fields = self._fixed(record)
+                image, fields = self._fix_record(record)
             else:
                 image = self.reader.view(record)
                 fields = {name: values.get(record) for name, values in self.columns.items()}
@@ -349,45 +357,45 @@ class _Repair:
             values[column.name] = [bytes(v) for v in taken] if column.kind == "ragged" else np.stack(taken)
         values |= index_values(self.manifest.columns, images)
         if self.links:
-            values |= self._links(records)
+            values |= self._link_values(records)
             checksums = np.array([xxh3_64_intdigest(image) for image in images], np.uint64)
             self.builder.append([b""] * len(images), values, split, checksums=checksums)
         else:
             self.builder.append(images, values, split)
         return sum(memoryview(image).nbytes for image in images)
 
-    def _links(self, records: list[int]) -> dict[str, Any]:
-        """Where the images of some records lie: in the source for those that were damaged."""
+    def _link_values(self, records: list[int]) -> dict[str, Any]:
+        """Returns the links of some records; damaged ones now link to the source."""
         rows = []
         for record in records:
             if record in self.images:
                 link = self.donor.link(record, self.links_from)
             else:
-                found = link_values(self.reader, np.array([record]), self.links_from)
-                link = Link(*(found[name][0] for name in self.links))
+                values = link_values(self.reader, np.array([record]), self.links_from)
+                link = Link(*(values[name][0] for name in self.links))
             rows.append(link)
-        return {name: list(values) for name, values in zip(self.links, zip(*rows, strict=True), strict=True)}
+        return {name: list(column) for name, column in zip(self.links, zip(*rows, strict=True), strict=True)}
 
 
-class _Values:
+class _ColumnValues:
     """A column of the damaged store; some or all of its values may be unreadable.
 
     Attributes:
-        whole: The column is there; single values may be damaged all the same.
+        opens: Whether the column can be read; single values may be damaged all the same.
     """
 
     def __init__(self, reader: Reader, column: Column) -> None:
         self._reader = reader
         self._name = column.name
-        self.whole = True
+        self.opens = True
         for part in reader.parts():
             try:
                 part.column(column.name)
             except StoreError:
-                self.whole = False
+                self.opens = False
 
     def get(self, record: int) -> Any:
-        """The value: an array or scalar, bytes or a memoryview where it is ragged; None where it cannot be read."""
+        """Returns a value: an array or scalar, or if ragged bytes or a memoryview; None if it cannot be read."""
         try:
             return self._reader.value(self._name, record)
         except (StoreError, IndexError):

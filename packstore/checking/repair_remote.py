@@ -1,7 +1,7 @@
-"""``repair`` of a store at a URL: its damaged shards are replaced where they lie.
+"""Repairs a store at a URL: replaces its damaged shards in place.
 
-A shard is named by its SHA-256, so nothing but the bytes that it had can take its place, and readers of the store never
-see anything else.
+A shard is named by its SHA-256, so only the bytes that it had can replace it, and readers of the store never see
+anything else.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from packstore.stores.remote.names import shard_object
 from packstore.stores.remote.publish import local_shard, upload_shard
 
 Repair = Callable[[Path, Path], RepairReport]
-"""Writes a whole store, its second argument, from a damaged one, its first."""
+"""Writes an undamaged store, its second argument, from a damaged one, its first."""
 
 
 def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: ProgressCallback) -> RepairReport:
-    """Replaces the damaged and missing shards of the store at ``url``.
+    """Uploads replacements for the damaged and missing shards of the store at ``url``.
 
-    A shard is taken from ``source`` if that is a store that has it, else ``repair`` makes it of what is left of it.
+    Takes a shard from ``source`` if that is a store that has it; else ``repair`` rebuilds it from its undamaged
+    records.
 
     Raises:
         DestinationError: The URL is read only, or holds a copy of a local store.
@@ -43,7 +44,7 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
     """
     objects = open_objects(url)
     if not objects.can_write:
-        raise DestinationError(f"{objects.url} is read only: repair the store where it can be written")
+        raise DestinationError(f"{objects.url} is read only: repair the store at a URL that can be written")
     try:
         manifest = read_head(objects).manifest
     except MissingStoreError:
@@ -54,11 +55,11 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
     assert table is not None
     damaged, done_bytes = [], 0
     for number, shard in enumerate(table):
-        if not _is_whole(objects, shard):
+        if not _is_intact(objects, shard):
             damaged.append((int(table.starts[number]), shard))
         done_bytes += shard.nbytes
         progress(Progress("verify", number + 1, len(table), done_bytes))
-    known = _shards_of(source)
+    known = _locate_shards(source)
     replaced: list[Problem] = []
     lost: list[Problem] = []
     for first, shard in damaged:
@@ -66,16 +67,16 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
             try:
                 if shard.digest in known:
                     file = stack.enter_context(local_shard(known[shard.digest], shard, manifest.format))
-                    found = [Problem("taken whole from another store", shard=shard.name)]
+                    fixed = [Problem("taken whole from another store", shard=shard.name)]
                 else:
                     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="packstore-")))
-                    file, found = _made_whole(objects, shard, manifest.format, repair, folder)
+                    file, fixed = _rebuild_shard(objects, shard, manifest.format, repair, folder)
                 upload_shard(objects, shard, file)
             except PackstoreError as error:
                 lost.append(Problem(f"{shard.records:,} records: {error}", shard=shard.name))
             else:
-                at = [None if each.record is None else first + each.record for each in found]
-                replaced += [replace(each, record=record) for each, record in zip(found, at, strict=True)]
+                at = [None if each.record is None else first + each.record for each in fixed]
+                replaced += [replace(each, record=record) for each, record in zip(fixed, at, strict=True)]
     bad = sum(shard.records for _, shard in damaged)
     return RepairReport(
         url,
@@ -88,7 +89,8 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
     )
 
 
-def _is_whole(objects: ObjectStore, shard: Shard) -> bool:
+def _is_intact(objects: ObjectStore, shard: Shard) -> bool:
+    """Reads the object of a shard; returns whether it has the right size and SHA-256."""
     digest, nbytes = hashlib.sha256(), 0
     try:
         for piece in objects.stream(shard_object(shard)):
@@ -99,8 +101,8 @@ def _is_whole(objects: ObjectStore, shard: Shard) -> bool:
     return (nbytes, digest.hexdigest()) == (shard.nbytes, shard.digest)
 
 
-def _shards_of(source: Path) -> dict[str, str]:
-    """Finds where the shards of a store lie, by their digests; nothing for another source."""
+def _locate_shards(source: Path) -> dict[str, str]:
+    """Returns the places of a store's shards by their digests; nothing for another source."""
     try:
         with open_store(source) as reader:
             table = reader.manifest.shards
@@ -110,13 +112,14 @@ def _shards_of(source: Path) -> dict[str, str]:
         return {}
 
 
-def _made_whole(
+def _rebuild_shard(
     objects: ObjectStore, shard: Shard, format: str, repair: Repair, folder: Path
 ) -> tuple[Path, list[Problem]]:
-    """Makes the data file of a shard, itself a store of one file, in a folder. Returns what was replaced, too.
+    """Rebuilds the data file of a shard, itself a store of one file, in a folder; also returns the records it replaced.
 
-    Raises :class:`PackstoreError`."""
-    again = "packstore convert SOURCE URL --overwrite packs the store anew"
+    Raises :class:`PackstoreError`.
+    """
+    again = "packstore convert SOURCE URL --overwrite packs the store again"
     broken, whole = folder / shard.name, folder / f"whole-{shard.name}"
     file = FORMATS[format].data_file(broken)
     file.parent.mkdir(exist_ok=True)
@@ -124,11 +127,13 @@ def _made_whole(
         with file.open("wb") as target:
             target.writelines(objects.stream(shard_object(shard)))
     except MissingObjectError:
-        raise StoreError(f"it is missing, and no store that has it was given; {again}") from None
+        raise StoreError(f"it is missing, and the source is not a store that has it; {again}") from None
     report = repair(broken, whole)
     if report.lost:
         raise StoreError(f"{len(report.lost):,} of its records are lost, the first: {report.lost[0].what}")
     made = FORMATS[format].data_file(whole)
     if report.destination is None or file_digest(made) != (shard.nbytes, shard.digest):
-        raise StoreError(f"it cannot be made again to the byte, by other versions of libraries perhaps; {again}")
+        raise StoreError(
+            f"it was rebuilt, but not with the same bytes, perhaps because libraries have other versions; {again}"
+        )
     return made, [replace(each, shard=shard.name) for each in report.replaced]

@@ -1,4 +1,4 @@
-"""What a repair did."""
+"""The report of a repair."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from packstore.stores.base import Problem
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RepairReport:
-    """What a repair did.
+    """Report of a repair.
 
     Attributes:
         damaged: The damaged store.
-        destination: The new store, or None when none was written: nothing was damaged, or some records are lost. At a
-            URL, the damaged store itself, if all its shards are whole now.
-        problem_count: What ``verify`` finds in the damaged store, at a URL its damaged shards; 0 when it is whole.
-        copied: Records that are as they were.
-        replaced: Records of which something was taken from the source, and what.
+        destination: The new store; None if none was written, because nothing was damaged or some records are lost. At a
+            URL, the damaged store itself, if all its shards are intact now.
+        problem_count: Number of problems that ``verify`` finds in the damaged store, at a URL of damaged shards.
+        copied: Number of records that are unchanged.
+        replaced: Records with values from the source, and which values.
         lost: Records that could not be replaced, and why.
-        identical: The new store is what the damaged one was, to the digest of its manifest.
+        identical: Whether the new store's manifest has the digest that the damaged one's has.
     """
 
     damaged: Path

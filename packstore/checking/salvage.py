@@ -1,8 +1,8 @@
-"""``salvage``: saves every undamaged record of a store whose index or manifest is broken, and lists what is missing.
+"""``salvage``: saves every undamaged record of a store whose index or manifest is broken, and lists the missing ones.
 
-A record is undamaged if its image has the checksum in the store, and its label, key and the like have their row
-checksum (in a store without row checksums: if their columns have the digests of a sound manifest). Records that nothing
-proves are left out, unless they are asked for.
+A record is undamaged if its image matches its checksum in the store, and its other fields match their row checksum (in
+a store without row checksums: if their columns match the digests in a proven manifest). Records that nothing proves are
+left out unless they are asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_store
 from packstore.checking.repair import refuse_name
-from packstore.checking.store_check import row_checksums_of
+from packstore.checking.store_check import compute_row_checksums
 from packstore.core.arguments import true_or_false
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged
@@ -37,26 +37,26 @@ from packstore.stores.scavenge import Scavenged
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 _MAX_COMBINATIONS = 64
-"""Combinations of places of a record's values that are tried; few of them have more than one place."""
+"""Most combinations of candidates for a record's values that are tried; few values have more than one."""
 _MAX_LISTED = 10_000
-"""Missing records that are listed, in the report and in the new store's manifest; beyond, they are only counted."""
+"""Most missing records that the report and the new store's manifest list; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SalvageReport:
-    """What was saved.
+    """Report of a salvage.
 
     Attributes:
         damaged: The damaged store.
-        destination: The new store, or None when no record could be saved.
+        destination: The new store, or None if no record could be saved.
         manifest: Its manifest.
-        notes: What was wrong with the store as a whole, and what became of that.
-        recovered: Records that were saved.
-        unproven: Those of them that nothing proves: the first 10,000.
-        unproven_count: All of these.
-        missing: Records that were not saved, and why: the first 10,000.
-        missing_count: All of these; without those of lost files that nothing says the number of.
-        complete: Every record was saved and proven, and nothing is known to be lost.
+        notes: Faults of the store as a whole, and how they were handled.
+        recovered: Number of saved records.
+        unproven: The first 10,000 saved records that nothing proves.
+        unproven_count: Number of all such records.
+        missing: The first 10,000 records that were not saved, and why.
+        missing_count: Number of all such records, without those of lost files whose number is unknown.
+        complete: Whether every record was saved and proven, and nothing is known to be lost.
     """
 
     damaged: Path
@@ -91,13 +91,13 @@ def salvage(
     memory grows by about 40 bytes a record.
 
     Args:
-        damaged: What is left of a store: a file, an LMDB's directory, or a directory of shards.
-        destination: Where the new store goes.
-        unproven: Also take records that no checksum proves, as they are.
+        damaged: The damaged store: a file, an LMDB's directory, or a directory of shards.
+        destination: Path of the new store.
+        unproven: Also save records that no checksum proves, unchanged.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        What was saved and what is missing. Without any record nothing is written.
+        The report. If no record can be saved, nothing is written.
 
     Raises:
         UsageError: There is nothing at ``damaged``.
@@ -114,8 +114,8 @@ def salvage(
     manifest = store.manifest
     if manifest.is_linked:
         raise UsageError(
-            f"{printable(str(damaged))} is linked to its images, and salvage gets images out of stores that hold them; "
-            "link the source again: packstore convert SOURCE OUT --link"
+            f"{printable(str(damaged))} is a linked store, which holds no images to salvage; link the source again: "
+            "packstore convert SOURCE OUT --link"
         )
     refuse_name(destination, manifest.format)
     builder = create_store(
@@ -140,10 +140,12 @@ class _Batch:
 
 
 class _Lost(Exception):  # noqa: N818 - becomes a line of the report
-    """Why a record is not saved."""
+    """A record cannot be saved; the message says why."""
 
 
 class _Salvage:
+    """One salvage: collects undamaged records and writes the new store."""
+
     def __init__(
         self, damaged: Path, store: DamagedStore, builder: StoreBuilder, unproven: bool, progress: ProgressCallback
     ) -> None:
@@ -155,8 +157,8 @@ class _Salvage:
         self.progress = progress
         self.fields = row_columns(self.manifest.columns)
         self.batch = _Batch()
-        self.chosen: dict[int, Mapping[str, Any]] = {}  # by record of a file: its fields, where not the likeliest
-        self.keys: set[int] = set()  # of records that nothing proves: two of them may have the same
+        self.chosen: dict[int, Mapping[str, Any]] = {}  # by record of a file: its fields, if not the likeliest ones
+        self.keys: set[int] = set()  # hashes of the saved keys: unproven records may repeat one
         self.recovered = 0
         self.unproven: list[Problem] = []
         self.unproven_count = 0
@@ -166,9 +168,9 @@ class _Salvage:
     def run(self, destination: Path) -> SalvageReport:
         total = sum(file.records or 0 for file in self.store.files)
         for file in self.store.files:
-            for record, outcome in self._file(file):
+            for record, outcome in self._salvage_file(file):
                 if isinstance(outcome, Problem):
-                    self._miss(outcome)
+                    self._add_missing(outcome)
                 if record % _BATCH_RECORDS == 0:
                     self.progress(Progress("salvage", record, total, 0))
         self._flush()
@@ -199,30 +201,32 @@ class _Salvage:
         )
         return replace(report, destination=destination, manifest=manifest)
 
-    def _file(self, file: DamagedFile) -> Iterator[tuple[int, Problem | None]]:
-        """Takes what can be saved of a file into the new store; yields each record, with a problem when it is lost."""
+    def _salvage_file(self, file: DamagedFile) -> Iterator[tuple[int, Problem | None]]:
+        """Adds the records of a file that can be saved to the new store; yields each record, with a problem if it is
+        lost.
+        """
         if file.scavenged is None:
             for record in range(file.start, file.start + (file.records or 0)):
                 yield record, Problem(file.why, record, None, file.name)
             return
         columns, count = file.scavenged.columns, file.records or 0
-        sums = _numbers(columns.get("checksum"), count)
-        orphans = self._orphans(file, sums)
-        proven_rows = self._proven_rows(file)
+        sums = _as_checksums(columns.get("checksum"), count)
+        orphans = self._find_orphans(file, sums)
+        proven_rows = self._make_row_prover(file)
         for start in range(0, count, _BATCH_RECORDS):
             stop = min(start + _BATCH_RECORDS, count)
             rows = proven_rows(start, stop)
             for i in range(start, stop):
                 record = file.start + i
-                key = _key(columns.get("key"), i)
+                key = _try_key(columns.get("key"), i)
                 try:
-                    image, image_proven = _image(file, i, sums, orphans)
+                    image, image_proven = _choose_image(file, i, sums, orphans)
                     doubts = [] if image_proven else ["its image" if sums is None else "its image has another checksum"]
                     doubts += [] if rows[i - start] else ["its label and key"]
                     doubt = f"nothing proves {' and '.join(doubts)}" if sums is None or image_proven else doubts[0]
                     if doubts and not self.allow_unproven:
                         raise _Lost(doubt)
-                    self._take(file, i, image, bool(doubts))
+                    self._add_record(file, i, image, bool(doubts))
                 except _Lost as error:
                     yield record, Problem(str(error), record, key, file.name)
                     continue
@@ -232,8 +236,8 @@ class _Salvage:
                         self.unproven.append(Problem(doubt, record, key, file.name))
                 yield record, None
 
-    def _orphans(self, file: DamagedFile, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
-        """Images of records without an entry, found by their checksums."""
+    def _find_orphans(self, file: DamagedFile, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
+        """Returns images of records without an entry, found by their checksums."""
         assert file.scavenged is not None
         if sums is None:
             return {}
@@ -241,8 +245,8 @@ class _Salvage:
         lost = {int(sums[i]) for i in range(len(sums)) if not scavenged.images(i)}
         return dict(scavenged.orphans(lost)) if lost else {}
 
-    def _proven_rows(self, file: DamagedFile) -> Any:
-        """Returns a function that says of each record from ``start`` to ``stop - 1`` whether its fields are proven."""
+    def _make_row_prover(self, file: DamagedFile) -> Any:
+        """Returns a function that tells of each record from ``start`` to ``stop - 1`` whether its fields are proven."""
         assert file.scavenged is not None
         scavenged, names = file.scavenged, [c.name for c in self.fields]
         columns = {name: scavenged.columns[name] for name in names if name in scavenged.columns}
@@ -252,43 +256,47 @@ class _Salvage:
             described = scavenged.recovered.manifest
             try:
                 sound = all(column_digest(columns[name]) == described.column(name).digest for name in names)
-            except StoreError:  # a value of one that lies record by record is lost
+            except StoreError:  # a single value of a column is lost
                 sound = False
-        stored = _numbers(scavenged.columns.get(ROW_CHECKSUM.name), file.records or 0)
+        stored = _as_checksums(scavenged.columns.get(ROW_CHECKSUM.name), file.records or 0)
         if sound or not whole or stored is None:
             return lambda start, stop: [sound] * (stop - start)
 
         def by_row(start: int, stop: int) -> list[bool]:
-            found = row_checksums_of(self.manifest.columns, columns, start, stop)
+            actual = compute_row_checksums(self.manifest.columns, columns, start, stop)
             self.chosen = {}
             return [
-                found[i][0] == int(stored[i]) or self._choose(scavenged, i, int(stored[i])) for i in range(start, stop)
+                actual[i][0] == int(stored[i]) or self._choose_values(scavenged, i, int(stored[i]))
+                for i in range(start, stop)
             ]
 
         return by_row
 
-    def _choose(self, scavenged: Scavenged, i: int, expected: int) -> bool:
-        """Whether other places of values that lie record by record give the row checksum of a record."""
-        # The likeliest first; a value that lies in several places is one.
-        places = {
+    def _choose_values(self, scavenged: Scavenged, i: int, expected: int) -> bool:
+        """Searches a record's candidate values for a combination with the row checksum; keeps it in :attr:`chosen`.
+
+        Returns whether there is one.
+        """
+        # The likeliest first; equal candidates count once.
+        candidates = {
             name: [*{bytes(value): value for value in reversed(find(i))}.values()]
             for name, find in scavenged.alternatives.items()
         }
-        if all(len(found) == 1 for found in places.values()):
+        if all(len(values) == 1 for values in candidates.values()):
             return False
         try:
-            fields = {c.name: scavenged.columns[c.name][i] for c in self.fields if c.name not in places}
+            fields = {c.name: scavenged.columns[c.name][i] for c in self.fields if c.name not in candidates}
         except StoreError:
             return False
-        for combination in islice(product(*places.values()), _MAX_COMBINATIONS):
-            tried = fields | dict(zip(places, combination, strict=True))
+        for combination in islice(product(*candidates.values()), _MAX_COMBINATIONS):
+            tried = fields | dict(zip(candidates, combination, strict=True))
             if row_checksum(self.manifest.columns, tried) == expected:
                 self.chosen[i] = tried
                 return True
         return False
 
-    def _take(self, file: DamagedFile, i: int, image: Buffer, doubted: bool) -> None:
-        """Puts a record into the batch. Raises :class:`_Lost` when a field of it is gone, or cannot be."""
+    def _add_record(self, file: DamagedFile, i: int, image: Buffer, doubted: bool) -> None:
+        """Adds a record to the batch. Raises :class:`_Lost` if one of its fields is lost or impossible."""
         assert file.scavenged is not None
         values: dict[str, Any] = {}
         chosen = self.chosen.get(i)
@@ -301,13 +309,13 @@ class _Salvage:
             if value is None:
                 raise _Lost(f"its {column.name} is lost")
             if column.classes is not None and column.kind == "fixed" and not 0 <= int(value) < len(column.classes):
-                raise _Lost(f"its {column.name} is {int(value)}, and there are {len(column.classes)} classes")
+                raise _Lost(f"its {column.name} is {int(value)}, but there are {len(column.classes)} classes")
             values[column.name] = bytes(value) if column.kind == "ragged" else value
         image_column = self.manifest.image
         nbytes = memoryview(image).nbytes
         shape = values.get("shape") if image_column.layout is not None and image_column.kind == "ragged" else None
         if shape is not None and nbytes != int(np.prod(np.asarray(shape, np.int64))):
-            raise _Lost(f"its image has {nbytes} bytes, which is not its shape")
+            raise _Lost(f"its image has {nbytes} bytes, which does not fit its shape")
         if doubted:
             one = {
                 name: np.asarray(v)[None] if isinstance(v, (np.ndarray, np.generic)) else [v]
@@ -342,16 +350,16 @@ class _Salvage:
             }
             self.builder.append(batch.images, values | index_values(self.manifest.columns, batch.images), batch.split)
 
-    def _miss(self, problem: Problem) -> None:
+    def _add_missing(self, problem: Problem) -> None:
         self.missing_count += 1
         if len(self.missing) < _MAX_LISTED:
             self.missing.append(problem)
 
 
-def _image(
+def _choose_image(
     file: DamagedFile, i: int, sums: NDArray[np.uint64] | None, orphans: Mapping[int, Buffer]
 ) -> tuple[Buffer, bool]:
-    """The image of a record, and whether its checksum proves it. Raises :class:`_Lost` without any."""
+    """Returns the image of a record, and whether its checksum proves it. Raises :class:`_Lost` if there is none."""
     assert file.scavenged is not None
     candidates = file.scavenged.images(i)
     expected = None if sums is None else int(sums[i])
@@ -363,18 +371,18 @@ def _image(
     width = file.width
     candidates = [c for c in candidates if width is None or memoryview(c).nbytes == width]
     if not candidates:
-        raise _Lost("nothing says where its image lies")
+        raise _Lost("its image was not found")
     return candidates[-1], False
 
 
-def _key(data: ColumnData | None, i: int) -> str | None:
+def _try_key(data: ColumnData | None, i: int) -> str | None:
     try:
         return None if not isinstance(data, Ragged) else bytes(data[i]).decode("utf-8", "surrogateescape")
     except (StoreError, IndexError):
         return None
 
 
-def _numbers(data: ColumnData | None, count: int) -> NDArray[np.uint64] | None:
-    """``data`` if it is a whole column of checksums, else None."""
+def _as_checksums(data: ColumnData | None, count: int) -> NDArray[np.uint64] | None:
+    """Returns ``data`` if it is a complete column of checksums, else None."""
     good = isinstance(data, np.ndarray) and data.dtype == np.uint64 and data.shape == (count,)
     return data if good and isinstance(data, np.ndarray) else None

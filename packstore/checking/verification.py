@@ -1,4 +1,4 @@
-"""``verify``: proves that a store is whole, and that it holds what its source holds."""
+"""``verify``: proves that a store is undamaged, and that its content equals its source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.checking.against import Comparison
-from packstore.checking.store_check import StoreCheck, key_of
+from packstore.checking.store_check import StoreCheck, try_key
 from packstore.core.arguments import text_or_none, true_or_false, whole_number
 from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
@@ -32,23 +32,23 @@ from packstore.stores.base import Problem, Reader
 
 _DECODED_BATCH = 16
 _MAX_PROBLEMS = 10_000
-"""Problems that are kept with their text; beyond, they are only counted."""
+"""Most problems whose text is kept; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VerifyReport:
-    """What verification found.
+    """Report of a verification.
 
     Attributes:
         path: The store.
         manifest: Its manifest.
-        checks: What was checked, in order, in words.
-        problem_count: How many problems there are; 0 means that the store is whole.
-        differences: How many of them are differences from the source that it was compared with, and no damage.
-        double_keys: How many of them are records whose key an earlier record has.
-        problems: The first 10,000 of them.
+        checks: Checks that were made, in order, in words.
+        problem_count: Number of problems; 0 means that the store is undamaged.
+        differences: Number of problems that are differences from the source, and no damage.
+        double_keys: Number of problems that are records with the key of an earlier record.
+        problems: The first 10,000 problems.
         checked_bytes: Bytes of records whose checksums were computed.
-        quick: No image was read, so ``ok`` says nothing of what is in them.
+        quick: Whether no image was read, so that ``ok`` says nothing about images.
     """
 
     path: Path
@@ -66,14 +66,14 @@ class VerifyReport:
         return self.problem_count == 0
 
     def __repr__(self) -> str:
-        found = "whole" if self.ok else f"{self.problem_count:,} problems"
+        result = "whole" if self.ok else f"{self.problem_count:,} problems"
         quick = ", images not read" if self.quick else ""
-        return f"<VerifyReport of {str(self.path)!r}: {self.manifest.records:,} records, {found}{quick}>"
+        return f"<VerifyReport of {str(self.path)!r}: {self.manifest.records:,} records, {result}{quick}>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyOptions:
-    """The keyword arguments of :func:`packstore.verify`, which describes them; validated."""
+    """Validated keyword arguments of :func:`packstore.verify`, which describes them."""
 
     quick: bool = False
     decode: bool = False
@@ -119,37 +119,37 @@ def verify(
 ) -> VerifyReport:
     """Checks a store: structure, manifest, counts, file and column digests, the checksums of every record.
 
-    With ``decode=True`` also that every image decodes, and with ``against=SOURCE`` that the store holds what the
-    source holds: keys, labels and splits always; images byte for byte where the records are the source's bytes,
-    pixel for pixel for lossless encodings, otherwise within the tolerance stated in
-    :func:`packstore.images.encode.Encoder.compare`.
+    ``decode=True`` also checks that every image decodes. ``against=SOURCE`` also compares the store with the source:
+    keys, labels and splits exactly; images byte for byte if the records are the source's files, pixel for pixel for
+    lossless encodings, otherwise within the tolerance stated in :func:`packstore.images.encode.Encoder.compare`.
 
     Args:
         path: The store, or its URL: each object is read once, in bounded memory, and each shard through the cache.
-        quick: Look at structure, sizes, labels and keys only, and read no image: takes no longer for larger images. It
-            does not see a byte that has changed within an image. At a URL it looks at the head, the table and the
-            sizes of the objects only.
-        decode: Also decode every image in full, and make seek indexes again and compare them.
+        quick: Check structure, sizes, labels and keys only, and read no image: takes no longer for larger images, and
+            does not notice a changed byte in an image. At a URL, check only the head, the table and the sizes of the
+            objects.
+        decode: Also decode every image in full, and compute seek indexes again and compare them.
         against: A source (or another store) to compare with, also a URL, or None.
         source_kind: Kind of that source instead of recognising it.
-        labels: Labels file of that source, as it was given to ``convert``.
-        image_key: Array of the images in that source; None for what ``convert`` was given, and so with the next two.
+        labels: Labels file of that source, as given to ``convert``.
+        image_key: Array of the images in that source. None takes the value given to ``convert``, here and in the next
+            two arguments.
         label_key: Array of its class numbers.
         layout: Order of the images' axes.
-        ignore: Patterns of what to leave out of the source; none for those that ``convert`` was given.
-        columns: Meanings of the columns of a table, likewise.
+        ignore: Patterns of files to leave out of the source; empty takes those given to ``convert``.
+        columns: Meanings of the columns of a table; empty takes those given to ``convert``.
         workers: Threads; None for one a core.
         decoder: Name of the decoder.
-        max_pixels: An image whose header says more pixels is not decoded and counts as damaged; bounds the memory as
-            in :func:`packstore.convert`.
+        max_pixels: An image whose header claims more pixels is not decoded and counts as damaged; bounds the memory,
+            as in :func:`packstore.convert`.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
         The report; damage is in it, not raised.
 
     Raises:
-        StoreError: ``path`` does not open as a store at all; a :class:`MissingStoreError` where nothing is; a
-            :class:`~packstore.core.errors.UnreachableError` where a shard of it cannot be fetched now.
+        StoreError: ``path`` does not open as a store; a :class:`MissingStoreError` if it does not exist; a
+            :class:`~packstore.core.errors.UnreachableError` if a shard cannot be fetched now.
         UsageError: There is nothing to compare with.
         SourceError: The source to compare with cannot be read.
     """
@@ -171,7 +171,7 @@ def verify(
     refuse_empty(options.against)
     check_paths(options.labels)
     against = None if options.against is None else location(options.against)
-    # Said now, and not after all has been read.
+    # Checked now, not after the whole store has been read.
     if against is not None and not isinstance(against, UrlPath) and not os.path.lexists(against):
         raise UsageError(f"{printable(str(against))}: no such file or directory")
     with open_store(path) as reader, progress_callback(progress) as report:
@@ -179,6 +179,8 @@ def verify(
 
 
 class _Verification:
+    """One run of ``verify``: collects problems from all checks."""
+
     def __init__(self, reader: Reader, options: VerifyOptions, progress: ProgressCallback) -> None:
         self.reader = reader
         self.options = options
@@ -187,7 +189,7 @@ class _Verification:
         self.problems: list[Problem] = []
         self.problem_count = 0
         self.has_indexes = reader.manifest.has_column(SEEK_INDEX.name)
-        self.bad: set[int] = set()  # records reported already: one problem each is enough
+        self.bad: set[int] = set()  # records reported already: one problem a record is enough
 
     def run(self) -> VerifyReport:
         manifest, options = self.reader.manifest, self.options
@@ -203,14 +205,14 @@ class _Verification:
             checks.append("every image decoded" if encoded else "pixels are stored as they are: nothing to decode")
             if self.has_indexes:
                 why = engine_problem()
-                done = "every seek index made again and compared"
-                checks.append(done if why is None else f"seek indexes not compared, for want of the engine: {why}")
+                done = "every seek index computed again and compared"
+                checks.append(done if why is None else f"seek indexes not compared, because the engine does not load: {why}")
             if encoded:
                 self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels))
         damage = self.problem_count
         if options.against is not None:
             checks.append(f"compared with {printable(os.fsdecode(options.against))}")
-            self.against(location(options.against), checks)
+            self.compare(location(options.against), checks)
         return VerifyReport(
             self.reader.path,
             manifest,
@@ -224,17 +226,18 @@ class _Verification:
         )
 
     def find_double_keys(self, digests: dict[int, NDArray[np.uint64]]) -> int:
-        """Reports records whose key an earlier record has; returns how many there are."""
+        """Reports records with the key of an earlier record; returns their number."""
         if not digests:
             return 0
         numbers = np.concatenate([np.arange(start, start + len(some)) for start, some in digests.items()])
         again, firsts = double_keys(np.concatenate([*digests.values()]))
         for record, first in zip(numbers[again].tolist(), numbers[firsts].tolist(), strict=True):
-            key = key_of(self.reader, record) if len(self.problems) < _MAX_PROBLEMS else None
-            self.report(Problem(f"record {first} has its key, too", record, key))
+            key = try_key(self.reader, record) if len(self.problems) < _MAX_PROBLEMS else None
+            self.report(Problem(f"record {first} has the same key", record, key))
         return len(again)
 
     def report(self, problem: Problem) -> None:
+        """Counts a problem; keeps the first 10,000."""
         self.problem_count += 1
         if len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(problem)
@@ -242,6 +245,7 @@ class _Verification:
             self.bad.add(problem.record)
 
     def decode(self, decoder: Decoder) -> None:
+        """Decodes every image and reports those that do not decode, and wrong seek indexes."""
         reader, total = self.reader, len(self.reader)
 
         def check(batch: range) -> tuple[range, int, list[tuple[int, str]]]:
@@ -268,22 +272,23 @@ class _Verification:
             done_bytes += nbytes
             for record, what in problems:
                 if record not in self.bad:
-                    self.report(Problem(what, record, key_of(reader, record)))
+                    self.report(Problem(what, record, try_key(reader, record)))
             self.progress(Progress("decode", batch.stop, total, done_bytes))
 
     def _wrong_indexes(self, files: Mapping[int, Buffer]) -> Iterator[tuple[int, str]]:
-        """Yields the records whose seek index is not the one that their file has."""
+        """Yields the records whose seek index differs from one computed from their file."""
         indexes = make_indexes(list(files.values())) if self.has_indexes and engine_problem() is None else []
         for record, index in zip(files, indexes, strict=False):
             try:
-                found = bytes(self.reader.value(SEEK_INDEX.name, record))
+                stored = bytes(self.reader.value(SEEK_INDEX.name, record))
             except StoreError as error:
                 yield record, f"its seek index cannot be read: {error}"
                 continue
-            if found != index:
-                yield record, "its seek index is not that of its file; packstore repair makes it again"
+            if stored != index:
+                yield record, "its seek index does not fit its file; packstore repair computes it again"
 
-    def against(self, path: Path, checks: list[str]) -> None:
+    def compare(self, path: Path, checks: list[str]) -> None:
+        """Compares the store with the source at ``path`` and reports differences; appends to ``checks``."""
         options = self.options
         source = open_source(
             path,
@@ -301,8 +306,8 @@ class _Verification:
         )
         with closing(source):
             comparison = Comparison(self.reader, source, options.decoder)
-            if (said := comparison.files_checked) is not None:
-                checks.append(said)
+            if (summary := comparison.ledger_summary) is not None:
+                checks.append(summary)
             for problem in comparison.run(self.workers, self.progress):
                 if problem.record is None or problem.record not in self.bad:
                     self.report(problem)

@@ -342,7 +342,7 @@ class StoreFilesSuite:
         (path / "away").rename(second)
         with open_store(path) as reader:
             for use in (lambda: reader.read(0), lambda: reader.column("label"), lambda: reader.key(3)):
-                with pytest.raises(StoreError, match=r"shard-0000\d\..*is another shard or of another store"):
+                with pytest.raises(StoreError, match=r"shard-0000\d\..*is another shard, or belongs to another store"):
                     use()
             assert len(list(reader.check_structure(quick=True))) == 2
 

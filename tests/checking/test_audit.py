@@ -16,7 +16,7 @@ from PIL import Image
 
 import packstore
 from packstore.checking.audit import same
-from packstore.checking.audit.same import Hashes, groups_of, nearest_before
+from packstore.checking.audit.same import RecordHashes, find_nearest_before, group_equal
 from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
 from packstore.core.errors import UsageError
 from packstore.core.findings import DEFAULT_DROP, KINDS
@@ -362,10 +362,10 @@ def test_every_kind_of_finding_is_in_the_guide() -> None:
 def test_groups_are_those_of_equal_values() -> None:
     values = np.random.default_rng(1).integers(0, 40, 100).astype(np.uint64)
     valid = np.arange(100) % 7 != 0
-    found = [group.tolist() for group in groups_of(values, valid)]
+    found = [group.tolist() for group in group_equal(values, valid)]
     expected = [[i for i in range(100) if valid[i] and values[i] == v] for v in range(40)]
     assert sorted(found) == sorted(group for group in expected if len(group) > 1)
-    assert list(groups_of(values[:0], valid[:0])) == []
+    assert list(group_equal(values[:0], valid[:0])) == []
 
 
 @pytest.mark.parametrize(("queries", "pairs"), [(1 << 16, 1 << 17), (7, 5)])
@@ -384,10 +384,10 @@ def test_hashes_that_are_near_are_found_as_if_all_were_compared(
         changed = whole[row].view(np.uint8)
         places = [*rng.choice(8, 2, replace=False), *rng.choice(range(8, 32), 3, replace=False)]
         changed[places] ^= rng.integers(1, 256, 5, np.uint8)
-    store = Hashes(count, 0)
+    store = RecordHashes(count, 0)
     store.put(0, rng.random(count) < 0.95, whole[:, None])
     splits = (np.arange(count) % 3 == 0).astype(np.int32)
-    within, across = nearest_before(store, splits, np.arange(count).astype(np.uint64), no_progress)
+    within, across = find_nearest_before(store, splits, np.arange(count).astype(np.uint64), no_progress)
     for nearest, wanted in ((within, True), (across, False)):
         for later in range(count):
             earlier = np.flatnonzero(store.valid[:later] & ((splits[:later] == splits[later]) == wanted))

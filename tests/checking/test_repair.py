@@ -174,9 +174,9 @@ def test_what_cannot_be_repaired(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DestinationError, match="exists already"):
         packstore.repair(store, source, tmp_path / "taken.h5")
     for name, format in (("fixed.lmdb", "LMDB"), ("fixed.PTH", ".pth")):
-        with pytest.raises(DestinationError, match=f"has the suffix of {format}, and what is written is HDF5"):
+        with pytest.raises(DestinationError, match=f"has the suffix of {format}, but the new store will be HDF5"):
             packstore.repair(store, source, tmp_path / name)
-        with pytest.raises(DestinationError, match=f"has the suffix of {format}, and what is written is HDF5"):
+        with pytest.raises(DestinationError, match=f"has the suffix of {format}, but the new store will be HDF5"):
             packstore.salvage(store, tmp_path / name)
     with pytest.raises(DestinationError, match=r"exists already; choose another name$"):
         packstore.salvage(store, tmp_path / "taken.h5")

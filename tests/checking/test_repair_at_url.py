@@ -100,7 +100,7 @@ def test_the_command(stores: Stores) -> None:
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     url = (tmp_path / "nothing.lmdb").as_uri()
-    with pytest.raises(UsageError, match="is repaired where it lies"):
+    with pytest.raises(UsageError, match="is repaired in place"):
         packstore.repair(url, tmp_path, tmp_path / "out.lmdb")
     with pytest.raises(UsageError, match="give the destination"):
         packstore.repair(tmp_path / "x.lmdb", tmp_path)

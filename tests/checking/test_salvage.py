@@ -111,7 +111,7 @@ def test_what_cannot_be_corrected_is_not_called_proven() -> None:
 
 def test_what_looks_like_very_many_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    monkeypatch.setattr(manifest_recovery, "correct", lambda text: tried.append(len(text)))
+    monkeypatch.setattr(manifest_recovery, "correct_manifest", lambda text: tried.append(len(text)))
     for text in (b'{"columns"', b'{"columns":1,"versions":{}}', b'{"columns":[{"classes"'):
         data = text * 3000
         assert sum(map(len, manifest_recovery._texts(data))) <= 8 * len(data)
@@ -338,7 +338,7 @@ def test_what_cannot_be_salvaged(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         packstore.salvage(tmp_path / "none.h5", tmp_path / "fixed.h5")
     (tmp_path / "noise.h5").write_bytes(random.Random(0).randbytes(20000))
-    with pytest.raises(StoreError, match="no manifest"):
+    with pytest.raises(StoreError, match="no readable manifest"):
         packstore.salvage(tmp_path / "noise.h5", tmp_path / "fixed.h5")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="holds no store"):

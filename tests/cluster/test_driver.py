@@ -525,7 +525,7 @@ def test_shards_that_are_gone(folder: Path, whole: Path, url: str, monkeypatch: 
             return name
 
         patch.setattr(commit_module, "upload_table", cleaned)
-        with pytest.raises(StoreError, match=f"{gone} is not there any more; run this again"):
+        with pytest.raises(StoreError, match=f"{gone} no longer exists; run this again"):
             drive(folder, url, **PASSING)
     assert find_newest_version(objects) == 0
     drive(folder, url, **PASSING)

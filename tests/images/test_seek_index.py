@@ -68,7 +68,7 @@ def assert_indexed(store: Path, records: int = COUNT) -> None:
     assert any(indexes_of(store))
     report = packstore.verify(store, decode=True)
     assert report.ok, report.problems
-    assert "every seek index made again and compared" in report.checks
+    assert "every seek index computed again and compared" in report.checks
 
 
 def epoch(
@@ -214,7 +214,7 @@ def test_a_wrong_index_is_counted_and_not_used(folder: Path, tmp_path: Path, suf
     assert packstore.verify(wrong).ok  # they are what was packed
     problems = packstore.verify(wrong, decode=True).problems
     assert [problem.record for problem in problems] == [*range(COUNT)]
-    assert "its seek index is not that of its file" in problems[0].what
+    assert "its seek index does not fit its file" in problems[0].what
 
 
 def test_a_forged_index_is_found_by_verify(folder: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.checking.audit.same import Hashes, groups_of, nearest_before
+from packstore.checking.audit.same import RecordHashes, find_nearest_before, group_equal
 from packstore.core.progress import no_progress
 from packstore.images.perceptual import CROPS, THRESHOLD, WHOLE, WORDS, distances, grey, hashes, shrunk
 
@@ -86,11 +86,11 @@ def recall(folder: Path) -> None:
     for name, change in CHANGES.items():
         other = grey(np.stack([shrunk(np.asarray(change(image))) for image in images]))
         width = len(CROPS) + 1 if "mirrored" in name else len(CROPS)
-        with closing(Hashes(2 * count, width)) as kept:
+        with closing(RecordHashes(2 * count, width)) as kept:
             for start, greys in ((0, small), (count, other)):
                 kept.put(start, np.ones(count, np.bool_), all_hashes(greys)[:, : 1 + width])
             numbers = np.arange(2 * count).astype(np.uint64)
-            within, _ = nearest_before(kept, np.zeros(2 * count, np.int32), numbers, no_progress)
+            within, _ = find_nearest_before(kept, np.zeros(2 * count, np.int32), numbers, no_progress)
         found = int((within.partners[count:] == np.arange(count)).sum())
         print(f"  {name:<40} {found / count:7.1%}")
     pairs = distances(whole[:, None, 0], whole[None, :, 0])[np.triu_indices(count, 1)]
@@ -103,9 +103,9 @@ def comparison(count: int) -> None:
     copies = np.arange(_COPIES, count, _COPIES)
     checksums[copies] = checksums[copies - 1]
     start = time.process_time()
-    groups = sum(1 for _ in groups_of(checksums, np.ones(count, np.bool_)))
+    groups = sum(1 for _ in group_equal(checksums, np.ones(count, np.bool_)))
     print(f"{count:,} records; checksums: {groups:,} groups in {time.process_time() - start:.1f} s")
-    with closing(Hashes(count, len(CROPS))) as kept:
+    with closing(RecordHashes(count, len(CROPS))) as kept:
         for first in range(0, count, 1 << 16):
             shape = min(1 << 16, count - first), 1 + len(CROPS), WORDS
             some = rng.integers(0, (1 << 64) - 1, shape, np.uint64, endpoint=True)
@@ -113,7 +113,9 @@ def comparison(count: int) -> None:
         changed = np.uint64(1) << rng.integers(0, 64, (len(copies), WORDS), np.uint64)
         kept.whole[copies] = kept.whole[copies - 1] ^ changed
         start = time.process_time()
-        within, _ = nearest_before(kept, np.zeros(count, np.int32), np.arange(count).astype(np.uint64), no_progress)
+        within, _ = find_nearest_before(
+            kept, np.zeros(count, np.int32), np.arange(count).astype(np.uint64), no_progress
+        )
         seconds = time.process_time() - start
     found = int((within.partners[copies] == copies - 1).sum())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

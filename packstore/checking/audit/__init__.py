@@ -1,6 +1,7 @@
-"""``audit``: shows where to look in a dataset: leaks between splits, conflicting labels, odd images, wrong boxes.
+"""``audit``: points out what to inspect in a dataset: leaks between splits, conflicting labels, odd images, wrong
+boxes.
 
-Checksums, labels and boxes first, which takes seconds; images only if asked.
+Checks checksums, labels and boxes, which takes seconds; images only on request.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.checking.audit.images import Inspection, Limits, Looked, batches
+from packstore.checking.audit.images import Inspected, Inspection, Limits, image_batches
 from packstore.checking.audit.report import AuditReport, Collector, Finding
-from packstore.checking.audit.same import Hashes, nearest_before, report_groups, report_near
-from packstore.checking.audit.tables import Columns, report_boxes, report_classes
+from packstore.checking.audit.same import RecordHashes, find_nearest_before, report_duplicates, report_near
+from packstore.checking.audit.tables import RecordTable, report_boxes, report_classes
 from packstore.core.arguments import true_or_false, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
@@ -33,7 +34,7 @@ __all__ = ["KINDS", "AuditOptions", "AuditReport", "Finding", "audit"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditOptions:
-    """The keyword arguments of :func:`packstore.audit`, which describes them; validated."""
+    """Validated keyword arguments of :func:`packstore.audit`, which describes them."""
 
     pixels: bool = False
     near: bool = True
@@ -58,7 +59,7 @@ class AuditOptions:
                 raise UsageError(f"{name} should be a number of at least 1, got {value!r}")
         needing = [name for name in ("mirrored", "mask_classes") if getattr(self, name)]
         if needing and not self.pixels:
-            raise UsageError(f"{needing[0]} is about images, which only pixels=True (--pixels) reads")
+            raise UsageError(f"{needing[0]} needs pixels=True (--pixels), which reads images")
 
 
 def audit(
@@ -75,32 +76,32 @@ def audit(
     max_pixels: int = MAX_PIXELS,
     progress: bool | ProgressCallback = False,
 ) -> AuditReport:
-    """Looks for what spoils training: the same image in two splits or under two labels, odd images, wrong boxes.
+    """Finds data that spoils training: the same image in two splits or under two labels, odd images, wrong boxes.
 
     Reads checksums, keys, labels, splits and boxes. Memory: about 80 bytes a record, 8 more for each column of
     class numbers beside ``label``, and 200 with ``pixels``, which also takes a temporary file of 288 bytes a record.
 
     Args:
-        store: The store. It stays as it is.
-        pixels: Also decode every image: for the same pixels in other bytes, nearly the same pictures, and all that is
-            odd about an image or a mask.
-        near: With ``pixels``, also look for nearly the same pictures: compressed again, resized, cropped by 5%.
-        mirrored: Of these, mirrored ones too.
+        store: The store; it is only read.
+        pixels: Also decode every image, to find equal pixels in different files, near duplicates, and oddities of
+            images and masks.
+        near: With ``pixels``, also find near duplicates: recompressed, resized, or cropped by 5%.
+        mirrored: Find mirrored near duplicates too.
         mask_classes: Number of classes of the masks; a value beyond them, other than 255, is reported.
         min_side: Images whose shorter side has fewer pixels are tiny.
-        max_aspect: Images whose longer side is more than so many times the shorter one are extreme.
-        imbalance: Ratio of the largest class of a split to its smallest from which on it is reported.
+        max_aspect: Images whose longer side exceeds this many times the shorter one are extreme.
+        imbalance: Least ratio of a split's largest class to its smallest that is reported.
         workers: Threads; None for one a core.
-        max_pixels: An image whose header says more pixels is not decoded.
+        max_pixels: An image whose header claims more pixels is not decoded.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        The report. What is damaged is in it too, and ends nothing.
+        The report. Damaged records are reported too, and do not end the audit.
 
     Raises:
-        StoreError: ``store`` does not open; a :class:`MissingStoreError` where nothing is; a
-            :class:`~packstore.core.errors.UnreachableError` where a shard of it cannot be fetched now.
-        UsageError: Options that do not go together.
+        StoreError: ``store`` does not open; a :class:`MissingStoreError` if it does not exist; a
+            :class:`~packstore.core.errors.UnreachableError` if a shard cannot be fetched now.
+        UsageError: The options contradict each other.
     """
     options = AuditOptions(
         pixels=pixels,
@@ -119,41 +120,43 @@ def audit(
 
 
 class _Audit:
+    """One run of an audit: collects findings from all checks."""
+
     def __init__(self, reader: Reader, options: AuditOptions, progress: ProgressCallback) -> None:
         self.reader = reader
         self.options = options
         self.progress = progress
-        self.found = Collector()
+        self.collector = Collector()
 
     def run(self) -> AuditReport:
-        reader, options, found = self.reader, self.options, self.found
+        reader, options, collector = self.reader, self.options, self.collector
         manifest = reader.manifest
-        columns = Columns(reader, found)
+        table = RecordTable(reader, collector)
         checks = [
             "checksums of images, within and across splits",
             "labels and classes",
             "double keys",
         ]
         sizes = _known_sizes(reader)
-        report_classes(found, manifest, columns.rows, options.imbalance)
+        report_classes(collector, manifest, table.rows, options.imbalance)
         if options.pixels:
             checks += ["images decoded: files, headers, pixels" + (", masks" if self._has("mask") else "")]
-            sizes = self.pixels(columns)
+            sizes = self.inspect_images(table)
         else:
-            report_groups(found, manifest, columns.rows, columns.checksums, columns.there, "same bytes")
+            report_duplicates(collector, manifest, table.rows, table.checksums, table.there, "same bytes")
         if self._has("boxes"):
-            report_boxes(found, reader, sizes)
+            report_boxes(collector, reader, sizes)
             checks.append("boxes" if sizes is not None else "boxes (not their right and lower ends: no image was read)")
         if options.pixels and options.near:
             checks.append("nearly the same pictures" + (", mirrored too" if options.mirrored else ""))
-        return found.report(reader, options.pixels, checks)
+        return collector.report(reader, options.pixels, checks)
 
     def _has(self, type: str) -> bool:
         return any(column.type == type for column in self.reader.manifest.columns)
 
-    def pixels(self, columns: Columns) -> NDArray[np.int32]:
-        """Looks at all images; returns their sizes."""
-        options, found, manifest = self.options, self.found, self.reader.manifest
+    def inspect_images(self, table: RecordTable) -> NDArray[np.int32]:
+        """Decodes and inspects all images, collects findings, and returns the images' sizes."""
+        options, collector, manifest = self.options, self.collector, self.reader.manifest
         count = len(self.reader)
         limits = Limits(
             min_side=options.min_side,
@@ -167,8 +170,8 @@ class _Audit:
         greys, sizes = np.zeros(count, np.bool_), np.zeros((count, 2), np.int32)
         done_bytes = 0
         self.progress(Progress("look", 0, count, 0))
-        with closing(Hashes(count if options.near else 0, limits.windows)) as hashes:
-            for seen in ordered_map(inspection.look, batches(manifest), options.workers or default_workers()):
+        with closing(RecordHashes(count if options.near else 0, limits.windows)) as hashes:
+            for seen in ordered_map(inspection.inspect, image_batches(manifest), options.workers or default_workers()):
                 rows = slice(seen.start, seen.start + len(seen.decoded))
                 pixels[rows], decoded[rows], greys[rows], sizes[rows] = (
                     seen.pixels,
@@ -178,28 +181,28 @@ class _Audit:
                 )
                 if options.near:
                     hashes.put(seen.start, seen.detailed, seen.hashes)
-                self._note(seen)
+                self._collect(seen)
                 done_bytes += seen.nbytes
                 self.progress(Progress("look", rows.stop, count, done_bytes))
             if 0 < int(greys.sum()) < int(decoded.sum()) / 2:
                 for record in np.flatnonzero(greys).tolist():
-                    found.add("grey", "grey", [record])
+                    collector.add("grey", "grey", [record])
             # Records that cannot be decoded are still compared by their bytes.
-            lost = columns.there & ~decoded
-            report_groups(found, manifest, columns.rows, columns.checksums, lost, "same bytes")
-            report_groups(found, manifest, columns.rows, pixels, decoded, "same pixels")
+            lost = table.there & ~decoded
+            report_duplicates(collector, manifest, table.rows, table.checksums, lost, "same bytes")
+            report_duplicates(collector, manifest, table.rows, pixels, decoded, "same pixels")
             if options.near:
-                within, across = nearest_before(hashes, columns.rows.splits, pixels, self.progress)
-                report_near(found, manifest, columns.rows, within, across)
+                within, across = find_nearest_before(hashes, table.rows.splits, pixels, self.progress)
+                report_near(collector, manifest, table.rows, within, across)
         return sizes
 
-    def _note(self, seen: Looked) -> None:
+    def _collect(self, seen: Inspected) -> None:
         for kind, record, what in seen.findings:
-            self.found.add(kind, what, [record])
+            self.collector.add(kind, what, [record])
 
 
 def _known_sizes(reader: Reader) -> NDArray[np.int32] | None:
-    """Height and width of all images of one shape, where no image has to be read for it."""
+    """Returns height and width of all images, if the manifest has one shape for all; else None."""
     column = reader.manifest.image
     if column.layout is None or column.kind != "fixed":
         return None

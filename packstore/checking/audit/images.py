@@ -1,4 +1,4 @@
-"""One pass over all images: decodes each once, and looks at file, header, pixels and masks."""
+"""Inspects images in one pass: decodes each once, and checks file, header, pixels and masks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
 from packstore.stores.base import Reader
 
 _FLAT = 8
-"""Largest difference of two values of a channel in a flat image, of 255: more than JPEG makes of one colour."""
+"""Largest difference of two values of a channel in a flat image, of 255: JPEG changes a single colour by less."""
 _GREY = 2
-"""Largest difference of the channels of an image that is grey."""
+"""Largest difference between the channels of a grey image."""
 _NO_CLASS = 255
 _WINDOWS = (WHOLE, *CROPS)
 _MIRRORED = (WHOLE,)
@@ -40,13 +40,13 @@ _SUFFIXES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What is told from an image.
+    """Thresholds for the findings in an image.
 
     Attributes:
-        min_side: A shorter side with fewer pixels is tiny.
-        max_aspect: A longer side of more than so many times the shorter one is extreme.
-        mask_classes: Number of classes of the masks; None where nobody says.
-        mirrored: Mirrored images are hashed too.
+        min_side: An image whose shorter side has fewer pixels is tiny.
+        max_aspect: An image whose longer side exceeds this many times the shorter one is extreme.
+        mask_classes: Number of classes of the masks; None if unknown.
+        mirrored: Whether to hash mirrored images too.
     """
 
     min_side: int
@@ -56,24 +56,24 @@ class Limits:
 
     @property
     def windows(self) -> int:
-        """Hashes of an image beside that of the whole."""
+        """Number of hashes of an image beside that of the whole."""
         return len(_WINDOWS) - 1 + self.mirrored
 
 
 @dataclass
-class Looked:
-    """What was seen in records ``start`` … ``start + n - 1``.
+class Inspected:
+    """Results for the records ``start`` … ``start + n - 1``.
 
     Attributes:
         start: The first record.
         nbytes: Bytes of images that were read.
         pixels: ``uint64 (n,)``: hashes of the pixels.
-        decoded: ``bool (n,)``: which could be decoded.
-        detailed: ``bool (n,)``: which are not flat, so that a perceptual hash says something.
-        greys: ``bool (n,)``: which of those are grey.
-        sizes: ``int32 (n, 2)``: height and width as images are shown; zeros for those not decoded.
-        hashes: ``uint64 (n, 1 + windows, 4)``.
-        findings: Kind, record and words of everything else.
+        decoded: ``bool (n,)``: whether the image could be decoded.
+        detailed: ``bool (n,)``: whether it is not flat, so that its perceptual hash is meaningful.
+        greys: ``bool (n,)``: whether it is detailed and grey.
+        sizes: ``int32 (n, 2)``: height and width as the image is shown; zeros if not decoded.
+        hashes: ``uint64 (n, 1 + windows, 4)``: perceptual hashes.
+        findings: Kind, record and words of all other findings.
     """
 
     start: int
@@ -88,10 +88,10 @@ class Looked:
 
 
 class Inspection:
-    """Looks at the images of a store; used from several threads."""
+    """Inspects the images of a store; from several threads."""
 
     def __init__(self, reader: Reader, decoder: Decoder, limits: Limits) -> None:
-        """``reader`` checks what it reads."""
+        """``reader`` checks the records that it reads."""
         self._reader = reader
         self._manifest: Manifest = reader.manifest
         self._decoder = decoder
@@ -99,10 +99,10 @@ class Inspection:
         self._turned = turned_by_readers(self._manifest)
         self._masks = [column for column in self._manifest.columns if column.type == "mask"]
 
-    def look(self, records: range) -> Looked:
-        """What is to be seen in these records."""
+    def inspect(self, records: range) -> Inspected:
+        """Decodes and inspects the images and masks of these records."""
         count = len(records)
-        seen = Looked(
+        seen = Inspected(
             records.start,
             pixels=np.zeros(count, np.uint64),
             decoded=np.zeros(count, np.bool_),
@@ -114,31 +114,31 @@ class Inspection:
         small = np.zeros((count, SIDE, SIDE, 3), np.uint8)
         for row, record in enumerate(records):
             try:
-                image = self._image(record, seen)
+                image = self._read_image(record, seen)
             except DecodeError as error:
                 seen.findings.append(("undecodable", record, str(error)))
                 continue
             except UnreachableError:
                 raise
             except (PackstoreError, IndexError) as error:
-                seen.findings.append(("damaged", record, _in_short(error)))
+                seen.findings.append(("damaged", record, _shorten(error)))
                 continue
             seen.decoded[row] = True
             seen.pixels[row] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
             seen.sizes[row] = image.shape[:2]
             small[row] = shrunk(image)
-            seen.detailed[row] = not self._looks(record, image, small[row], seen)
+            seen.detailed[row] = not self._check_pixels(record, image, small[row], seen)
             seen.greys[row] = seen.detailed[row] and _is_grey(small[row])
             for mask in self._masks:
-                self._mask(mask.name, record, image.shape[:2], seen)
+                self._check_mask(mask.name, record, image.shape[:2], seen)
         greys = grey(small)
         seen.hashes[:, : len(_WINDOWS)] = hashes(greys, _WINDOWS)
         if self._limits.mirrored:
             seen.hashes[:, len(_WINDOWS) :] = hashes(greys[:, :, ::-1], _MIRRORED)
         return seen
 
-    def _image(self, record: int, seen: Looked) -> NDArray[np.uint8]:
-        """The pixels as they are shown, uint8 ``(H, W, 3)``."""
+    def _read_image(self, record: int, seen: Inspected) -> NDArray[np.uint8]:
+        """Returns the pixels as they are shown, uint8 ``(H, W, 3)``; adds findings of file and header."""
         column = self._manifest.image
         if column.layout is not None:
             array = self._reader.array(record)
@@ -160,12 +160,17 @@ class Inspection:
         flaw = self._decoder.flaw(data)
         if flaw is not None:
             seen.findings.append(("truncated", record, flaw))
-        return self._file(record, data, info, image, seen)
+        return self._check_file(record, data, info, image, seen)
 
-    def _file(
-        self, record: int, data: bytes | bytearray | memoryview, info: ImageInfo, image: NDArray[np.uint8], seen: Looked
+    def _check_file(
+        self,
+        record: int,
+        data: bytes | bytearray | memoryview,
+        info: ImageInfo,
+        image: NDArray[np.uint8],
+        seen: Inspected,
     ) -> NDArray[np.uint8]:
-        """What a file says of itself; returns the image as it is shown."""
+        """Adds findings of an image file; returns the image as it is shown."""
         if info.kind == "jpeg" and info.components == 4:
             seen.findings.append(("cmyk", record, "a JPEG with 4 components"))
         key = self._reader.key(record)
@@ -178,20 +183,21 @@ class Inspection:
         turned = self._turned and swaps_sides(orientation)
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
-    def _looks(self, record: int, image: NDArray[np.uint8], small: NDArray[np.uint8], seen: Looked) -> bool:
-        """Notes what is odd in the pixels; returns whether they are flat."""
+    def _check_pixels(self, record: int, image: NDArray[np.uint8], small: NDArray[np.uint8], seen: Inspected) -> bool:
+        """Adds findings of the pixels; returns whether they are flat."""
         height, width = image.shape[:2]
         short, long = sorted((height, width))
         if short < self._limits.min_side:
             seen.findings.append(("tiny", record, f"{width} x {height} pixels"))
         if long > self._limits.max_aspect * short:
             seen.findings.append(("aspect", record, f"{width} x {height} pixels"))
-        flat = _range(small) <= _FLAT and _range(image) <= _FLAT
+        flat = _value_range(small) <= _FLAT and _value_range(image) <= _FLAT
         if flat:
             seen.findings.append(("flat", record, f"one colour: {image.reshape(-1, 3).mean(0).round().tolist()}"))
         return flat
 
     def _as_uint8(self, array: NDArray[Any]) -> NDArray[np.uint8]:
+        """Undoes normalisation: converts a floating-point array ``(C, H, W)`` to uint8 ``(H, W, C)``."""
         if self._manifest.image.dtype == "bfloat16":
             array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
         values = array.astype(np.float32).transpose(1, 2, 0)
@@ -200,16 +206,17 @@ class Inspection:
             values += np.array(self._manifest.normalization.mean, np.float32)
         return np.nan_to_num(values * 255).round().clip(0, 255).astype(np.uint8)
 
-    def _mask(self, name: str, record: int, size: tuple[int, ...], seen: Looked) -> None:
+    def _check_mask(self, name: str, record: int, size: tuple[int, ...], seen: Inspected) -> None:
+        """Adds findings of a mask, whose image has ``size``."""
         try:
-            found = self._mask_of(name, record)
+            found = self._read_mask(name, record)
         except DecodeError as error:
             seen.findings.append(("undecodable", record, f"column {name!r}: {error}"))
             return
         except UnreachableError:
             raise
         except (PackstoreError, IndexError) as error:
-            seen.findings.append(("damaged", record, _in_short(error)))
+            seen.findings.append(("damaged", record, _shorten(error)))
             return
         if found is None:
             return
@@ -224,8 +231,10 @@ class Inspection:
                 what = f"{name!r} has {int(wrong.flat[0])}; there are {classes} classes, numbered from 0"
                 seen.findings.append(("mask_value", record, what))
 
-    def _mask_of(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
-        """Height and width of a mask, and its values where somebody asks for them."""
+    def _read_mask(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
+        """Returns height and width of a mask, and its values if their classes are to be checked; None without a
+        mask.
+        """
         column = self._manifest.column(name)
         if not self._reader.has_value(name, record):
             return None
@@ -238,8 +247,8 @@ class Inspection:
         return (header.height, header.width), decode_mask(data, header) if wanted else None
 
 
-def batches(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> Iterator[range]:
-    """Ranges of records that are looked at together."""
+def image_batches(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> Iterator[range]:
+    """Yields ranges of records to inspect together."""
     column = manifest.image
     each = column.nbytes // max(1, manifest.records)
     if column.layout is not None:
@@ -248,8 +257,8 @@ def batches(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> I
     return (range(start, min(start + step, manifest.records)) for start in range(0, manifest.records, step))
 
 
-def _in_short(error: Exception) -> str:
-    """What is wrong, without the record and what to do next."""
+def _shorten(error: Exception) -> str:
+    """Returns an error's reason, without the record and the advice."""
     if isinstance(error, CorruptRecordError):
         return f"{error.what} {error.found}, expected {error.expected}"
     return str(error)
@@ -259,7 +268,7 @@ def _is_grey(image: NDArray[np.uint8]) -> bool:
     return int((image.max(2) - image.min(2)).max()) <= _GREY
 
 
-def _range(image: NDArray[np.uint8]) -> int:
-    """The largest difference of two values of a channel."""
+def _value_range(image: NDArray[np.uint8]) -> int:
+    """Returns the largest difference of two values of a channel."""
     flat = image.reshape(-1, 3)
     return int((flat.max(0).astype(np.int16) - flat.min(0)).max())

@@ -1,4 +1,4 @@
-"""What an audit found: findings by kind, and the records that each kind would take out."""
+"""The report of an audit: findings by kind, and the records that ``select --drop`` removes for each kind."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MOST_RECORDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to look at.
+    """Something to inspect.
 
     Attributes:
         kind: One of :data:`packstore.core.findings.KINDS`.
-        what: What was found, on one line.
-        records: Numbers of the records that it is about, at most 1,000; none for a class.
-        keys: Their keys; None where one cannot be read.
+        what: The finding, on one line.
+        records: Numbers of the records concerned, at most 1,000; none for a class.
+        keys: Their keys; None for a key that cannot be read.
     """
 
     kind: str
@@ -39,17 +39,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AuditReport:
-    """What an audit found.
+    """Report of an audit.
 
     Attributes:
         path: The store.
-        dataset_digest: Of the store, so that findings are never taken for those of another.
-        records: How many it has.
+        dataset_digest: Its dataset digest, so that the findings are never applied to another store.
+        records: Number of its records.
         pixels: Whether images were decoded.
-        checks: What was looked at, in words.
-        counts: How many findings of each kind there are, for kinds that were found.
+        checks: Checks that were made, in words.
+        counts: Number of findings, by kind; without kinds that were not found.
         findings: The first 10,000 of each kind.
-        drop: By kind, the records that ``packstore select --drop`` takes out, ascending; all of them.
+        drop: By kind, the numbers of all records that ``packstore select --drop`` removes, ascending.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class AuditReport:
     drop: Mapping[str, NDArray[np.int64]]
 
     def of(self, kind: str) -> list[Finding]:
-        """The findings of a kind."""
+        """Returns the findings of a kind."""
         return [finding for finding in self.findings if finding.kind == kind]
 
     def to_json(self) -> str:
-        """The report as JSON, which ``packstore select --drop`` and ``packstore view`` read."""
+        """Returns the report as JSON, which ``packstore select --drop`` and ``packstore view`` read."""
         plain: dict[str, Any] = {
             FORMAT: VERSION,
             "path": str(self.path),
@@ -86,7 +86,7 @@ class AuditReport:
 
 
 class Collector:
-    """Gathers findings in bounded memory: of each kind the first 10,000, and 8 bytes a record to drop."""
+    """Collects findings in bounded memory: the first 10,000 of each kind, and 8 bytes for each record to drop."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
@@ -94,7 +94,7 @@ class Collector:
         self._drop: dict[str, array[int]] = {}
 
     def add(self, kind: str, what: str, records: Iterable[int] = (), drop: Iterable[int] | None = None) -> None:
-        """Notes a finding; ``drop`` are the records that it takes out, None for all that it is about."""
+        """Adds a finding; ``drop`` are the records to remove for it, None for all of ``records``."""
         numbers = [*records]
         self._counts[kind] = self._counts.get(kind, 0) + 1
         kept = self._kept.setdefault(kind, [])
@@ -103,10 +103,10 @@ class Collector:
         self._drop.setdefault(kind, array("q")).extend(numbers if drop is None else drop)
 
     def report(self, reader: Reader, pixels: bool, checks: Iterable[str]) -> AuditReport:
-        """All that was gathered; ``reader`` gives the keys."""
+        """Returns the report of all findings; reads the keys from ``reader``."""
         kinds = [kind for kind in KINDS if kind in self._counts]
         findings = [
-            Finding(kind, what, records, tuple(_key(reader, record) for record in records))
+            Finding(kind, what, records, tuple(_try_key(reader, record) for record in records))
             for kind in kinds
             for what, records in self._kept[kind]
         ]
@@ -116,7 +116,7 @@ class Collector:
         return AuditReport(reader.path, digest, len(reader), pixels, tuple(checks), counts, tuple(findings), drop)
 
 
-def _key(reader: Reader, record: int) -> str | None:
+def _try_key(reader: Reader, record: int) -> str | None:
     try:
         return reader.key(record)
     except (PackstoreError, IndexError, KeyError):

@@ -1,4 +1,4 @@
-"""Images that are there several times: the same bytes, the same pixels, or nearly the same picture."""
+"""Finds images that occur several times: the same bytes, the same pixels, or nearly the same picture."""
 
 from __future__ import annotations
 
@@ -21,66 +21,73 @@ _BANDS = WORDS * 64 // _BAND_BITS
 _QUERIES = 1 << 16
 _PAIRS = 1 << 17
 _MOST_IN_A_BUCKET = 1024
-"""Of a larger bucket each image is compared with the first so many only: where so many look alike, those do as well."""
+"""Each image is compared with at most this many others in its bucket; if there are more, these look-alikes suffice."""
 _FIRST_WORD = THRESHOLD // 2
-"""Most bits by which the first word, of the lowest frequencies, may differ: a cheap test before the whole one. Of two
-different images 32 of its 64 bits differ on average."""
+"""Most bits by which the first word, of the lowest frequencies, may differ: a cheap test before comparing all words. In
+two different images 32 of its 64 bits differ on average."""
 _NONE = np.uint64((1 << 64) - 1)
 _NUMBER_BITS = np.uint64(40)
 
 
-class Classes(NamedTuple):
+class ClassColumn(NamedTuple):
     """A column of class numbers.
 
     Attributes:
         column: The column.
-        values: ``int64``: of each record the class number, or of several a hash of them; negative without a value.
+        values: ``int64``: class number of each record, or a hash of its list of classes; negative without a value.
     """
 
     column: Column
     values: NDArray[np.int64]
 
 
-class Rows(NamedTuple):
-    """What the search needs to know of all records.
+class RecordLabels(NamedTuple):
+    """Splits and classes of all records.
 
     Attributes:
-        splits: Number of the split of each, ``int32``; 0 for all without splits.
-        labels: Its class number, ``int64``; negative without one.
-        sizes: Records of each split.
+        splits: Number of each record's split, ``int32``; 0 if there are no splits.
+        labels: Class number of each record, ``int64``; negative without one.
+        sizes: Number of records of each split.
         classes: All columns of class numbers, that of ``labels`` first.
     """
 
     splits: NDArray[np.int32]
     labels: NDArray[np.int64]
     sizes: list[int]
-    classes: list[Classes]
+    classes: list[ClassColumn]
 
 
-def report_groups(
-    found: Collector, manifest: Manifest, rows: Rows, values: NDArray[np.uint64], valid: NDArray[np.bool_], what: str
+def report_duplicates(
+    collector: Collector,
+    manifest: Manifest,
+    rows: RecordLabels,
+    values: NDArray[np.uint64],
+    valid: NDArray[np.bool_],
+    what: str,
 ) -> None:
-    """Notes records with equal ``values``, uint64 ``(N,)``, of those that are ``valid``."""
-    for group in groups_of(values, valid):
+    """Collects label conflicts, split leakage and duplicates among ``valid`` records with equal ``values``, uint64
+    ``(N,)``.
+    """
+    for group in group_equal(values, valid):
         splits = rows.splits[group]
         for column, numbers in rows.classes:
             different = np.unique(numbers[group][numbers[group] >= 0])
             if len(different) > 1:
-                found.add("conflict", f"{what} under {_said(column, different)}", group.tolist())
+                collector.add("conflict", f"{what} under {_describe_classes(column, different)}", group.tolist())
         there = np.unique(splits).tolist()
         if len(there) > 1:
             names = ", ".join(printable(manifest.splits[number].name) for number in there)
-            # The copies in larger splits go, so that sets for testing stay what they are.
+            # Copies in larger splits are dropped, so that test sets stay unchanged.
             kept = min(there, key=lambda number: (rows.sizes[number], -number))
-            found.add("leakage", f"{what} in the splits {names}", group.tolist(), group[splits != kept].tolist())
+            collector.add("leakage", f"{what} in the splits {names}", group.tolist(), group[splits != kept].tolist())
         for split in there:
             inside = group[splits == split]
             if len(inside) > 1:
-                found.add("duplicate", f"{what} {len(inside)} times", inside.tolist(), inside[1:].tolist())
+                collector.add("duplicate", f"{what} {len(inside)} times", inside.tolist(), inside[1:].tolist())
 
 
-def groups_of(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    """Numbers of the valid records that have one value, ascending, for each value that several have."""
+def group_equal(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+    """Yields the numbers of the valid records that share a value, ascending, for each value that several have."""
     order = np.flatnonzero(valid)
     order = order[np.argsort(values[order], kind="stable")]
     ordered = values[order]
@@ -89,8 +96,8 @@ def groups_of(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterator[
         yield order[edges[number] : edges[number + 1]]
 
 
-class Hashes:
-    """Perceptual hashes of all records: those of whole images in memory (32 bytes each), those of crops in a file."""
+class RecordHashes:
+    """Perceptual hashes of all records: of whole images in memory (32 bytes each), of crops in a temporary file."""
 
     def __init__(self, records: int, windows: int) -> None:
         self.whole = np.zeros((records, WORDS), np.uint64)
@@ -105,18 +112,20 @@ class Hashes:
                 self._file.close()
                 room = f"{records * windows * WORDS * 8 / 1e6:,.0f} MB in {tempfile.gettempdir()}"
                 raise UsageError(
-                    f"nearly the same pictures take a temporary file of {room}: {error.strerror}; TMPDIR names another "
-                    "directory, and near=False (--no-near) leaves them out"
+                    f"finding near duplicates takes a temporary file of {room}: {error.strerror}; set TMPDIR to "
+                    "another directory, or skip them with near=False (--no-near)"
                 ) from error
             self.windows = np.memmap(self._file, np.uint64, "r+", shape=shape)
 
     def close(self) -> None:
-        """Removes the file."""
+        """Removes the temporary file."""
         self.windows = self.windows[:0, :0].copy()
         self._file.close()
 
     def put(self, start: int, valid: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> None:
-        """Keeps hashes ``(n, 1 + windows, 4)`` of records from ``start`` on: of the whole, then of the windows."""
+        """Stores hashes ``(n, 1 + windows, 4)`` of records from ``start`` on: of the whole image, then of the
+        windows.
+        """
         rows = slice(start, start + len(valid))
         self.whole[rows], self.valid[rows] = hashes[:, 0], valid
         if len(self.windows):
@@ -124,8 +133,10 @@ class Hashes:
 
 
 def _reserve(file: int, size: int) -> None:
-    """Makes a file ``size`` bytes long. Where the disk has no room for them, that is said now: writing to the map of a
-    file that has none would end the process."""
+    """Makes a file ``size`` bytes long and allocates them. Raises :class:`OSError` if the disk is too full.
+
+    Writing to a map of a file without allocated blocks would crash the process instead.
+    """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
     else:
@@ -133,10 +144,10 @@ def _reserve(file: int, size: int) -> None:
 
 
 class Nearest(NamedTuple):
-    """For each record the nearest one before it.
+    """For each record, the nearest record before it.
 
     Attributes:
-        partners: ``int64`` numbers of records; -1 where none is near.
+        partners: ``int64``, number of the nearest record; -1 if none is near.
         bits: Bits in which the hashes differ.
     """
 
@@ -144,8 +155,8 @@ class Nearest(NamedTuple):
     bits: NDArray[np.int64]
 
 
-def report_near(found: Collector, manifest: Manifest, rows: Rows, within: Nearest, across: Nearest) -> None:
-    """Notes pairs of records that are nearly the same picture."""
+def report_near(collector: Collector, manifest: Manifest, rows: RecordLabels, within: Nearest, across: Nearest) -> None:
+    """Collects pairs of records that are nearly the same picture."""
     for kind, nearest in (("near_leakage", across), ("near_duplicate", within)):
         for later in np.flatnonzero(nearest.partners >= 0).tolist():
             earlier = int(nearest.partners[later])
@@ -154,41 +165,42 @@ def report_near(found: Collector, manifest: Manifest, rows: Rows, within: Neares
             if kind == "near_leakage":
                 sizes = [rows.sizes[rows.splits[record]] for record in (earlier, later)]
                 drop = earlier if sizes[0] >= sizes[1] else later
-            found.add(kind, what, (earlier, later), (drop,))
+            collector.add(kind, what, (earlier, later), (drop,))
             for column, values in rows.classes:
                 both = values[[earlier, later]]
                 if both.min() >= 0 and both[0] != both[1]:
-                    found.add("near_conflict", f"{_said(column, both)}; {what}", (earlier, later))
+                    collector.add("near_conflict", f"{_describe_classes(column, both)}; {what}", (earlier, later))
 
 
-def nearest_before(
-    hashes: Hashes, splits: NDArray[np.int32], same: NDArray[np.uint64], progress: ProgressCallback
+def find_nearest_before(
+    hashes: RecordHashes, splits: NDArray[np.int32], same: NDArray[np.uint64], progress: ProgressCallback
 ) -> tuple[Nearest, Nearest]:
-    """The nearest earlier record of each, within its split and in another one, at most :data:`THRESHOLD` bits away.
+    """Finds for each record the nearest earlier one, within its split and in another, at most :data:`THRESHOLD` bits
+    away.
 
-    Hashes are cut into 16 bands of 16 bits. Only records that agree in a whole band are compared; nearly all that
-    are near do, in some crop (tools/bench/audit.py measures how many).
+    Hashes are cut into 16 bands of 16 bits. Only records with an equal band are compared; nearly all that are near have
+    one, in some crop (tools/bench/audit.py measures how many).
 
     Args:
-        hashes: Of all records.
-        splits: Number of the split of each.
-        same: Records with equal numbers are known to be the same, and are no pairs.
+        hashes: Hashes of all records.
+        splits: Number of each record's split.
+        same: Records with equal numbers are known duplicates, and are not paired.
         progress: Called after each step.
     """
-    chosen = _first_of_each(same, splits, hashes.valid)
+    chosen = _drop_duplicates(same, splits, hashes.valid)
     best = np.full((2, len(splits)), _NONE, np.uint64)
     count = 1 + hashes.windows.shape[1]
     for band in range(_BANDS):
-        keys = _band(hashes.whole[chosen], band)
+        keys = _extract_band(hashes.whole[chosen], band)
         order = chosen[np.argsort(keys, kind="stable")]
         starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=1 << _BAND_BITS))])
         for variant in range(count):
             for first in range(0, len(chosen), _QUERIES):
                 asking = chosen[first : first + _QUERIES]
                 queries = hashes.whole[asking] if variant == 0 else np.asarray(hashes.windows[asking, variant - 1])
-                _search(hashes.whole, order, starts, asking, queries, _band(queries, band), splits, same, best)
+                _search(hashes.whole, order, starts, asking, queries, _extract_band(queries, band), splits, same, best)
         progress(Progress("compare", (band + 1) * len(splits) // _BANDS, len(splits), 0))
-    within, across = (_nearest(row) for row in best)
+    within, across = (_unpack_nearest(row) for row in best)
     return within, across
 
 
@@ -203,7 +215,9 @@ def _search(
     same: NDArray[np.uint64],
     best: NDArray[np.uint64],
 ) -> None:
-    """Compares each query with the records in its bucket, ``order[starts[key] : starts[key + 1]]``."""
+    """Compares each query with the records in its bucket, ``order[starts[key] : starts[key + 1]]``; updates
+    ``best``.
+    """
     low = starts[keys]
     counts = np.minimum(starts[keys + 1] - low, _MOST_IN_A_BUCKET)
     ends = np.cumsum(counts)
@@ -220,43 +234,49 @@ def _search(
         which, there = which[close], there[close]
         bits = distances(queries[which], whole[there])
         near = (bits <= THRESHOLD) & (same[asking[which]] != same[there])
-        _keep(best, asking[which[near]], there[near], bits[near], splits)
+        _keep_nearest(best, asking[which[near]], there[near], bits[near], splits)
         row = stop
 
 
-def _keep(
+def _keep_nearest(
     best: NDArray[np.uint64],
     one: NDArray[np.int64],
     other: NDArray[np.int64],
     bits: NDArray[np.int64],
     splits: NDArray[np.int32],
 ) -> None:
+    """Updates ``best`` with pairs of records: row 0 within a split, row 1 across splits."""
     earlier, later = np.minimum(one, other), np.maximum(one, other)
     values = (bits.astype(np.uint64) << _NUMBER_BITS) | earlier.astype(np.uint64)
     np.minimum.at(best, ((splits[one] != splits[other]).astype(np.intp), later), values)
 
 
-def _nearest(best: NDArray[np.uint64]) -> Nearest:
+def _unpack_nearest(best: NDArray[np.uint64]) -> Nearest:
+    """Unpacks a row of ``best`` into partners and bits."""
     none = best == _NONE
     partners = (best & np.uint64((1 << int(_NUMBER_BITS)) - 1)).astype(np.int64)
     return Nearest(np.where(none, -1, partners), (best >> _NUMBER_BITS).astype(np.int64))
 
 
-def _first_of_each(same: NDArray[np.uint64], splits: NDArray[np.int32], valid: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _drop_duplicates(
+    same: NDArray[np.uint64], splits: NDArray[np.int32], valid: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Returns the numbers of the valid records, of known duplicates in a split only the first."""
     chosen = np.flatnonzero(valid)
     order = chosen[np.lexsort((chosen, splits[chosen], same[chosen]))]
     again = (same[order][1:] == same[order][:-1]) & (splits[order][1:] == splits[order][:-1])
     return np.sort(order[np.concatenate([[True], ~again])]) if len(order) else chosen
 
 
-def _band(hashes: NDArray[np.uint64], band: int) -> NDArray[np.int64]:
+def _extract_band(hashes: NDArray[np.uint64], band: int) -> NDArray[np.int64]:
     word, shift = divmod(band * _BAND_BITS, 64)
     return ((hashes[:, word] >> np.uint64(shift)) & np.uint64((1 << _BAND_BITS) - 1)).astype(np.int64)
 
 
-def _said(column: Column, values: NDArray[np.int64]) -> str:
-    """``2 labels: ant, bee``; of another column ``2 classes of 'kind': big, small`` or ``2 lists of classes in
-    'objects'``."""
+def _describe_classes(column: Column, values: NDArray[np.int64]) -> str:
+    """Returns ``2 labels: ant, bee``; for another column ``2 classes of 'kind': big, small`` or ``2 lists of classes in
+    'objects'``.
+    """
     if column.kind == "ragged":
         return f"{len(values)} lists of classes in {printable(column.name)!r}"
     named: Sequence[str] = column.classes or ()

@@ -79,7 +79,7 @@ def test_before_the_first_version(objects: ObjectStore, folder: Path) -> None:
     assert clean(objects, time.time()) == set()
     assert len(clean(objects, LATER)) > 4
     (folder / "manifest.json").unlink()
-    with pytest.raises(MissingStoreError, match="there is no store, and nothing of one"):
+    with pytest.raises(MissingStoreError, match="there is no store, nor any part of one"):
         find_unneeded(objects, LATER)
 
 
@@ -143,4 +143,4 @@ def test_the_command(objects: ObjectStore, folder: Path) -> None:
     assert "removed " in done.stdout
     assert_holds(open_store(url), make_records("uint8", 6, 1))
     done = run("clean", f"{url}x", "--yes")
-    assert (done.returncode, done.stderr) == (2, f"packstore: error: {url}x: there is no store, and nothing of one\n")
+    assert (done.returncode, done.stderr) == (2, f"packstore: error: {url}x: there is no store, nor any part of one\n")
