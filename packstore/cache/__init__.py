@@ -1,6 +1,6 @@
 """The cache: proven copies of the objects of remote stores on a local disk, within a budget.
 
-:mod:`packstore.cache.folder` says what lies where.
+:mod:`packstore.cache.folder` documents its files.
 """
 
 from __future__ import annotations

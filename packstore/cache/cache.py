@@ -1,4 +1,4 @@
-"""Proven copies of remote objects on a local disk, within a budget, shared by all processes of a machine."""
+"""Keeps proven copies of remote objects on a local disk, within a budget, shared by all processes of a machine."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError
 _log = logging.getLogger(__name__)
 
 Fetch = Callable[[], Iterable[bytes | memoryview]]
-"""Begins to fetch an object; its bytes in pieces of any size."""
+"""Begins to fetch an object; returns its bytes in pieces of any size."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TRIES = 3
 _PIECE = 1 << 20
 
 _proven: set[tuple[int, int, int, int]] = set()
-"""Files that this process has proven and could not mark: device, inode, times of the last change."""
+"""Files that this process has proven but could not mark: device, inode, and times of the last changes."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Whole objects by content: each was proven by its digest before it got its name, and is not removed while it is
-    open. Processes share it through its files alone; it pickles, and works after a fork.
+    """A cache of whole objects by content: each is proven by its digest before it gets its name, and stays while it is
+    open.
+
+    Processes share it through its files alone; it pickles, and works after a fork.
 
     Attributes:
-        root: Its folder, made when something is fetched.
-        budget: The most bytes of objects it takes, those that are being fetched included.
-        patience_seconds: How long the file of another process that fetches the same object may stay unchanged until we
-            fetch it too.
+        root: Its folder, created by the first fetch.
+        budget: Most bytes that its objects may take, including those that are being fetched.
+        patience_seconds: If another process fetches the same object and its file has not changed for this long, this
+            process fetches the object too.
     """
 
     root: Path
@@ -52,63 +54,67 @@ class Cache:
         object.__setattr__(self, "_folder", Folder(self.root))
 
     def open(self, digest: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
-        """Opens an object, and fetches it where it is absent.
+        """Opens an object; fetches it if it is absent or damaged, and may evict others to make room.
 
         Args:
             digest: Its SHA-256, 64 hexadecimal digits.
             nbytes: Its size.
-            fetch: Gives its bytes from the beginning. Called again when they end too early, in an error or without
-                one, or are not those of the digest.
-            url: Where it lies, for those who list the cache.
+            fetch: Returns its bytes from the beginning. Called again if they end too early, with or without an error,
+                or do not have the digest.
+            url: Its URL, shown in listings of the cache.
 
         Returns:
-            A descriptor for reading. The object stays as long as it is open, in this process or one forked from it:
-            close it after the last map of it.
+            A descriptor for reading. The object stays in the cache while it is open, in this process or one forked
+            from it: close it after the last use of a map.
 
         Raises:
-            CacheFullError: There is no room beside what is in use.
-            DamagedObjectError: The object has other bytes each time.
+            CacheFullError: The objects in use leave no room.
+            DamagedObjectError: The fetched bytes were wrong three times.
             CacheError: The cache cannot be used.
-            Exception: What ``fetch`` raises before its first bytes, or each time.
+            Exception: An error of ``fetch`` before its first bytes, or at every attempt.
         """
         if not _SHA256.fullmatch(digest):
             raise ValueError(f"{digest!r} is not a SHA-256")
         return self._open(digest, nbytes, fetch, digest, url)
 
-    def open_learnt(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
-        """Opens an object whose digest nobody knows, like :meth:`open`. Nothing proves what is fetched but its size.
+    def open_by_address(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
+        """Like :meth:`open`, for an object whose digest is unknown: only its size is checked.
 
-        ``address`` is what it is known by: its URL and whatever changes with its content (an ETag).
+        ``address`` identifies it: its URL and something that changes with its content (an ETag).
         """
-        return self._open(_learnt(address), nbytes, fetch, None, url)
+        return self._open(_address_name(address), nbytes, fetch, None, url)
 
-    def learnt_file(self, address: str) -> Path:
-        """Where an object of :meth:`open_learnt` lies as long as its descriptor is open."""
-        return self._folder.whole / _learnt(address)
+    def file_at_address(self, address: str) -> Path:
+        """Returns the file of an object of :meth:`open_by_address`; it exists while its descriptor is open."""
+        return self._folder.whole / _address_name(address)
 
     def set_last_used(self, digest: str, used: float) -> None:
-        """Makes an object, where it is there, one that was last used at ``used``, in seconds since 1970: it leaves
-        before those that were used since."""
+        """Sets the time of an object's last use, in seconds since 1970, which decides when it is evicted; ignores an
+        absent one.
+        """
         path = self._folder.whole / digest
-        with suppress(OSError):  # it has left, or is another user's
+        with suppress(OSError):  # it has been evicted, or belongs to another user
             os.utime(path, ns=(int(used * 1e9), path.stat().st_mtime_ns))
 
     def missing(self, digests: Iterable[str]) -> list[str]:
-        """Those of ``digests`` that are not in the cache, in their order."""
+        """Returns the ``digests`` that are not in the cache, in their order."""
         return [digest for digest in digests if not (self._folder.whole / digest).is_file()]
 
     def entries(self) -> list[Entry]:
-        """All objects, those used last at the end."""
+        """Lists all objects, the most recently used last."""
         return self._folder.entries()
 
     def clean(self, keep: int = 0) -> int:
-        """Removes objects that nobody uses, oldest first, until at most ``keep`` bytes are taken, and what killed
-        processes left. Returns how many bytes it removed."""
+        """Removes unused objects, oldest first, until at most ``keep`` bytes are taken, and files of killed processes.
+
+        Returns the number of bytes removed.
+        """
         return self._folder.clean(keep)
 
     def mark_suspect(self, digest: str) -> None:
-        """Has an object proven again when it is next opened: somebody found damage in it. Does nothing where it is not
-        ours to change."""
+        """Marks an object as suspect, so that it is proven again when it is next opened. Does nothing if that is not
+        permitted.
+        """
         path = self._folder.whole / digest
         with self._folder.writing():
             try:
@@ -118,14 +124,16 @@ class Cache:
                     raise
 
     def _open(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
+        """Opens or fetches an object; retries if the cache's folder is removed meanwhile, which is allowed at any
+        time.
+        """
         removed = 0
         while True:
             try:
-                descriptor = self._pin(name, nbytes, digest)
+                descriptor = self._open_cached(name, nbytes, digest)
                 if descriptor is None:
                     descriptor = self._fetch(name, nbytes, fetch, digest, url)
             except CacheError as error:
-                # Somebody removes the folder, which is allowed at any time; it is made again.
                 removed += isinstance(error.__cause__, FileNotFoundError)
                 if not isinstance(error.__cause__, FileNotFoundError) or removed > _TRIES:
                     raise
@@ -133,19 +141,19 @@ class Cache:
             if descriptor is not None:
                 return descriptor
 
-    def _pin(self, name: str, nbytes: int, digest: str | None) -> int | None:
-        """The descriptor of an object that is there and sound."""
+    def _open_cached(self, name: str, nbytes: int, digest: str | None) -> int | None:
+        """Opens and locks a cached object; removes a damaged one. Returns None if there is none, or it was damaged."""
         descriptor = self._folder.open_whole(name)
         if descriptor is None:
             return None
         try:
             if self._is_sound(descriptor, name, nbytes, digest):
-                found, descriptor = descriptor, -1
-                return found
+                sound, descriptor = descriptor, -1
+                return sound
             if self._folder.is_read_only():
                 raise CacheError(
-                    f"the cache {printable(str(self.root))} cannot be written and has other bytes in {name} than the "
-                    "object; name another folder with --cache or PACKSTORE_CACHE"
+                    f"the cache {printable(str(self.root))} cannot be written and has a damaged copy of {name}; name "
+                    "another folder with --cache or PACKSTORE_CACHE"
                 )
             _log.warning("the cache %s: %s is damaged, and is fetched again", printable(str(self.root)), name)
             with self._folder.writing():
@@ -156,14 +164,16 @@ class Cache:
                 os.close(descriptor)
 
     def _is_sound(self, descriptor: int, name: str, nbytes: int, digest: str | None) -> bool:
-        """Whether an object is what its name says; notes the time of its use."""
-        found = os.fstat(descriptor)
-        if found.st_size != nbytes:
+        """Returns whether an object matches its name, by its date stamp or else its digest; updates stamp and time of
+        use.
+        """
+        state = os.fstat(descriptor)
+        if state.st_size != nbytes:
             return False
-        key = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-        # A power failure can leave a file with its date and without its bytes.
-        marked = found.st_mtime_ns == stamp(name) and found.st_ctime >= _boot_time()
-        if not marked and key not in _proven and (digest is None or _digest_of(descriptor) != digest):
+        key = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns)
+        # A stamp from before the last boot does not count: a power failure can leave a file stamped but incomplete.
+        marked = state.st_mtime_ns == stamp(name) and state.st_ctime >= _boot_time()
+        if not marked and key not in _proven and (digest is None or _hash_file(descriptor) != digest):
             return False
         try:
             os.utime(descriptor, ns=(time.time_ns(), stamp(name)))
@@ -174,7 +184,9 @@ class Cache:
         return True
 
     def _fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int | None:
-        """Fetches an object that is absent; None where another process was quicker."""
+        """Fetches an absent object, evicting others if need be; returns its descriptor, or None if another process was
+        quicker.
+        """
         folder = self._folder
         if nbytes > self.budget:
             raise CacheFullError(nbytes, self.budget, 0, self.root)
@@ -192,7 +204,7 @@ class Cache:
         published = False
         try:
             if os.path.lexists(folder.whole / name):
-                return None  # another has fetched it since we looked
+                return None  # another process has fetched it meanwhile
             with folder.writing():
                 folder.reserve(descriptor, nbytes, self.budget)
             self._fill(descriptor, nbytes, fetch, digest)
@@ -206,16 +218,16 @@ class Cache:
                 folder.abandon(descriptor, path)
 
     def _fill(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
-        """Writes what ``fetch`` gives until it is the object."""
+        """Writes the fetched bytes to a file; fetches again if they are damaged. Raises :class:`DamagedObjectError`."""
         for left in reversed(range(_TRIES)):
             os.lseek(descriptor, 0, os.SEEK_SET)
-            found, size = hashlib.sha256(), 0
+            sha, size = hashlib.sha256(), 0
             pieces = iter(fetch())
             while size <= nbytes:
                 try:
                     piece = next(pieces, None)
                 except StoreError:
-                    if size and left:  # cut off
+                    if size and left:  # the connection broke off: try again
                         break
                     raise
                 if piece is None:
@@ -223,14 +235,14 @@ class Cache:
                 view = memoryview(piece).cast("B")
                 size += len(view)
                 if size <= nbytes:
-                    found.update(view)
+                    sha.update(view)
                     self._write(descriptor, view, nbytes)
-            if size == nbytes and digest in (None, found.hexdigest()):
+            if size == nbytes and digest in (None, sha.hexdigest()):
                 return
         if size != nbytes:
             last = f"{'more' if size > nbytes else f'{size:,} bytes'} at last"
         else:
-            last = f"at last with SHA-256 {found.hexdigest()} instead of {digest}"
+            last = f"at last with SHA-256 {sha.hexdigest()} instead of {digest}"
         raise DamagedObjectError(
             f"an object of {nbytes:,} bytes came damaged {_TRIES} times, {last}; packstore verify proves the store"
         )
@@ -246,22 +258,23 @@ class Cache:
                     raise self._folder.no_space(nbytes) from error
 
 
-def _learnt(address: str) -> str:
+def _address_name(address: str) -> str:
+    """Returns the file name of an object whose digest is unknown."""
     return hashlib.sha256(address.encode()).hexdigest() + ".learnt"
 
 
-def _digest_of(descriptor: int) -> str:
-    """SHA-256 of an open file."""
-    found, start = hashlib.sha256(), 0
+def _hash_file(descriptor: int) -> str:
+    """Returns the SHA-256 of an open file."""
+    sha, start = hashlib.sha256(), 0
     while piece := os.pread(descriptor, _PIECE, start):
-        found.update(piece)
+        sha.update(piece)
         start += len(piece)
-    return found.hexdigest()
+    return sha.hexdigest()
 
 
 @functools.cache
 def _boot_time() -> float:
-    """When the machine was started, in seconds since 1970; now, where the system does not say."""
+    """Returns the time of the last boot, in seconds since 1970; the present time if the system does not tell."""
     try:
         match = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text("ascii"), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""The cache that is used unless another is named: PACKSTORE_CACHE and PACKSTORE_CACHE_SIZE, else the user's."""
+"""Chooses the default cache: by PACKSTORE_CACHE and PACKSTORE_CACHE_SIZE, else in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ FOLDER, SIZE = "PACKSTORE_CACHE", "PACKSTORE_CACHE_SIZE"
 
 
 def default_cache() -> Cache:
-    """The cache in the folder PACKSTORE_CACHE (else ``packstore`` in the user's cache folder) of PACKSTORE_CACHE_SIZE
-    bytes (else half of what the disk has free, with what the cache has).
+    """Returns the cache in the folder PACKSTORE_CACHE (else ``packstore`` in the user's cache folder), of
+    PACKSTORE_CACHE_SIZE bytes (else half of the disk's free space and the cache's objects together).
 
     Raises:
-        UsageError: PACKSTORE_CACHE_SIZE is no size, or PACKSTORE_CACHE a URL.
+        UsageError: PACKSTORE_CACHE_SIZE is not a size, or PACKSTORE_CACHE is a URL.
     """
     given = os.environ.get(FOLDER)
-    if said := url_message(given):
-        raise UsageError(f"{FOLDER}: {said}")
+    if refusal := url_message(given):
+        raise UsageError(f"{FOLDER}: {refusal}")
     root = Path(given or _user_folder()).absolute()
     size = os.environ.get(SIZE)
     if not size:
-        return Cache(root, Folder(root).free_for_objects() // 2)
+        return Cache(root, Folder(root).count_available_bytes() // 2)
     try:
         return Cache(root, parse_bytes(size))
     except UsageError as error:
@@ -40,5 +40,5 @@ def _user_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/packstore"
     given = os.environ.get("XDG_CACHE_HOME", "")
-    # The standard says that a relative one counts for nothing.
+    # The XDG standard ignores a relative one.
     return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "packstore"

@@ -1,16 +1,16 @@
-"""The folder of a cache: which files are the cache's, who uses them, and what may go.
+"""The files of a cache: their names, their locks, and which may be evicted.
 
 ::
 
-    packstore-cache    says that the folder is a cache; locked (flock) while the budget is counted and names change
-    whole/<digest>     an object that was proven; locked (shared) by each reader, and with the date of its digest
-    part/<digest>.…    an object that is being fetched; locked meanwhile. Unlocked, it is left of a killed process
+    packstore-cache    marks the folder as a cache; locked (flock) while the budget is counted and names change
+    whole/<digest>     a proven object; locked (shared) by each reader, and dated by its digest
+    part/<digest>.…    an object that is being fetched; locked meanwhile. If unlocked, its process was killed
 
 All processes share a cache through these files and locks alone, so a killed one leaves nothing to repair. Only files
 with names that packstore gives are removed, and no link is followed.
 
-The modification time of an object in ``whole/`` is a date that follows from its digest: whatever writes to the file
-changes it, and then the object is proven again or dropped. The access time is that of the last use.
+The modification time of an object in ``whole/`` is a date derived from its digest. Any write to the file changes it,
+and then the object is proven again or removed. The access time is that of the last use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ It can be removed at any time; packstore cache list and packstore cache clean lo
 """
 _WHOLE = re.compile(r"[0-9a-f]{64}(\.learnt)?")
 _PART = re.compile(r"[0-9a-f]{64}(\.learnt)?\.[0-9a-f]{8,16}")
-_NOT_COUNTED = {"lost+found", MARKER, "whole", "part"}  # the last two of a cache whose removal is under way
+_NOT_COUNTED = {"lost+found", MARKER, "whole", "part"}  # whole and part without the marker: the cache is being removed
 _BUSY_SECONDS = 60.0
 _GLANCE_SECONDS = 0.05
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -54,11 +54,11 @@ class Entry:
     """An object in a cache.
 
     Attributes:
-        name: Its digest (SHA-256); for one without a known digest the digest of its address, and ``.learnt``.
+        name: Its digest (SHA-256); if that is unknown, the digest of its address, and ``.learnt``.
         nbytes: Its size.
-        used: When it was last opened, in seconds since 1970.
+        used: Time of its last use, in seconds since 1970.
         in_use: Whether a process has it open.
-        url: Where it was fetched from; None where nobody noted it, or the file system has no attributes.
+        url: Its URL; None if it was not noted, or the file system has no attributes.
     """
 
     name: str
@@ -69,7 +69,13 @@ class Entry:
 
 
 class Folder:
-    """The files of one cache. Attributes: ``root``, ``whole`` and ``part``, its folders."""
+    """The files of one cache.
+
+    Attributes:
+        root: Folder of the cache.
+        whole: Folder of proven objects.
+        part: Folder of objects that are being fetched.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -77,30 +83,30 @@ class Folder:
         self._marker = root / MARKER
 
     def prepare(self) -> None:
-        """Makes the folder where it is not there.
+        """Creates the folder and its marker unless they exist, and checks that locks work.
 
         Raises:
-            CacheError: It cannot be made or written, holds other files and is no cache, or has no locks.
+            CacheError: It cannot be created or written, holds other files and is not a cache, or has no locks.
         """
         with self.writing():
             self.root.mkdir(parents=True, exist_ok=True)
             foreign = sorted({entry.name for entry in self.root.iterdir()} - _NOT_COUNTED)
             if foreign and not self._marker.is_file():
                 raise CacheError(
-                    f"{printable(str(self.root))} holds {printable(foreign[0])!r} and is no cache of packstore; name "
-                    "an empty or a new folder with --cache or PACKSTORE_CACHE"
+                    f"{printable(str(self.root))} holds {printable(foreign[0])!r} and is not a cache of packstore; "
+                    "name an empty or a new folder with --cache or PACKSTORE_CACHE"
                 )
             with suppress(FileExistsError), self._marker.open("xb") as file:
                 file.write(_MARKER_TEXT)
             for folder in (self.whole, self.part):
                 folder.mkdir(exist_ok=True)
                 if not stat.S_ISDIR(folder.lstat().st_mode):
-                    raise CacheError(f"{printable(str(folder))} is a link; a cache has folders there")
+                    raise CacheError(f"{printable(str(folder))} should be a folder of the cache; move it away")
             self._prove_locks()
 
     def _prove_locks(self) -> None:
-        """Raises :class:`NoLocksError` where a second lock is granted beside a first one."""
-        with self.guarded():
+        """Raises :class:`NoLocksError` if the file system grants a second exclusive lock."""
+        with self.exclusive():
             other = hold(self._open(self._marker, os.O_RDWR))
             try:
                 if lock(other, self.root):
@@ -110,7 +116,7 @@ class Folder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns an :class:`OSError` within into a :class:`CacheError`."""
+        """Turns an :class:`OSError` in the context into a :class:`CacheError`."""
         try:
             yield
         except OSError as error:
@@ -119,12 +125,15 @@ class Folder:
             raise CacheError(f"the cache {printable(str(self.root))} cannot be written: {why}; {then}") from error
 
     def is_read_only(self) -> bool:
-        """Whether this process may not change the cache that is there."""
+        """Returns whether the cache exists and this process may not change it."""
         return self.whole.is_dir() and not os.access(self.whole, os.W_OK)
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Within, no other process reserves, publishes or removes. Only short work; :class:`OSError` as it comes."""
+    def exclusive(self) -> Iterator[None]:
+        """Locks the cache: in the context, no other process reserves, publishes or removes. For short work only.
+
+        Lets :class:`OSError` pass.
+        """
         descriptor = hold(self._open(self._marker, os.O_RDWR))
         try:
             if not lock(descriptor, self.root, seconds=_BUSY_SECONDS):
@@ -137,7 +146,7 @@ class Folder:
             release(descriptor)
 
     def open_whole(self, name: str) -> int | None:
-        """Opens an object for reading and locks it, shared; None where it is absent. The caller closes it."""
+        """Opens an object for reading, with a shared lock; None if it is absent. The caller closes it."""
         try:
             descriptor = self._open(self.whole / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except (FileNotFoundError, NotADirectoryError):
@@ -146,69 +155,72 @@ class Folder:
             raise CacheError(f"cannot read {printable(str(self.whole / name))}: {error.strerror}") from error
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise CacheError(f"{printable(str(self.whole / name))} is no file; move it away")
+                raise CacheError(f"{printable(str(self.whole / name))} should be a regular file; move it away")
             try:
                 locked = lock(descriptor, self.root, shared=True, seconds=_BUSY_SECONDS)
             except NoLocksError:
-                # They keep others from removing what is in use: nobody removes anything here.
+                # Locks only keep others from removing open objects, and nobody removes any from a read-only cache.
                 locked = self.is_read_only()
                 if not locked:
                     raise
             if not locked:
                 raise CacheError(f"the cache {printable(str(self.root))}: {name} has been locked for too long")
             if os.fstat(descriptor).st_nlink:
-                found, descriptor = descriptor, -1
-                return found
-            return None  # removed while we waited
+                opened, descriptor = descriptor, -1
+                return opened
+            return None  # it was removed while this process waited
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
 
     def claim(self, name: str, patience_seconds: float) -> tuple[int, Path] | None:
-        """Creates and locks the file that an object is fetched into; waits while another process fetches it.
+        """Creates and locks the file for fetching an object; waits while another process fetches it.
 
-        After ``patience_seconds`` without a change of that file its process has stopped, and we fetch too.
+        If that process's file has not changed for ``patience_seconds``, the process has stopped, and the claim gets a
+        file of its own.
 
         Returns:
-            The held descriptor and its path; None where the other has finished, or given up.
+            The registered descriptor and its path; None if the other process has finished, or given up.
         """
-        path = self.part / f"{name}.{_machine()}"
-        descriptor = self._new(path)
+        path = self.part / f"{name}.{_machine_id()}"
+        descriptor = self._create(path)
         try:
             changed, since = 0, time.monotonic()
             while not lock(descriptor, self.root, seconds=_GLANCE_SECONDS):
-                found = os.fstat(descriptor)
-                if not self._is(path, descriptor):
-                    return None  # it is an object now, locked by who reads it
-                if found.st_mtime_ns != changed:
-                    changed, since = found.st_mtime_ns, time.monotonic()
+                modified = os.fstat(descriptor).st_mtime_ns
+                if not self._has_name(path, descriptor):
+                    return None  # it was published, and its readers have locked it
+                if modified != changed:
+                    changed, since = modified, time.monotonic()
                 elif time.monotonic() - since > patience_seconds:
                     release(descriptor)
                     path = self.part / f"{name}.{secrets.token_hex(8)}"
-                    descriptor = self._new(path)
-            if self._is(path, descriptor):
-                found_there, descriptor = (descriptor, path), -1
-                return found_there
+                    descriptor = self._create(path)
+            if self._has_name(path, descriptor):
+                claimed, descriptor = (descriptor, path), -1
+                return claimed
             return None
         finally:
             release(descriptor)
 
     def reserve(self, descriptor: int, nbytes: int, budget: int) -> None:
-        """Gives a claimed file ``nbytes`` of the budget and of the disk; removes what was not used for longest for it.
+        """Allocates ``nbytes`` of the budget and of the disk for a claimed file; evicts the least recently used objects
+        for it.
 
         Raises:
-            CacheFullError: What is in use leaves no room.
+            CacheFullError: The objects in use leave no room in the budget.
+            DiskFullError: They leave no room on the disk.
         """
         os.ftruncate(descriptor, 0)
-        with self.guarded():
+        with self.exclusive():
             self._remove_dead_parts()
-            used = self._used()
+            taken = self._count_used_bytes()
             oldest = iter(self._oldest_first())
-            while used + nbytes > budget:
+            while taken + nbytes > budget:
                 freed = next((each.st_size for path, each in oldest if self._evict(path)), None)
                 if freed is None:
-                    raise CacheFullError(nbytes, budget, used, self.root)
-                used -= freed
+                    raise CacheFullError(nbytes, budget, taken, self.root)
+                taken -= freed
             while True:
                 try:
                     _allocate(descriptor, nbytes)
@@ -222,13 +234,13 @@ class Folder:
                     return
 
     def abandon(self, descriptor: int, path: Path) -> None:
-        """Removes a claimed file that did not become an object."""
-        if self._is(path, descriptor):
+        """Removes a claimed file that was not published, and releases it."""
+        if self._has_name(path, descriptor):
             path.unlink()
         release(descriptor)
 
     def no_space(self, nbytes: int) -> DiskFullError:
-        """The error where the disk has no room."""
+        """Returns the error for a full disk."""
         free = _free_bytes(self.root)
         return DiskFullError(
             f"the disk of the cache {printable(str(self.root))} is full: an object needs {nbytes:,} bytes, {free:,} "
@@ -236,7 +248,7 @@ class Folder:
         )
 
     def note_url(self, descriptor: int, url: str) -> None:
-        """Notes where an object comes from, for :meth:`entries`, if the file system has attributes and room for it."""
+        """Notes the URL of an object in a file attribute, for :meth:`entries`, if the file system supports that."""
         if sys.platform == "linux":
             try:
                 os.setxattr(descriptor, _URL, url.encode())
@@ -245,83 +257,89 @@ class Folder:
                     raise
 
     def publish(self, descriptor: int, path: Path, name: str) -> bool:
-        """Names a proven object and turns the lock into a reader's. False where another was quicker: ours is gone."""
+        """Renames a proven object to its final name and turns its lock into a reader's.
+
+        Returns False, and removes the file, if another process was quicker.
+        """
         whole = self.whole / name
-        with self.guarded():
+        with self.exclusive():
             if os.path.lexists(whole):
                 path.unlink()
                 return False
             os.utime(descriptor, ns=(time.time_ns(), stamp(name)))
             path.rename(whole)
-            # Guarded, since the lock is let go and taken again; who waits for the part sees that it has another name.
+            # In the exclusive context, since changing the lock releases it for a moment. A process that waits for the
+            # part sees that it was renamed.
             return lock(descriptor, self.root, shared=True, seconds=_BUSY_SECONDS)
 
     def remove_damaged(self, descriptor: int, name: str) -> None:
-        """Removes an open object whose bytes are not those of its name. Until its other readers end, it is counted."""
+        """Removes an open object that is damaged; if others have it open, moves it to ``part/``, where it counts until
+        they close it.
+        """
         path = self.whole / name
-        with self.guarded():
-            if self._is(path, descriptor):
+        with self.exclusive():
+            if self._has_name(path, descriptor):
                 if lock(descriptor, self.root):
                     path.unlink()
                 else:
                     path.rename(self.part / f"{name}.{secrets.token_hex(8)}")
 
     def entries(self) -> list[Entry]:
-        """All objects, those used last at the end."""
+        """Lists all objects, the most recently used last."""
         return [
-            Entry(path.name, found.st_size, found.st_atime, self._in_use(path), _noted_url(path))
+            Entry(path.name, found.st_size, found.st_atime, self._in_use(path), _read_url(path))
             for path, found in self._oldest_first()
         ]
 
     def clean(self, keep: int) -> int:
-        """Removes objects that nobody uses, those used last at the end, until at most ``keep`` bytes are taken.
+        """Removes unused objects, oldest first, until at most ``keep`` bytes are taken, and files of killed processes.
 
         Returns:
-            How many bytes it removed.
+            The number of bytes removed.
         """
         if not self._marker.is_file():
             return 0
         self.prepare()
-        with self.writing(), self.guarded():
+        with self.writing(), self.exclusive():
             removed = self._remove_dead_parts()
-            used = self._used()
+            used = self._count_used_bytes()
             for path, each in self._oldest_first():
                 if used > keep and self._evict(path):
                     used -= each.st_size
                     removed += each.st_size
         return removed
 
-    def free_for_objects(self) -> int:
-        """Bytes that its objects have, and that the disk has free for more."""
+    def count_available_bytes(self) -> int:
+        """Returns the bytes of the cache's objects and of the disk's free space together."""
         there = self.root
         while not there.exists():
             there = there.parent
         return _free_bytes(there) + sum(each.st_size for _, each in self._objects())
 
     def _remove_dead_parts(self) -> int:
-        """Removes what killed processes left; returns how many bytes. Guarded."""
-        return sum(found.st_size for path, found in _files(self.part, _PART) if self._evict(path))
+        """Removes files of killed processes; returns their bytes. Call it in the exclusive context."""
+        return sum(found.st_size for path, found in _list_files(self.part, _PART) if self._evict(path))
 
-    def _used(self) -> int:
-        """Bytes of all objects, whole or not."""
-        return sum(found.st_size for _, found in (*self._objects(), *_files(self.part, _PART)))
+    def _count_used_bytes(self) -> int:
+        """Returns the bytes of all objects, finished or not."""
+        return sum(found.st_size for _, found in (*self._objects(), *_list_files(self.part, _PART)))
 
     def _objects(self) -> Iterator[tuple[Path, os.stat_result]]:
-        return _files(self.whole, _WHOLE)
+        return _list_files(self.whole, _WHOLE)
 
     def _oldest_first(self) -> list[tuple[Path, os.stat_result]]:
         return sorted(self._objects(), key=lambda each: each[1].st_atime_ns)
 
     def _evict(self, path: Path) -> bool:
-        """Removes a file that nobody has locked; returns whether it did. Guarded."""
+        """Removes a file unless it is locked; returns whether it did. Call it in the exclusive context."""
         descriptor = self._open_to_lock(path)
         if descriptor is None:
             return False
         try:
-            if not (self._lockable(descriptor) and self._is(path, descriptor)):
+            if not (self._try_lock(descriptor) and self._has_name(path, descriptor)):
                 return False
             path.unlink()
-        except PermissionError:  # another user's, in a folder that only lets the owner remove
+        except PermissionError:  # another user's file, in a folder where only owners may remove
             return False
         finally:
             release(descriptor)
@@ -332,15 +350,15 @@ class Folder:
         if descriptor is None:
             return False
         try:
-            return not self._lockable(descriptor)
+            return not self._try_lock(descriptor)
         finally:
             release(descriptor)
 
-    def _lockable(self, descriptor: int) -> bool:
+    def _try_lock(self, descriptor: int) -> bool:
         try:
             return lock(descriptor, self.root)
         except OSError as error:
-            # Over NFS what is locked for oneself has to be open for writing, and another user's file is not.
+            # Over NFS an exclusive lock needs a file open for writing, which another user's file is not.
             if error.errno != errno.EBADF:
                 raise
             return False
@@ -356,15 +374,15 @@ class Folder:
                     raise
         return None
 
-    def _new(self, path: Path) -> int:
+    def _create(self, path: Path) -> int:
         return hold(self._open(path, os.O_RDWR | os.O_CREAT))
 
     def _open(self, path: Path, flags: int) -> int:
         with beyond_standard_streams():
             return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
-    def _is(self, path: Path, descriptor: int) -> bool:
-        """Whether an open file still has this name."""
+    def _has_name(self, path: Path, descriptor: int) -> bool:
+        """Returns whether an open file still has this name."""
         try:
             return os.path.samestat(path.lstat(), os.fstat(descriptor))
         except FileNotFoundError:
@@ -372,9 +390,11 @@ class Folder:
 
 
 @functools.cache
-def _machine() -> str:
-    """Eight digits of this machine. Those of another have parts of their own: not every network file system locks
-    between machines. Containers on one machine have the same."""
+def _machine_id() -> str:
+    """Returns eight digits that identify this machine; containers on one machine share them.
+
+    Each machine has part files of its own, since not every network file system locks between machines.
+    """
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
     except OSError:
@@ -383,12 +403,14 @@ def _machine() -> str:
 
 
 def stamp(name: str) -> int:
-    """The modification time of the whole object called ``name``, in ns: an even number of seconds before 1988."""
+    """Returns the modification time of a proven object, in ns: an even number of seconds before 1988, from its
+    digest.
+    """
     return 2 * int(name[:7], 16) * 10**9
 
 
-def _files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Regular files with names that packstore gives."""
+def _list_files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yields the regular files with names that packstore gives."""
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -401,7 +423,7 @@ def _files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat
                     yield Path(entry.path), found
 
 
-def _noted_url(path: Path) -> str | None:
+def _read_url(path: Path) -> str | None:
     if sys.platform != "linux":
         return None
     try:
@@ -418,7 +440,7 @@ def _free_bytes(path: Path) -> int:
 
 
 def _allocate(descriptor: int, nbytes: int) -> None:
-    """Makes a file ``nbytes`` long, and where the system can, takes the room on the disk."""
+    """Makes a file ``nbytes`` long, and reserves the disk space if the system can."""
     if hasattr(os, "posix_fallocate") and nbytes:
         os.posix_fallocate(descriptor, 0, nbytes)
     else:

@@ -1,4 +1,4 @@
-"""File locks (flock) of a cache: waiting with an end, and no lock that lives on in a forked child."""
+"""File locks (flock) of a cache, with a timeout, and released in forked children."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-# What flock(2) says where the file system knows no locks.
+# Errors of flock(2) on a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _LONGEST_PAUSE = 0.05
 
 _held: set[int] = set()
-"""Locked descriptors that a forked child must not keep: with a copy of one, its lock outlives the parent."""
+"""Locked descriptors to close in a forked child, whose copies would keep the locks after the parent has ended."""
 
 
 class NoLocksError(CacheError):
@@ -28,28 +28,30 @@ class NoLocksError(CacheError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"the cache {printable(str(path))} lies on a file system without file locks (flock), so processes cannot "
+            f"the cache {printable(str(path))} is on a file system without file locks (flock), so processes cannot "
             "share it; name a folder on a local disk with --cache or PACKSTORE_CACHE"
         )
 
 
 def hold(descriptor: int) -> int:
-    """Takes charge of an open descriptor until :func:`release` or :func:`hand_over`; returns it."""
+    """Registers an open descriptor, to be closed in forked children, until :func:`release` or :func:`hand_over`;
+    returns it.
+    """
     _held.add(descriptor)
     return descriptor
 
 
 def hand_over(descriptor: int) -> int:
-    """Leaves an open descriptor, with its lock, to the caller; returns it."""
+    """Unregisters an open descriptor and leaves it, with its lock, to the caller; returns it."""
     _held.discard(descriptor)
     return descriptor
 
 
 def release(descriptor: int) -> None:
-    """Unlocks and closes a held descriptor. Idempotent."""
-    if descriptor in _held:  # not so in a child that was forked meanwhile
+    """Unlocks and closes a registered descriptor. Idempotent."""
+    if descriptor in _held:  # a child that was forked meanwhile has closed it already
         _held.discard(descriptor)
-        # Closing alone leaves the lock to a child that was forked a moment ago.
+        # Unlocked explicitly: a child forked a moment ago may still have a copy.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -1,11 +1,11 @@
 """Object stores: S3, Google Cloud Storage, Azure, HTTP (read only), a local directory and memory, behind one interface.
 
-The only user of obstore, which ``pip install 'packstore[remote]'`` brings.
+Only this room uses obstore, which ``pip install 'packstore[remote]'`` installs.
 """
 
 from __future__ import annotations
 
-from packstore.objects.interrupts import interrupt, refused
+from packstore.objects.interrupts import interrupt, refuse_requests
 from packstore.objects.location import is_url
 from packstore.objects.store import ObjectStore, open_objects
 from packstore.objects.values import ConflictError, MissingObjectError, ObjectInfo, RemoteError
@@ -19,5 +19,5 @@ __all__ = [
     "interrupt",
     "is_url",
     "open_objects",
-    "refused",
+    "refuse_requests",
 ]

@@ -1,8 +1,8 @@
-"""A process that makes the requests of a forked one.
+"""Runs a process that makes the requests of a forked one.
 
-obstore has threads, which a fork does not copy: a child of a process that used it waits for them for ever. The workers
-of a ``DataLoader`` are such children on Linux. The first request in one starts an agent, a fresh interpreter, and hands
-it one end of a socket for each request under way. The agent ends when its parent does.
+obstore has threads, which a fork does not copy: a forked child of a process that used obstore would wait for them for
+ever. On Linux the workers of a ``DataLoader`` are such children. The first request of such a child starts an agent, a
+fresh interpreter, and hands it one end of a socket for each pending request. The agent ends when its parent does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from packstore.objects.direct import Direct
-from packstore.objects.location import Location
+from packstore.objects.location import ParsedUrl
 from packstore.objects.values import RemoteError
 
 AT_ONCE = {"stream": 1, "list": 256}
-"""How many of the values that a method yields come at once."""
+"""Values sent at once, for the methods that yield values."""
 
 _forked = False
 _agent: Agent | None = None
@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 
 class Agent:
-    """The client's side: an agent process, and the connections to it that no request uses."""
+    """The client's side: an agent process, and the idle connections to it."""
 
     def __init__(self) -> None:
         self._control, other = socket.socketpair()
@@ -46,35 +46,36 @@ class Agent:
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                start_new_session=True,  # Ctrl-C is for its parent, which ends it
+                start_new_session=True,  # Ctrl-C reaches only its parent, which ends it
             )
 
     @property
     def process_id(self) -> int:
-        """Of the agent process."""
+        """Process id of the agent."""
         return self._process.pid
 
-    def call(self, location: Location, method: str, *arguments: Any) -> Any:
-        """What the method of :class:`Direct` returns or raises."""
+    def call(self, location: ParsedUrl, method: str, *arguments: Any) -> Any:
+        """Calls a method of :class:`Direct` in the agent; returns or raises its result."""
         with self._connection() as connection:
             connection.send((location, method, arguments))
-            return self._answer(connection)
+            return self._receive(connection)
 
-    def iterate(self, location: Location, method: str, *arguments: Any) -> Iterator[Any]:
-        """What the method of :class:`Direct` yields."""
+    def iterate(self, location: ParsedUrl, method: str, *arguments: Any) -> Iterator[Any]:
+        """Calls a method of :class:`Direct` in the agent; yields its values."""
         with self._connection() as connection:
             connection.send((location, method, arguments))
-            while batch := self._answer(connection):
+            while batch := self._receive(connection):
                 yield from batch
 
-    def forget(self) -> None:
-        """Closes what a fork has copied; the process stays its parent's."""
+    def close_in_child(self) -> None:
+        """Closes the sockets that a fork has copied; the process still belongs to the parent."""
         self._control.close()
         for connection in self._free:
             connection.close()
-        self._process.returncode = 0  # not ours to wait for
+        self._process.returncode = 0  # keeps Popen from waiting for the parent's child
 
     def close(self) -> None:
+        """Closes all connections, which ends the agent, and waits up to 10 s for that."""
         self._control.close()
         for connection in self._free:
             connection.close()
@@ -82,6 +83,7 @@ class Agent:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:
+        """Yields an idle connection, or a new one; keeps it for later use unless an answer may be unread in it."""
         with _lock:
             connection = self._free.pop() if self._free else None
         if connection is None:
@@ -94,20 +96,21 @@ class Agent:
             yield connection
             done = True
         except RemoteError:
-            done = True  # the answer was read to its end
+            done = True  # the answer was read completely
             raise
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            _replace(self)
+            _forget(self)
             raise RemoteError("the process that fetches for this forked one has ended; was it killed?") from None
         finally:
             if done:
                 with _lock:
                     self._free.append(connection)
             else:
-                connection.close()  # an answer may lie in it, unread
+                connection.close()  # it may hold an unread answer
 
     @staticmethod
-    def _answer(connection: Connection) -> Any:
+    def _receive(connection: Connection) -> Any:
+        """Receives a result; raises it if it is an error."""
         failed, value = connection.recv()
         if failed:
             raise value
@@ -115,7 +118,7 @@ class Agent:
 
 
 def agent() -> Agent | None:
-    """This process's agent, started at the first call, where obstore cannot be used in it: after a fork."""
+    """Returns this process's agent if it was forked and so cannot use obstore, else None; starts it on first use."""
     global _agent
     if not _forked:
         return None
@@ -126,8 +129,8 @@ def agent() -> Agent | None:
         return _agent
 
 
-def _replace(ended: Agent) -> None:
-    """The next request starts another one."""
+def _forget(ended: Agent) -> None:
+    """Closes an agent that has ended; the next request starts another one."""
     global _agent
     with _lock:
         if _agent is ended:
@@ -142,7 +145,7 @@ def _after_fork() -> None:
     _forked = _forked or "obstore" in sys.modules
     if _agent is not None:
         atexit.unregister(_agent.close)
-        _agent.forget()
+        _agent.close_in_child()
         _agent = None
 
 
@@ -151,9 +154,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def serve(descriptor: int) -> None:
-    """The agent's side: serves each connection that comes through the socket ``descriptor``, until it is closed.
+    """Runs the agent: serves each connection sent through the socket ``descriptor``, until that is closed.
 
-    Does not wait for requests under way: their threads are daemons."""
+    Does not wait for pending requests: their threads are daemons.
+    """
     with socket.socket(fileno=descriptor) as control:
         while True:
             try:
@@ -162,13 +166,14 @@ def serve(descriptor: int) -> None:
                 break
             if not message:
                 break
-            threading.Thread(target=_serve, args=(Connection(descriptors[0]),), daemon=True).start()
+            threading.Thread(target=_serve_connection, args=(Connection(descriptors[0]),), daemon=True).start()
 
 
-_stores: dict[Location, Direct] = {}
+_stores: dict[ParsedUrl, Direct] = {}
 
 
-def _serve(connection: Connection) -> None:
+def _serve_connection(connection: Connection) -> None:
+    """Answers the requests of one connection until it is closed."""
     with connection:
         while True:
             try:
@@ -178,14 +183,15 @@ def _serve(connection: Connection) -> None:
             with _lock:
                 store = _stores.setdefault(location, Direct(location))
             try:
-                _answer(connection, method, getattr(store, method)(*arguments))
+                _send(connection, method, getattr(store, method)(*arguments))
             except OSError:
-                return  # nobody reads any more
+                return  # the client is gone
             except Exception as error:
                 connection.send((True, error))
 
 
-def _answer(connection: Connection, method: str, value: Any) -> None:
+def _send(connection: Connection, method: str, value: Any) -> None:
+    """Sends a result, or the values of an iterator in batches and then an empty batch."""
     if method not in AT_ONCE:
         connection.send((False, value))
         return

@@ -1,4 +1,4 @@
-"""Connections to object stores."""
+"""Opens connections to object stores."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from packstore.objects.credentials import credentials
-from packstore.objects.location import Location
+from packstore.objects.credentials import find_credentials
+from packstore.objects.location import ParsedUrl
 from packstore.objects.values import RemoteError
 
 if TYPE_CHECKING:
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Connection
 
 SILENCE_SECONDS = 15.0
-"""A request that no byte comes back from in this time is given up, and made again."""
+"""A request that returns no byte for this long is aborted and retried."""
 RETRY_SECONDS = 45.0
-"""Requests that fail are made again for this long; the last of them may take :data:`SILENCE_SECONDS` more."""
+"""Failed requests are retried for this long; the last retry may take :data:`SILENCE_SECONDS` more."""
 _CONNECT_SECONDS = 5
-_MOST_SECONDS = 3600  # of a whole request, which may be an object of many gigabytes over a thin line
+_MOST_SECONDS = 3600  # for a whole request, which may fetch many gigabytes over a slow line
 
 _memory: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
 
 
-def connect(location: Location) -> Connection:
-    """A connection of obstore; makes no request. Raises :class:`RemoteError` without credentials."""
+def connect(location: ParsedUrl) -> Connection:
+    """Opens a connection of obstore without a request. Raises :class:`RemoteError` if there are no credentials."""
     from obstore import store as kinds
 
     client: ClientConfig = {
@@ -51,13 +51,13 @@ def connect(location: Location) -> Connection:
         case "http" | "https":
             return kinds.HTTPStore.from_url(location.url, client_options=client, retry_config=retry)
         case "s3":
-            own = {"copy_if_not_exists": "multipart", **credentials(location)}
+            own = {"copy_if_not_exists": "multipart", **find_credentials(location)}
             return kinds.S3Store(bucket, prefix=prefix, client_options=client, retry_config=retry, **own)
         case "gs":
-            own = credentials(location)
+            own = find_credentials(location)
             return kinds.GCSStore(bucket, prefix=prefix, client_options=client, retry_config=retry, **own)
         case _:
             if not (os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or os.environ.get("AZURE_STORAGE_USE_EMULATOR")):
                 raise RemoteError(f"{location.shown()} needs the name of its account: set AZURE_STORAGE_ACCOUNT_NAME")
-            own = credentials(location)
+            own = find_credentials(location)
             return kinds.AzureStore(bucket, prefix=prefix, client_options=client, retry_config=retry, **own)

@@ -1,4 +1,4 @@
-"""Credentials of object stores, as the environment and the files of the clouds' own tools hold them."""
+"""Finds credentials for object stores in the environment and in the files of the clouds' own tools."""
 
 from __future__ import annotations
 
@@ -11,23 +11,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from packstore.objects.location import Location
+from packstore.objects.location import ParsedUrl
 from packstore.objects.values import RemoteError
 
-_METADATA_SECONDS = 1.0  # the address is the machine's own host's: it answers in milliseconds, or is not there
+_METADATA_SECONDS = 1.0  # the service runs on the machine's own host: it answers in milliseconds, or not at all
 
 
 class _Cloud(NamedTuple):
-    """Names in the environment: of credentials, each alternative with blanks between names that belong together; of
-    the switch for requests without any; of the address of the metadata service, and its usual one. ``asked``: method,
-    path and header of what it answers by 200 on machines of that cloud. ``wanted``: what a message asks for."""
+    """Environment variables and metadata service of a cloud.
+
+    Attributes:
+        credentials: Alternative variables with credentials; in one alternative, blanks separate variables that are
+            needed together.
+        public: Variable that asks for requests without credentials.
+        metadata: Variable with the address of the metadata service.
+        usual: Its usual address.
+        probe: Method, path and headers of a request that it answers with status 200 on machines of that cloud.
+        advice: Variables that a message tells to set.
+    """
 
     credentials: tuple[str, ...]
     public: str
     metadata: str
     usual: str
-    asked: tuple[str, str, dict[str, str]]
-    wanted: str
+    probe: tuple[str, str, dict[str, str]]
+    advice: str
 
 
 _CLOUDS = {
@@ -82,13 +90,14 @@ _CLOUDS = {
 }
 
 
-def credentials(location: Location) -> dict[str, Any]:
-    """Arguments for a store of obstore: of what it does not take from the environment itself.
+def find_credentials(location: ParsedUrl) -> dict[str, Any]:
+    """Returns arguments for a store of obstore, without those that obstore takes from the environment itself.
 
-    Raises :class:`RemoteError` where there are no credentials, at once: obstore would ask the metadata address of the
-    cloud for minutes, on a machine that stands in none."""
+    Raises :class:`RemoteError` at once if there are no credentials: outside a cloud, obstore would query the cloud's
+    metadata address for minutes.
+    """
     cloud = _CLOUDS[location.scheme]
-    profile = _profile(location) if location.scheme == "s3" else {}
+    profile = _read_profile(location) if location.scheme == "s3" else {}
     if location.scheme == "s3":
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
             _check_endpoint(name, os.environ.get(name))
@@ -102,26 +111,26 @@ def credentials(location: Location) -> dict[str, Any]:
     if location.scheme == "gs" and Path("~/.config/gcloud/application_default_credentials.json").expanduser().exists():
         return profile
     address = os.environ.get(cloud.metadata) or cloud.usual
-    if not _answers(address if "//" in address else f"http://{address}", *cloud.asked):
+    if not _has_metadata_service(address if "//" in address else f"http://{address}", *cloud.probe):
         raise RemoteError(
-            f"{location.shown()}: no credentials; set {cloud.wanted} (or {cloud.public}=true for what everybody may "
-            "read). This machine has none of its own: no metadata service of a cloud answers"
+            f"{location.shown()}: no credentials; set {cloud.advice} (or {cloud.public}=true for public "
+            "objects). No metadata service of a cloud answers on this machine"
         )
     return profile
 
 
 def _check_endpoint(name: str, url: str | None) -> None:
-    """Raises :class:`RemoteError` for an address without http://, at which obstore panics."""
+    """Raises :class:`RemoteError` for an address without http://, for which obstore panics."""
     if url and not re.match(r"https?://[^/@]+(/|$)", url, re.IGNORECASE):
         raise RemoteError(
-            f"{name} is no URL of a server, such as http://127.0.0.1:9000, without a user name or a password"
+            f"{name} should be the URL of a server, such as http://127.0.0.1:9000, without a user name or a password"
         )
 
 
-def _profile(location: Location) -> dict[str, Any]:
-    """What the files of the AWS tools say of the profile in use: region, endpoint, keys. The environment goes first."""
+def _read_profile(location: ParsedUrl) -> dict[str, Any]:
+    """Reads region, endpoint and keys of the profile in use from the AWS tools' files; the environment overrides."""
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for variable, usual, section in (
         ("AWS_CONFIG_FILE", "~/.aws/config", name if name == "default" else f"profile {name}"),
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name),
@@ -133,27 +142,27 @@ def _profile(location: Location) -> dict[str, Any]:
         except (configparser.Error, UnicodeDecodeError, OSError):
             raise RemoteError(f"{location.shown()}: {path}, the file of the AWS tools, cannot be read") from None
         if parser.has_section(section):
-            found.update(parser.items(section))
+            settings.update(parser.items(section))
     own: dict[str, Any] = {}
     if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
-        own["region"] = found.get("region", "us-east-1")
-    if "endpoint_url" in found and not (os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")):
-        own["endpoint"] = found["endpoint_url"]
+        own["region"] = settings.get("region", "us-east-1")
+    if "endpoint_url" in settings and not (os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_S3")):
+        own["endpoint"] = settings["endpoint_url"]
     if os.environ.get("AWS_ACCESS_KEY_ID"):
         return own
-    if found.get("aws_access_key_id") and found.get("aws_secret_access_key"):
-        own |= {"access_key_id": found["aws_access_key_id"], "secret_access_key": found["aws_secret_access_key"]}
-        if found.get("aws_session_token"):
-            own["session_token"] = found["aws_session_token"]
-    elif found.keys() & {"sso_session", "sso_start_url", "credential_process", "role_arn"}:
-        own["credential_provider"] = _of_boto3(location, name)
-    elif name != "default" and not found:
+    if settings.get("aws_access_key_id") and settings.get("aws_secret_access_key"):
+        own |= {"access_key_id": settings["aws_access_key_id"], "secret_access_key": settings["aws_secret_access_key"]}
+        if settings.get("aws_session_token"):
+            own["session_token"] = settings["aws_session_token"]
+    elif settings.keys() & {"sso_session", "sso_start_url", "credential_process", "role_arn"}:
+        own["credential_provider"] = _use_boto3(location, name)
+    elif name != "default" and not settings:
         raise RemoteError(f"{location.shown()}: there is no AWS profile {name!r}, which AWS_PROFILE names")
     return own
 
 
-def _of_boto3(location: Location, profile: str) -> Any:
-    """The credentials of a profile that its files do not hold, but say where to get."""
+def _use_boto3(location: ParsedUrl, profile: str) -> Any:
+    """Returns boto3's provider for a profile whose files only tell how to get credentials."""
     if importlib.util.find_spec("boto3") is None:
         raise RemoteError(
             f"{location.shown()}: the AWS profile {profile!r} has no keys of its own (it signs in); install boto3, or "
@@ -164,9 +173,9 @@ def _of_boto3(location: Location, profile: str) -> Any:
     return Boto3CredentialProvider()
 
 
-def _answers(url: str, method: str, path: str, headers: dict[str, str]) -> bool:
-    """Whether the metadata service of a cloud is there: proxies and firewalls answer, too, but not by 200."""
-    import http.client  # with ssl a tenth of what a small conversion takes to start
+def _has_metadata_service(url: str, method: str, path: str, headers: dict[str, str]) -> bool:
+    """Returns whether the metadata service of a cloud answers with status 200; proxies and firewalls answer others."""
+    import http.client  # imported here: with ssl it takes a tenth of the start of a small conversion
 
     parts = urlsplit(url)
     try:

@@ -1,4 +1,4 @@
-"""Requests to an object store, from the process that makes them."""
+"""Makes requests to an object store with obstore, from the calling process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from packstore.core.errors import UsageError
 from packstore.core.files import sync_directory, sync_file
 from packstore.objects import connection
 from packstore.objects.connection import connect
-from packstore.objects.failures import explaining
-from packstore.objects.location import Location
+from packstore.objects.failures import explain_failures
+from packstore.objects.location import ParsedUrl
 from packstore.objects.values import ConflictError, MissingObjectError, ObjectInfo, RemoteError
 
 if TYPE_CHECKING:
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Connection
 
 WORK = "_work"
-"""Where objects lie that last only as long as a command: probes, and uploads before they have their name."""
+"""Folder of objects that live only as long as a command: probes, and uploads before they get their name."""
 STEP_BYTES = 1 << 20
-"""What :meth:`Direct.stream` yields at once, at least, but for the last piece: what a processor's cache holds."""
-_SINGLE_BYTES = 64 << 20  # a conditional put holds all of it in memory
+"""Fewest bytes that :meth:`Direct.stream` yields at once, but for the last piece: they fit a processor's cache."""
+_SINGLE_BYTES = 64 << 20  # most bytes of a conditional put, which holds all of them in memory
 _PART_BYTES = 16 << 20
 _PARTS = 9_000  # S3 allows 10,000
-_COPY_BYTES = 5 << 30  # what S3 copies at once
+_COPY_BYTES = 5 << 30  # most bytes that S3 copies in one request
 _AT_ONCE = 4
 _BULK = 1000  # names in one request
 
 
 class Direct:
-    """The requests of :class:`packstore.objects.ObjectStore`, made by obstore in this process."""
+    """Makes the requests of :class:`packstore.objects.ObjectStore` in this process."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: ParsedUrl) -> None:
         self.location = location
         self._lock = threading.Lock()
         self._made: Connection | None = None
         self._probed: set[str] = set()
-        # In memory there is one store for all prefixes; one for a local directory would have to create it.
+        # obstore has one memory store for all prefixes, and a store with a local prefix would create that directory.
         own = location.scheme in ("file", "memory") and location.prefix.strip("/")
-        self._above = f"{own}/" if own else ""
+        self._prefix = f"{own}/" if own else ""
 
     def get(self, name: str, start: int | None, stop: int | None) -> bytes:
         import obstore
 
-        with self._explaining(name, "read"):
+        with self._explain_failures(name, "read"):
             path = self._path(name)
             if start is None and stop is None:
                 return b"".join(self.stream(name))
@@ -58,13 +58,13 @@ class Direct:
             if start == stop:
                 return b""
             if stop is not None and not start and self.location.scheme in ("http", "https"):
-                return self._beginning(name, stop)
+                return self._read_beginning(name, stop)
             if stop is None:
                 return bytes(obstore.get(self._connection(), path, options={"range": {"offset": start}}).bytes())
             return bytes(obstore.get_range(self._connection(), path, start=start, end=stop))
 
-    def _beginning(self, name: str, stop: int) -> bytes:
-        """By no range: not every HTTP server knows them."""
+    def _read_beginning(self, name: str, stop: int) -> bytes:
+        """Reads the first ``stop`` bytes without a range request, which not every HTTP server supports."""
         data = bytearray()
         for piece in self.stream(name):
             data += piece
@@ -73,34 +73,35 @@ class Direct:
         return bytes(data[:stop])
 
     def read(self, name: str) -> tuple[ObjectInfo, bytes]:
-        reply = self._reply(name)
-        info, _ = next(reply)
-        return info, b"".join(piece for _, piece in reply)
+        pieces = self._stream_pieces(name)
+        info, _ = next(pieces)
+        return info, b"".join(piece for _, piece in pieces)
 
     def stream(self, name: str) -> Iterator[memoryview]:
-        return (piece for _, piece in self._reply(name) if piece)
+        return (piece for _, piece in self._stream_pieces(name) if piece)
 
-    def _reply(self, name: str) -> Iterator[tuple[ObjectInfo, memoryview]]:
-        """An object's bytes, piece by piece, each with what the object is; at first none.
+    def _stream_pieces(self, name: str) -> Iterator[tuple[ObjectInfo, memoryview]]:
+        """Yields an object's facts with each piece of its bytes, first with no bytes; resumes a body that breaks off.
 
-        obstore asks again for the rest of a body that breaks off, but only within its time from the first byte on;
-        so it is asked anew, as long as each time brings something."""
+        obstore itself resumes only within its time limit, counted from the first byte. So this makes further requests
+        as long as each one returns something.
+        """
         import obstore
         from obstore.exceptions import GenericError, PreconditionError
 
         seen, expected = 0, -1
         info: ObjectInfo | None = None
         options: GetOptions | None = None
-        with self._explaining(name, "read"):
+        with self._explain_failures(name, "read"):
             while seen != expected:
                 before = seen
                 try:
-                    found = obstore.get(self._connection(), self._path(name), options=options)
+                    reply = obstore.get(self._connection(), self._path(name), options=options)
                     if info is None:
-                        info = self._info(dict(found.meta))
+                        info = self._info(dict(reply.meta))
                         expected = info.nbytes
                         yield info, memoryview(b"")
-                    for piece in found.stream(STEP_BYTES):
+                    for piece in reply.stream(STEP_BYTES):
                         seen += len(piece)
                         yield info, memoryview(piece)
                 except PreconditionError:
@@ -111,52 +112,52 @@ class Direct:
                 else:
                     if seen == before and seen != expected:
                         raise RemoteError(f"{self.location.shown(name)} ends after {seen:,} of {expected:,} bytes")
-                options = {"range": {"offset": seen}, "if_match": found.meta["e_tag"]}
+                options = {"range": {"offset": seen}, "if_match": reply.meta["e_tag"]}
 
     def head(self, name: str) -> ObjectInfo:
         import obstore
 
-        with self._explaining(name, "read"):
+        with self._explain_failures(name, "read"):
             return self._info(dict(obstore.head(self._connection(), self._path(name))))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         import obstore
 
-        # obstore takes a prefix for a directory; ours may end in the middle of a name.
+        # obstore treats a prefix as a directory; ours may end in the middle of a name.
         directory = prefix.rpartition("/")[0]
-        with self._explaining(prefix, "listed"):
+        with self._explain_failures(prefix, "listed"):
             below = self._path(directory).rstrip("/")
             for chunk in obstore.list(self._connection(), below or None, chunk_size=1000):
-                for found in chunk:
-                    info = self._info(dict(found))
+                for each in chunk:
+                    info = self._info(dict(each))
                     if info.name.startswith(prefix):
                         yield info
 
     def directory(self, name: str) -> tuple[Sequence[ObjectInfo], Sequence[str]]:
         import obstore
 
-        with self._explaining(name, "listed"):
+        with self._explain_failures(name, "listed"):
             below = self._path(name).rstrip("/")
-            found = obstore.list_with_delimiter(self._connection(), below or None)
-            files = [self._info(dict(each)) for each in found["objects"]]
-            return files, [str(each).removeprefix(self._above).rstrip("/") for each in found["common_prefixes"]]
+            listing = obstore.list_with_delimiter(self._connection(), below or None)
+            files = [self._info(dict(each)) for each in listing["objects"]]
+            return files, [str(each).removeprefix(self._prefix).rstrip("/") for each in listing["common_prefixes"]]
 
     def create(self, name: str, data: bytes | Path) -> bool:
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
-        with self._explaining(name, "written"):
+        with self._explain_failures(name, "written"):
             self._probe("put")
             if nbytes <= _SINGLE_BYTES:
-                created = self._create_at_once(name, data)
+                created = self._create_in_one_put(name, data)
             else:
                 created = self._create_in_parts(name, data, nbytes)
         if created is None and not self._is_same(name, data, nbytes):
-            raise ConflictError(f"{self.location.shown(name)} exists already, with another content", name)
+            raise ConflictError(f"{self.location.shown(name)} exists already, with other content", name)
         return bool(created)
 
     def put(self, name: str, data: bytes) -> None:
         import obstore
 
-        with self._explaining(name, "written"):
+        with self._explain_failures(name, "written"):
             self._refuse_read_only()
             obstore.put(self._connection(), self._path(name), data, use_multipart=False)
 
@@ -164,17 +165,18 @@ class Direct:
         import obstore
 
         self._refuse_read_only()
-        step = _BULK if self.location.scheme == "s3" else 1  # others fail where one of several is absent
+        step = _BULK if self.location.scheme == "s3" else 1  # other clouds fail if one of several is absent
         for first in range(0, len(names), step):
             some = names[first : first + step]
-            with self._explaining(some[0], "deleted"), contextlib.suppress(FileNotFoundError):
+            with self._explain_failures(some[0], "deleted"), contextlib.suppress(FileNotFoundError):
                 obstore.delete(self._connection(), [self._path(name) for name in some])
 
-    def _create_at_once(self, name: str, data: bytes | Path) -> bool | None:
-        """Whether this call created it; None where it lies there already, by whomever.
+    def _create_in_one_put(self, name: str, data: bytes | Path) -> bool | None:
+        """Creates an object with one conditional put. Returns True if this call created it, None if it exists already.
 
-        Where the reply to a put is lost, the object of the first attempt stands in the way of the second: what lies
-        there after a failed attempt is taken for ours, and compared."""
+        If the reply to a put is lost, its retry finds the object of the first attempt. So an object found after a
+        failed attempt counts as created by this call if its content is equal.
+        """
         import obstore
         from obstore.exceptions import AlreadyExistsError, GenericError
 
@@ -190,7 +192,7 @@ class Direct:
                     return None
                 return True if self._is_same(name, data, len(source)) else None
             except GenericError as error:
-                # obstore does not repeat a put that got no answer in time.
+                # obstore does not retry a put that timed out.
                 if "Timeout" not in str(error) or time.monotonic() > until:
                     raise
                 lost = True
@@ -199,7 +201,11 @@ class Direct:
                 return True
 
     def _create_in_parts(self, name: str, data: bytes | Path, nbytes: int) -> bool | None:
-        """Uploads in parts beside, and copies it to its name if there is nothing yet: uploads in parts replace."""
+        """Uploads parts to a temporary name, and copies the object to its name if that is free: uploads in parts can
+        overwrite.
+
+        Returns True if this call created it, None if it exists already.
+        """
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -227,8 +233,10 @@ class Direct:
             self.delete([target])
 
     def _probe(self, way: str) -> None:
-        """Creates an object twice before the first one is written: a server that lets the second through would let two
-        writers overwrite each other. ``way``: put or copy."""
+        """Raises :class:`RemoteError` if the server overwrites on a conditional put or copy (``way``); probes it once.
+
+        Such a server would let two writers overwrite each other.
+        """
         import obstore
         from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError
 
@@ -237,7 +245,7 @@ class Direct:
             return
         made = self._connection()
         path = self._path(f"{WORK}/probe-{uuid.uuid4().hex}")
-        why = "overwrites an object that was to be created only if absent"
+        why = "overwrites an object despite a request to create it only if absent"
         obstore.put(made, path, b"first")
         try:
             if way == "put":
@@ -272,7 +280,7 @@ class Direct:
         return True
 
     def _is_same(self, name: str, data: bytes | Path, nbytes: int) -> bool:
-        """Whether the object's content is ``data``."""
+        """Reads the object; returns whether its content is ``data``."""
         if self.head(name).nbytes != nbytes:
             return False
         if isinstance(data, bytes):
@@ -281,6 +289,7 @@ class Direct:
             return all(file.read(len(piece)) == piece for piece in self.stream(name)) and not file.read(1)
 
     def _sync(self, name: str) -> None:
+        """Syncs a local file and its directory; does nothing for other stores."""
         if self.location.scheme == "file":
             path = Path(self.location.prefix, name)
             sync_file(path)
@@ -293,12 +302,12 @@ class Direct:
             return self._made
 
     def _path(self, name: str) -> str:
-        """``name`` as obstore is asked for it."""
-        return self._above + name
+        """Returns the name that obstore knows an object by."""
+        return self._prefix + name
 
-    def _info(self, found: dict[str, Any]) -> ObjectInfo:
-        name = str(found["path"]).removeprefix(self._above)
-        return ObjectInfo(name, int(found["size"]), found["e_tag"], found["last_modified"].timestamp())
+    def _info(self, meta: dict[str, Any]) -> ObjectInfo:
+        name = str(meta["path"]).removeprefix(self._prefix)
+        return ObjectInfo(name, int(meta["size"]), meta["e_tag"], meta["last_modified"].timestamp())
 
-    def _explaining(self, name: str, doing: str) -> Any:
-        return explaining(self.location, name, doing)
+    def _explain_failures(self, name: str, doing: str) -> Any:
+        return explain_failures(self.location, name, doing)

@@ -1,4 +1,4 @@
-"""What a failure of obstore means, in one line and without credentials."""
+"""Explains failures of obstore in one line and without credentials."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from contextlib import contextmanager
 
 from packstore.core.errors import UsageError, printable
 from packstore.objects import connection
-from packstore.objects.location import Location
+from packstore.objects.location import ParsedUrl
 from packstore.objects.values import MissingObjectError, RemoteError
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|ACCOUNT")
-_MOST = 300  # characters of a server's own words
+_MOST = 300  # most characters of a server's own message
 
 
 @contextmanager
-def explaining(location: Location, name: str, doing: str) -> Iterator[None]:
-    """Turns what obstore raises into a :class:`RemoteError`. ``doing`` is the verb: read, written, listed, deleted."""
+def explain_failures(location: ParsedUrl, name: str, doing: str) -> Iterator[None]:
+    """Turns obstore's errors into :class:`RemoteError`. ``doing`` is the participle: read, written, listed, deleted."""
     try:
         yield
     except (RemoteError, UsageError):
         raise
     except Exception as error:
-        if not _is_of_obstore(error):
+        if not _is_from_obstore(error):
             raise
-        raise translated(error, location, name, doing) from None
+        raise to_remote_error(error, location, name, doing) from None
 
 
-def _is_of_obstore(error: Exception) -> bool:
+def _is_from_obstore(error: Exception) -> bool:
     return type(error).__module__.startswith("obstore") or isinstance(error, (OSError, ValueError))
 
 
-def translated(error: Exception, location: Location, name: str, doing: str) -> RemoteError:
-    """``error`` as a :class:`RemoteError`."""
+def to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
+    """Returns ``error`` as a :class:`RemoteError` with a plain explanation."""
     text = str(error)
     shown = location.shown(name)
     code = re.search(r"<Code>([^<]*)</Code>", text)
@@ -42,11 +42,11 @@ def translated(error: Exception, location: Location, name: str, doing: str) -> R
         return RemoteError(f"{shown} cannot be {doing}: there is no bucket {location.bucket!r}")
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(f"{shown} does not exist")
-    return RemoteError(f"{shown} cannot be {doing}: {_reason(text, location)}")
+    return RemoteError(f"{shown} cannot be {doing}: {_explain(text, location)}")
 
 
-def _reason(text: str, location: Location) -> str:
-    """What went wrong, and what to do."""
+def _explain(text: str, location: ParsedUrl) -> str:
+    """Returns the reason of a failure in plain words, with advice."""
     first = text.partition("\n\nDebug source")[0].strip()
     code = re.search(r"<Code>([^<]*)</Code>", text)
     status = re.search(r"status(?: code)?: (\d{3})", text)
@@ -64,7 +64,7 @@ def _reason(text: str, location: Location) -> str:
     if status is not None and status[1] in ("401", "403"):
         return f"access is denied ({named}); the credentials in the environment lack this right"
     if status is not None:
-        return f"the server answers {scrubbed(named)}{again}"
+        return f"the server answers {scrub(named)}{again}"
     if "kind: Timeout" in text or "TimedOut" in text:
         return (
             f"no answer within {connection.SILENCE_SECONDS:g} s{again}; is the server overloaded, or the network slow?"
@@ -72,14 +72,14 @@ def _reason(text: str, location: Location) -> str:
     if "ConnectionRefused" in text or "kind: Connect" in text:
         return f"no connection to the server{again}; check the endpoint and the network"
     if "kind: Interrupted" in text or "IncompleteBody" in text:
-        return f"the connection breaks off again and again{again}"
+        return f"the connection keeps breaking off{again}"
     if location.scheme != "file" and ("metadata" in first or "credential" in first.lower()):
-        return "no credentials are to be had from the cloud's metadata service; set them in the environment"
-    return scrubbed(first)[:_MOST]
+        return "the cloud's metadata service returned no credentials; set them in the environment"
+    return scrub(first)[:_MOST]
 
 
-def scrubbed(text: str) -> str:
-    """``text`` on one line, without secrets: values of the environment's credentials, queries and users of URLs."""
+def scrub(text: str) -> str:
+    """Returns ``text`` on one line without secrets: credentials in the environment, queries and user names in URLs."""
     for name, value in os.environ.items():
         if len(value) >= 8 and name.startswith(("AWS_", "AZURE_", "GOOGLE_")) and _SECRET_NAME.search(name):
             text = text.replace(value, "…")

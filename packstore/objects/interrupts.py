@@ -1,4 +1,6 @@
-"""Requests that a signal ends at once: obstore looks for none until the server answers, which may take a minute."""
+"""Makes requests that a signal can interrupt: obstore itself ignores signals until the server answers, for up to a
+minute.
+"""
 
 from __future__ import annotations
 
@@ -14,72 +16,77 @@ from typing import Any
 from packstore.objects.values import RemoteError
 
 _LAST_SECONDS = 3.0
-"""What a request may take after an interrupt: one that cleans up, of a server that answers."""
+"""How long a request may take after an interrupt: enough for cleaning up, if the server answers."""
 
 _idle: list[_Worker] = []
 _pending: set[Future[Any]] = set()
 _interrupted = threading.Event()
-_refused = 0
+_refusals = 0
 
 
 def interrupt() -> None:
-    """Ends all requests under way in this process with a :class:`RemoteError`, for a program that is about to end;
-    those that come later may take a few seconds. A signal's handler may call it."""
+    """Aborts all pending requests of this process with a :class:`RemoteError`, because the program is about to end.
+
+    Later requests may take a few seconds. Safe to call from a signal handler.
+    """
     _interrupted.set()
-    _give_up_pending()
+    _abort_pending()
 
 
 @contextmanager
-def refused() -> Iterator[None]:
-    """Ends all requests under way in this process with a :class:`RemoteError`, and those that are made meanwhile."""
-    global _refused
-    _refused += 1
+def refuse_requests() -> Iterator[None]:
+    """Aborts all pending requests of this process with a :class:`RemoteError`, and refuses new ones until the context
+    ends.
+    """
+    global _refusals
+    _refusals += 1
     try:
-        _give_up_pending()
+        _abort_pending()
         yield
     finally:
-        _refused -= 1
+        _refusals -= 1
 
 
-def interruptible(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``function`` returns or raises, from another thread, while this one listens to signals."""
+def call_interruptibly(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls ``function`` in another thread, so that this one handles signals; returns or raises its result."""
     future: Future[Any] = Future()
     try:
-        _begin(future, function, *arguments)
-        return _answer(future)
+        _submit(future, function, *arguments)
+        return _await(future)
     finally:
         _pending.discard(future)
 
 
-def in_batches(values: Iterator[Any], count: int, *, ahead: bool = False) -> Iterator[Any]:
-    """What ``values`` yields; up to ``count`` at once are waited for by :func:`interruptible`.
+def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = False) -> Iterator[Any]:
+    """Yields ``values``; waits for up to ``count`` of them at once, as :func:`call_interruptibly` does.
 
-    ``ahead``: the next ones are asked for while the caller is busy with those it has."""
+    ``ahead``: requests the next ones while the caller handles those it has.
+    """
 
     def take() -> list[Any]:
         return list(islice(values, count))
 
     future: Future[Any] = Future()
     try:
-        _begin(future, take)
-        while batch := _answer(future):
+        _submit(future, take)
+        while batch := _await(future):
             _pending.discard(future)
             future = Future()
             if ahead:
-                _begin(future, take)
+                _submit(future, take)
                 yield from batch
             else:
                 yield from batch
-                _begin(future, take)
-            del batch  # nothing that waits may keep bytes alive
+                _submit(future, take)
+            del batch  # else the bytes would stay in memory while waiting
     finally:
         _pending.discard(future)
 
 
-def _begin(future: Future[Any], function: Callable[..., Any], *arguments: Any) -> None:
-    """Has a thread answer ``future``."""
+def _submit(future: Future[Any], function: Callable[..., Any], *arguments: Any) -> None:
+    """Lets a worker thread compute ``future``. Raises :class:`RemoteError` while requests are refused."""
     _pending.add(future)
-    if _refused:  # looked at after those who end requests can find this one
+    if _refusals:  # checked after adding to _pending: refuse_requests aborts what it finds there
         raise RemoteError("interrupted")
     try:
         worker = _idle.pop()
@@ -89,26 +96,26 @@ def _begin(future: Future[Any], function: Callable[..., Any], *arguments: Any) -
     worker.tasks.put((future, function, arguments))
 
 
-def _answer(future: Future[Any]) -> Any:
+def _await(future: Future[Any]) -> Any:
     try:
         return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
     except TimeoutError:
-        _give_up(future)
+        _abort(future)
         return future.result()
 
 
-def _give_up_pending() -> None:
+def _abort_pending() -> None:
     for future in tuple(_pending):
-        _give_up(future)
+        _abort(future)
 
 
-def _give_up(future: Future[Any]) -> None:
-    with suppress(InvalidStateError):  # it was answered at this moment
+def _abort(future: Future[Any]) -> None:
+    with suppress(InvalidStateError):  # it has just been answered
         future.set_exception(RemoteError("interrupted"))
 
 
 class _Worker(threading.Thread):
-    """Runs one call after another; a daemon, for which the end of the process does not wait."""
+    """Runs one call after another; a daemon, so that the process can end without waiting for it."""
 
     def __init__(self) -> None:
         super().__init__(name="packstore-request", daemon=True)
@@ -119,7 +126,7 @@ class _Worker(threading.Thread):
             future, function, arguments = self.tasks.get()
             try:
                 answer, error = function(*arguments), None
-            except BaseException as raised:  # it is the caller's
+            except BaseException as raised:  # raised again in the calling thread
                 answer, error = None, raised
             _idle.append(self)
             with suppress(InvalidStateError):  # the caller was interrupted
@@ -127,11 +134,11 @@ class _Worker(threading.Thread):
                     future.set_result(answer)
                 else:
                     future.set_exception(error)
-            del future, function, arguments, answer, error  # no thread that waits may keep bytes alive
+            del future, function, arguments, answer, error  # else the bytes would stay in memory while waiting
 
 
 def _after_fork() -> None:
-    """Threads are not copied."""
+    """Forgets the threads and requests of the parent, which a fork does not copy."""
     _idle.clear()
     _pending.clear()
 

@@ -1,4 +1,4 @@
-"""URLs of object stores."""
+"""Parses the URLs of object stores."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from packstore.core.files import split_url
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "file", "memory")
 _QUERY = re.compile(r"\?([^/]*&)?(versionId|generation|versionid|snapshot|X-Amz-\w+|sv|sig)=")
-"""What asks for a version of an object, or signs a URL. Any other question mark may be part of a name."""
+"""Query that names a version of an object or signs a URL. Any other question mark may be part of a name."""
 
 
-class Location(NamedTuple):
-    """Where a URL leads.
+class ParsedUrl(NamedTuple):
+    """A parsed URL of an object store.
 
     Attributes:
         scheme: One of :data:`SCHEMES`.
-        bucket: The bucket or container; the host, with its port, of ``http``; of ``memory`` any name; "" of ``file``.
-        prefix: The path in it, without slashes at its ends; of ``file`` an absolute path.
+        bucket: The bucket or container; for ``http`` the host with its port, for ``memory`` any name, for ``file`` "".
+        prefix: The path in it, without slashes at its ends; for ``file`` an absolute path.
     """
 
     scheme: str
@@ -31,22 +31,24 @@ class Location(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The URL, which :func:`parse_url` takes."""
+        """The URL as text, which :func:`parse_url` takes."""
         path = quote(self.prefix) if self.scheme in ("http", "https") else self.prefix
         return f"{self.scheme}://{'/'.join(part for part in (self.bucket, path) if part)}"
 
     def shown(self, name: str = "") -> str:
-        """The URL of an object, for messages."""
+        """Returns the URL of an object, for messages."""
         return printable(f"{self.url}/{name}" if name else self.url)
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a URL, of whatever scheme; also after :class:`Path` made one slash of two."""
+    """Returns whether ``path`` is a URL of any scheme, even after :class:`Path` has merged its two slashes."""
     return split_url(path) is not None
 
 
-def parse_url(url: str | os.PathLike[str]) -> Location:
-    """Raises :class:`UsageError` for what is no URL, for other schemes, and for a URL that carries credentials."""
+def parse_url(url: str | os.PathLike[str]) -> ParsedUrl:
+    """Parses a URL. Raises :class:`UsageError` if it is not one, has another scheme, or contains credentials or a
+    query.
+    """
     split = split_url(url)
     if split is None:
         raise UsageError(f"{printable(os.fspath(url))} is not a URL")
@@ -57,7 +59,7 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         allowed = ", ".join(f"{known}://" for known in SCHEMES)
         raise UsageError(f"URLs of {printable(scheme)}:// are not supported; these are: {allowed}")
     if scheme == "file":
-        return Location("file", "", str(Path("/" + rest.lstrip("/"))))
+        return ParsedUrl("file", "", str(Path("/" + rest.lstrip("/"))))
     bucket, _, prefix = rest.partition("/")
     if "@" in bucket:
         raise UsageError(
@@ -69,14 +71,14 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         if parts.query or parts.fragment:
             raise UsageError(
                 f"the URL of {printable(bucket)} has a query ('?…'), as signed URLs have, which would end up in "
-                "manifests and logs; give one without"
+                "manifests and logs; give the URL without it"
             )
         prefix = unquote(prefix)
     elif _QUERY.search(prefix):
         raise UsageError(
-            f"{printable(os.fspath(url)).partition('?')[0]} is given with a query ('?…'), and older versions of "
-            "objects are not read; give the URL without"
+            f"{printable(os.fspath(url)).partition('?')[0]} is given with a query ('?…'), but older versions of "
+            "objects cannot be read; give the URL without it"
         )
     if not bucket and scheme != "memory":
         raise UsageError(f"{scheme}:// needs a {'host' if scheme in ('http', 'https') else 'bucket'}")
-    return Location(scheme, bucket, prefix.strip("/"))
+    return ParsedUrl(scheme, bucket, prefix.strip("/"))

@@ -1,4 +1,4 @@
-"""What the object stores return and raise."""
+"""Values that object stores return, and errors that they raise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from packstore.core.errors import MissingStoreError, StoreError
 
 
 class RemoteError(StoreError):
-    """An object store that cannot be reached, refuses, or fails for longer than the retries last."""
+    """An object store cannot be reached, refuses a request, or fails for longer than the retries last."""
 
 
 class MissingObjectError(RemoteError, MissingStoreError):
@@ -16,7 +16,7 @@ class MissingObjectError(RemoteError, MissingStoreError):
 
 
 class ConflictError(RemoteError):
-    """An object of this name exists already, with another content.
+    """An object of this name exists already, with other content.
 
     Attributes:
         name: The object's name, relative to its store.
@@ -31,12 +31,12 @@ class ConflictError(RemoteError):
 
 
 class ObjectInfo(NamedTuple):
-    """An object without its bytes.
+    """Facts about an object, without its bytes.
 
     Attributes:
-        name: Relative to the store's URL.
+        name: Its name, relative to the store's URL.
         nbytes: Its size.
-        etag: What the server calls this content; None where it has no such thing. Another content has another one.
+        etag: The server's identifier of this content, which differs for other content; None if the server has none.
         modified: Time of its last change, in seconds since 1970.
     """
 

@@ -190,7 +190,7 @@ def _link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held:
             place.touch()
             return
         held.callback(os.close, open_copy_of(store, info, cache))
-        place.symlink_to(cache.learnt_file(copy_address(store, info)))
+        place.symlink_to(cache.file_at_address(copy_address(store, info)))
     except OSError as error:
         raise SourceError(f"{_shown(store, info)} cannot be copied: {error.strerror or error}") from error
 

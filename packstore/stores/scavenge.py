@@ -1,7 +1,7 @@
 """Recovers manifest, columns and images from the file of a store that does not open.
 
 Each format does this in its own folder. The manifest determines the layout of HDF5 and ``.pth`` files; so it is
-recovered in the bytes, corrected if need be, and tells where everything is. LMDB's leaf pages identify their own
+found in the bytes, corrected if need be, and tells where everything is. LMDB's leaf pages identify their own
 content. Nothing here is proven: callers compare checksums. Memory is about 24 bytes a record.
 """
 

@@ -332,7 +332,7 @@ def test_a_link_in_place_of_an_object_is_refused(cache: Cache, origin: Origin, t
 
 def test_a_folder_with_other_files_does_not_become_a_cache(tmp_path: Path, origin: Origin) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(CacheError, match=r"holds 'thesis.tex' and is no cache of packstore; name an empty"):
+    with pytest.raises(CacheError, match=r"holds 'thesis.tex' and is not a cache of packstore; name an empty"):
         origin.open(Cache(tmp_path, SIZE), 0)
     assert os.listdir(tmp_path) == ["thesis.tex"]
     assert Cache(tmp_path, SIZE).clean() == 0
@@ -367,19 +367,19 @@ def test_it_travels_to_other_processes(cache: Cache, origin: Origin) -> None:
 
 def test_an_object_without_a_known_digest(cache: Cache) -> None:
     for content in (b"first", b"first", b"other"):
-        descriptor = cache.open_learnt(f"s3://b/out.h5 etag-{content.decode()}", 5, lambda data=content: [data])
+        descriptor = cache.open_by_address(f"s3://b/out.h5 etag-{content.decode()}", 5, lambda data=content: [data])
         assert os.pread(descriptor, 10, 0) == content
         os.close(descriptor)
     assert len(cache.entries()) == 2
     with pytest.raises(CacheError, match="came damaged 3 times, 2 bytes at last"):
-        cache.open_learnt("s3://b/out.h5 cut", 5, lambda: [b"ab"])
+        cache.open_by_address("s3://b/out.h5 cut", 5, lambda: [b"ab"])
 
 
 def test_what_cannot_be_proven_is_fetched_again_after_a_change(cache: Cache) -> None:
-    os.close(cache.open_learnt("url", 5, lambda: [b"first"]))
+    os.close(cache.open_by_address("url", 5, lambda: [b"first"]))
     path = cache.root / "whole" / cache.entries()[0].name
     path.write_bytes(b"wrong")
-    descriptor = cache.open_learnt("url", 5, lambda: [b"again"])
+    descriptor = cache.open_by_address("url", 5, lambda: [b"again"])
     assert os.pread(descriptor, 5, 0) == b"again"
     os.close(descriptor)
 

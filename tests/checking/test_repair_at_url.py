@@ -102,7 +102,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     url = (tmp_path / "nothing.lmdb").as_uri()
     with pytest.raises(UsageError, match="is repaired in place"):
         packstore.repair(url, tmp_path, tmp_path / "out.lmdb")
-    with pytest.raises(UsageError, match="give the destination"):
+    with pytest.raises(UsageError, match="give a destination"):
         packstore.repair(tmp_path / "x.lmdb", tmp_path)
     with pytest.raises(DestinationError, match="holds no store that packstore published there"):
         packstore.repair(url, tmp_path)

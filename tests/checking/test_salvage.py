@@ -114,7 +114,7 @@ def test_what_looks_like_very_many_manifests(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(manifest_recovery, "correct_manifest", lambda text: tried.append(len(text)))
     for text in (b'{"columns"', b'{"columns":1,"versions":{}}', b'{"columns":[{"classes"'):
         data = text * 3000
-        assert sum(map(len, manifest_recovery._texts(data))) <= 8 * len(data)
+        assert sum(map(len, manifest_recovery._find_texts(data))) <= 8 * len(data)
         assert manifest_recovery.find_manifest(data) is None
     assert len(tried) < 100
 
@@ -316,7 +316,7 @@ def test_a_missing_shard(sharded: Path, tmp_path: Path) -> None:
     report = packstore.salvage(sharded, tmp_path / "again")
     assert not report.complete
     assert held(tmp_path / "again") == saved
-    assert any("how many records it had" in note for note in report.notes)
+    assert any("its number of records is unknown" in note for note in report.notes)
 
 
 def test_shards_that_belong_elsewhere(sharded: Path, source: Path, tmp_path: Path) -> None:

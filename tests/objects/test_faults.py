@@ -101,7 +101,7 @@ def test_reads_end_in_one_line(s3_double: Double, store: ObjectStore, kind: str,
 def test_a_body_that_breaks_off_for_ever(s3_double: Double, store: ObjectStore) -> None:
     """Halves of halves of it come, until none is left but the last byte."""
     s3_double.faults.append(Fault("cut", "GET", times=ALWAYS))
-    with one_line("the connection breaks off again and again"):
+    with one_line("the connection keeps breaking off"):
         store.get("a")
 
 
@@ -152,7 +152,7 @@ def test_a_lost_reply_is_not_taken_for_another_content(s3_double: Double, store:
     store.create("probed", b"")
     s3_double.faults.append(Fault("lost", "PUT", "a$"))
     s3_double.conditional = True
-    with pytest.raises(ConflictError, match="s3://bucket/x/a exists already, with another content"):
+    with pytest.raises(ConflictError, match="s3://bucket/x/a exists already, with other content"):
         store.create("a", DATA + b"1")
     assert s3_double.objects["x/a"] == DATA
 
@@ -304,7 +304,7 @@ def test_an_endpoint_that_is_no_url(monkeypatch: pytest.MonkeyPatch, endpoint: s
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    with one_line("AWS_ENDPOINT_URL is no URL of a server, such as http://"):
+    with one_line("AWS_ENDPOINT_URL should be the URL of a server, such as http://"):
         open_objects("s3://bucket/x").get("a")
 
 

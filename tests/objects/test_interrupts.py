@@ -20,7 +20,7 @@ import pytest
 
 import packstore
 from packstore.objects import RemoteError, connection, interrupt, interrupts
-from packstore.objects.interrupts import in_batches, interruptible
+from packstore.objects.interrupts import call_interruptibly, iterate_interruptibly
 from tests.conftest import Need
 from tests.makers.datasets import make_folder
 from tests.makers.s3 import Double, Fault
@@ -44,11 +44,11 @@ def test_calls_return_and_raise_what_the_function_does() -> None:
     def refuse() -> None:
         raise KeyError("x")
 
-    assert interruptible(divmod, 7, 2) == (3, 1)
+    assert call_interruptibly(divmod, 7, 2) == (3, 1)
     with pytest.raises(KeyError, match="x"):
-        interruptible(refuse)
-    assert list(in_batches(iter(range(10)), 4)) == list(range(10))
-    assert threading.current_thread() is not interruptible(threading.current_thread)
+        call_interruptibly(refuse)
+    assert list(iterate_interruptibly(iter(range(10)), 4)) == list(range(10))
+    assert threading.current_thread() is not call_interruptibly(threading.current_thread)
 
 
 def test_the_next_values_are_fetched_while_the_caller_is_busy(silence: threading.Event) -> None:
@@ -59,14 +59,14 @@ def test_the_next_values_are_fetched_while_the_caller_is_busy(silence: threading
             event.set()
             yield number
 
-    taken = in_batches(values(), 1, ahead=True)
+    taken = iterate_interruptibly(values(), 1, ahead=True)
     assert next(taken) == 0
     assert asked[1].wait(30)  # without being asked for
     assert not asked[2].is_set()  # one, and no more
     assert list(taken) == [1, 2]
     for event in asked:
         event.clear()
-    taken = in_batches(values(), 1)
+    taken = iterate_interruptibly(values(), 1)
     assert next(taken) == 0
     assert not asked[1].wait(0.01)
     assert list(taken) == [1, 2]
@@ -78,14 +78,14 @@ def test_what_is_fetched_ahead_and_not_taken_ends(silence: threading.Event) -> N
         yield 0
         silence.wait()
 
-    taken = in_batches(values(), 1, ahead=True)
+    taken = iterate_interruptibly(values(), 1, ahead=True)
     assert next(taken) == 0
     assert len(interrupts._pending) == 1
     interrupt()
     with pytest.raises(RemoteError, match="interrupted"):
         next(taken)
     interrupts._interrupted.clear()
-    taken = in_batches(values(), 1, ahead=True)
+    taken = iterate_interruptibly(values(), 1, ahead=True)
     assert next(taken) == 0
     taken.close()  # type: ignore[attr-defined]
     assert not interrupts._pending
@@ -95,15 +95,15 @@ def test_threads_are_used_again(silence: threading.Event) -> None:
     def workers() -> set[threading.Thread]:  # those of other tests too, idle or not
         return {thread for thread in threading.enumerate() if isinstance(thread, interrupts._Worker)}
 
-    interruptible(threading.get_ident)
+    call_interruptibly(threading.get_ident)
     before = workers()
-    assert {interruptible(threading.get_ident) for _ in range(50)} <= {worker.ident for worker in before}
-    waiting = threading.Thread(target=interruptible, args=(silence.wait,))
+    assert {call_interruptibly(threading.get_ident) for _ in range(50)} <= {worker.ident for worker in before}
+    waiting = threading.Thread(target=call_interruptibly, args=(silence.wait,))
     waiting.start()
     silence.set()
     waiting.join()
     for _ in range(50):
-        interruptible(threading.get_ident)
+        call_interruptibly(threading.get_ident)
     assert len(workers() - before) <= 1
 
 
@@ -112,7 +112,7 @@ def test_all_that_is_under_way_ends(silence: threading.Event) -> None:
 
     def ask() -> None:
         try:
-            interruptible(silence.wait)
+            call_interruptibly(silence.wait)
         except RemoteError as error:
             raised.append(error)
 
@@ -129,10 +129,10 @@ def test_all_that_is_under_way_ends(silence: threading.Event) -> None:
 
 def test_what_comes_later_has_a_short_time(silence: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt()
-    assert interruptible(divmod, 7, 2) == (3, 1)
+    assert call_interruptibly(divmod, 7, 2) == (3, 1)
     monkeypatch.setattr(interrupts, "_LAST_SECONDS", 0.05)
     with pytest.raises(RemoteError, match="interrupted"):
-        interruptible(silence.wait)
+        call_interruptibly(silence.wait)
 
 
 def test_no_answer_is_kept_alive() -> None:
@@ -141,7 +141,7 @@ def test_no_answer_is_kept_alive() -> None:
     class Answer:
         pass
 
-    kept = weakref.ref(interruptible(Answer))
+    kept = weakref.ref(call_interruptibly(Answer))
     while kept() is not None:  # the thread may be about to let it go
         time.sleep(0.001)
 

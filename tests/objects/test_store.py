@@ -32,7 +32,7 @@ def names(store: ObjectStore, prefix: str = "") -> list[str]:
 def test_objects_are_created_once(store: ObjectStore) -> None:
     assert store.create("a/b", b"hello") is True
     assert store.create("a/b", b"hello") is False
-    with pytest.raises(ConflictError, match="a/b exists already, with another content") as caught:
+    with pytest.raises(ConflictError, match="a/b exists already, with other content") as caught:
         store.create("a/b", b"hellO")
     assert caught.value.name == "a/b"
     assert store.get("a/b") == b"hello"

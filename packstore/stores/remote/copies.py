@@ -26,7 +26,7 @@ def open_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
 
 def open_copy_of(store: ObjectStore, info: ObjectInfo, cache: Cache) -> int:
     """Returns a descriptor of an object's copy, see :func:`open_copy`."""
-    return cache.open_learnt(copy_address(store, info), info.nbytes, lambda: _stream_proven(store, info))
+    return cache.open_by_address(copy_address(store, info), info.nbytes, lambda: _stream_proven(store, info))
 
 
 def copy_address(store: ObjectStore, info: ObjectInfo) -> str:

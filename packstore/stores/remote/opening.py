@@ -87,7 +87,7 @@ def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: 
 
     version = info.etag or f"{info.modified}"
     url = f"{objects.url}/{info.name}"
-    descriptor = default_cache().open_learnt(f"{url} {version} {info.nbytes}", info.nbytes, fetch, url)
+    descriptor = default_cache().open_by_address(f"{url} {version} {info.nbytes}", info.nbytes, fetch, url)
     try:
         known = format or _recognise_start(path, os.pread(descriptor, _START_BYTES, 0))
         reader = known.open(path, descriptor)

@@ -20,7 +20,7 @@ from packstore.core.errors import CacheFullError, DamagedObjectError, DiskFullEr
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.shards import Shard
 from packstore.core.urls import UrlPath
-from packstore.objects import MissingObjectError, ObjectStore, refused
+from packstore.objects import MissingObjectError, ObjectStore, refuse_requests
 from packstore.stores.base import Problem, Reader
 from packstore.stores.remote.head import RemoteHead, find_newest_version
 from packstore.stores.remote.names import SHARDS
@@ -92,7 +92,7 @@ class RemoteReader(ShardedReader):
     @contextmanager
     def refuse_requests(self) -> Iterator[None]:
         """Aborts the pending requests of this process, and refuses new ones until the context ends."""
-        with refused():
+        with refuse_requests():
             yield
         self._failed.clear()  # retry shards whose requests were refused
 
