@@ -101,7 +101,7 @@ class Folder:
             for folder in (self.whole, self.part):
                 folder.mkdir(exist_ok=True)
                 if not stat.S_ISDIR(folder.lstat().st_mode):
-                    raise CacheError(f"{printable(str(folder))} should be a folder of the cache; move it away")
+                    raise CacheError(f"{printable(str(folder))} is not a folder; move it away")
             self._prove_locks()
 
     def _prove_locks(self) -> None:
@@ -155,7 +155,7 @@ class Folder:
             raise CacheError(f"cannot read {printable(str(self.whole / name))}: {error.strerror}") from error
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise CacheError(f"{printable(str(self.whole / name))} should be a regular file; move it away")
+                raise CacheError(f"{printable(str(self.whole / name))} is not a regular file; move it away")
             try:
                 locked = lock(descriptor, self.root, shared=True, seconds=_BUSY_SECONDS)
             except NoLocksError:

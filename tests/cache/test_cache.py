@@ -313,7 +313,7 @@ def test_nothing_foreign_is_removed_or_counted(cache: Cache, origin: Origin, tmp
     for path in foreign:
         path.write_bytes(bytes(SIZE))
     origin.read(cache, 1, 2, 3, 4)
-    with pytest.raises(CacheError, match="is no file"):
+    with pytest.raises(CacheError, match="is not a regular file"):
         origin.read(cache, 6)
     cache.clean()
     assert all(path.is_file() for path in [precious, *foreign])
@@ -343,7 +343,7 @@ def test_folders_of_a_cache_are_no_links(tmp_path: Path, origin: Origin) -> None
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "packstore-cache").touch()
     (tmp_path / "cache" / "whole").symlink_to(tmp_path / "data")
-    with pytest.raises(CacheError, match="is a link"):
+    with pytest.raises(CacheError, match="is not a folder"):
         origin.open(Cache(tmp_path / "cache", SIZE), 0)
 
 
