@@ -1,4 +1,4 @@
-"""The end of a run: its shards as the next version of a store."""
+"""Commits a run: publishes its shards as the next version of a store."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 import packstore
-from packstore.cluster.receipts import Receipt, shards_in_order, total
-from packstore.cluster.run import Run
+from packstore.cluster.receipts import TaskReceipt, nonempty_in_order, sum_counts
+from packstore.cluster.run import ClusterRun
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.registry import FORMATS
@@ -27,19 +27,19 @@ from packstore.stores.remote.names import shard_object, shard_objects
 from packstore.stores.remote.publish import commit, refuse_missing, upload_shard, upload_table
 
 
-def commit_run(plan: Plan, run: Run, receipts: Sequence[Receipt], previous: int) -> Manifest:
-    """Publishes a store of the shards that the receipts name, as the version after ``previous``.
+def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], previous: int) -> Manifest:
+    """Publishes a store of the shards in the receipts as the version after ``previous``; returns its manifest.
 
-    Returns its manifest.
+    Deletes the uploaded shards that had to be copied under another number.
 
     Raises:
-        StoreError: Two records have the same key, or a shard is not there any more.
+        StoreError: Two records have the same key, or a shard no longer exists.
         LostRaceError: Somebody else has published another store meanwhile.
     """
-    filled, objects = shards_in_order(receipts), run.objects
+    filled, objects = nonempty_in_order(receipts), run.objects
     _refuse_duplicates(filled, FORMATS[plan.format], objects)
-    shards = _numbered(filled, objects)
-    manifest = _head(plan, receipts, filled, shards)
+    shards = _renumber_shards(filled, objects)
+    manifest = _build_manifest(plan, receipts, filled, shards)
     assert manifest.shards is not None
     objects.put(run.head, encode_manifest(manifest))
     upload_table(objects, manifest.shards)
@@ -51,14 +51,17 @@ def commit_run(plan: Plan, run: Run, receipts: Sequence[Receipt], previous: int)
     return manifest
 
 
-def _head(plan: Plan, receipts: Sequence[Receipt], filled: Sequence[Receipt], shards: Sequence[Shard]) -> Manifest:
+def _build_manifest(
+    plan: Plan, receipts: Sequence[TaskReceipt], filled: Sequence[TaskReceipt], shards: Sequence[Shard]
+) -> Manifest:
+    """Builds the manifest of the store from the plan and the receipts."""
     encoder = plan.encoder()
-    # Of a store as the source they say what they have there.
+    # If the source is a store, its columns have the sizes and digests of all its records.
     columns = [replace(column, nbytes=0, digest=None) for column in columns_of(plan, encoder)]
-    nbytes = total(receipt.columns for receipt in filled)
+    nbytes = sum_counts(receipt.columns for receipt in filled)
     image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
     options, store = dict(recorded_options(plan)), plan.survey.store
-    options |= total(receipt.counted for receipt in receipts)
+    options |= sum_counts(receipt.counted for receipt in receipts)
     if oriented := sum(receipt.oriented for receipt in receipts):
         options["exif_oriented"] = oriented
     skipped = [*(store.skipped if store else ()), *(skipped for receipt in receipts for skipped in receipt.skipped)]
@@ -75,16 +78,18 @@ def _head(plan: Plan, receipts: Sequence[Receipt], filled: Sequence[Receipt], sh
     parts = ShardList(
         shards_to_rows(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled]
     )
-    return build_head(base, parts, [image, *_sized(columns[1:], nbytes)], skipped=skipped)
+    return build_head(base, parts, [image, *_set_sizes(columns[1:], nbytes)], skipped=skipped)
 
 
-def _sized(columns: Sequence[Column], nbytes: Mapping[str, int]) -> list[Column]:
+def _set_sizes(columns: Sequence[Column], nbytes: Mapping[str, int]) -> list[Column]:
     return [replace(column, nbytes=nbytes[column.name]) for column in columns]
 
 
-def _numbered(filled: Sequence[Receipt], objects: ObjectStore) -> list[Shard]:
-    """The shards under the numbers that they have in the store: where all samples of a task were skipped, those behind
-    it move up, and their objects are copied."""
+def _renumber_shards(filled: Sequence[TaskReceipt], objects: ObjectStore) -> list[Shard]:
+    """Returns the shards with consecutive numbers; copies the objects of those whose number changes.
+
+    A number is skipped if all samples of a task were skipped.
+    """
     shards = []
     for number, receipt in enumerate(filled):
         assert receipt.shard is not None
@@ -100,10 +105,10 @@ def _numbered(filled: Sequence[Receipt], objects: ObjectStore) -> list[Shard]:
     return shards
 
 
-class _Keys:
-    """The keys of all records, for the few that are asked for: each fetches its shard."""
+class _RemoteKeys:
+    """Keys by record number; fetches the whole shard of a key that is asked for, and keeps the last one."""
 
-    def __init__(self, filled: Sequence[Receipt], format: Format, objects: ObjectStore) -> None:
+    def __init__(self, filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
         self._filled, self._format, self._objects = filled, format, objects
         self._ends = np.cumsum([receipt.records for receipt in filled])
         self._held: tuple[int, list[bytes]] = -1, []
@@ -111,10 +116,10 @@ class _Keys:
     def __getitem__(self, record: int) -> bytes:
         place = int(np.searchsorted(self._ends, record, "right"))
         if self._held[0] != place:
-            self._held = place, self._keys_of(place)
+            self._held = place, self._fetch_keys(place)
         return self._held[1][record - int(self._ends[place]) + self._filled[place].records]
 
-    def _keys_of(self, place: int) -> list[bytes]:
+    def _fetch_keys(self, place: int) -> list[bytes]:
         shard = self._filled[place].shard
         assert shard is not None
         with tempfile.TemporaryFile() as file:
@@ -124,9 +129,11 @@ class _Keys:
                 return [bytes(key) for key in reader.ragged("key")]
 
 
-def _refuse_duplicates(filled: Sequence[Receipt], format: Format, objects: ObjectStore) -> None:
-    """Raises :class:`StoreError` that names two records with the same key. In bounded memory: the hashes of keys lie in
-    a file, and keys are fetched only where hashes are equal."""
+def _refuse_duplicates(filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
+    """Raises :class:`StoreError` naming two records with the same key.
+
+    In bounded memory: key hashes go to a file, and keys are fetched only if hashes are equal.
+    """
     records = sum(receipt.records for receipt in filled)
     if not records:
         raise StoreError("no records to put into the store")
@@ -135,4 +142,4 @@ def _refuse_duplicates(filled: Sequence[Receipt], format: Format, objects: Objec
             file.write(receipt.key_hashes().tobytes())
         file.flush()
         hashes = np.memmap(file, np.dtype("<u8"), "r", shape=(records,))
-        refuse_duplicates(_Keys(filled, format, objects), hashes)
+        refuse_duplicates(_RemoteKeys(filled, format, objects), hashes)

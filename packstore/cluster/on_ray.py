@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster: plain tasks of Ray Core, each with a name for its dashboard."""
+"""Runs tasks on a Ray cluster: plain tasks of Ray Core, each with a name for its dashboard."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from packstore.cluster.receipts import Receipt
+from packstore.cluster.receipts import TaskReceipt
 from packstore.cluster.runners import ENDING_SECONDS, TRIES, Outcome, Runner, attempt_pickled
 from packstore.cluster.task import Job
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.sources.base import Entry
 
 
-class OnRay(Runner):
-    """Tasks on a Ray cluster; Ray begins those anew whose worker or machine has died.
+class RayRunner(Runner):
+    """Runs tasks on a Ray cluster; Ray restarts tasks whose worker or machine has died.
 
     Args:
-        job: Its ``workers`` are the threads of a task, and the cores that Ray keeps for it.
-        tasks: How many there are in all.
-        address: Of a running cluster. Empty for the one that this process is connected to; where there is none, one is
-            started on this machine, and ended by :meth:`close`.
+        job: Its ``workers`` are the threads of a task, and the cores that Ray reserves for it.
+        tasks: Number of tasks in all.
+        address: Address of a running cluster. Empty for the one that this process is connected to; if there is none,
+            one is started on this machine, and :meth:`close` ends it.
     """
 
     def __init__(self, job: Job, tasks: int, address: str) -> None:
@@ -44,7 +44,9 @@ class OnRay(Runner):
 
     @property
     def slots(self) -> int:
-        """Twice as many as the cluster runs at once, which grows and shrinks: so no core waits for a next task."""
+        """Twice as many as the cluster runs at once, so that no core waits for its next task; a cluster may grow and
+        shrink.
+        """
         return 2 * self.at_once
 
     @property
@@ -68,7 +70,7 @@ class OnRay(Runner):
     def close(self) -> None:
         refs = list(self._refs)
         self._refs.clear()
-        for force in (False, True):  # a task that is interrupted tidies up
+        for force in (False, True):  # first lets interrupted tasks clean up
             for ref in refs:
                 self._ray.cancel(ref, force=force)
             if refs:
@@ -77,9 +79,10 @@ class OnRay(Runner):
             self._ray.shutdown()
             self._connected = False
 
-    def _result(self, ref: Any) -> Receipt | BaseException:
+    def _result(self, ref: Any) -> TaskReceipt | BaseException:
+        """Returns the receipt of a finished task, or its error."""
         try:
-            result: Receipt | BaseException = self._ray.get(ref)
+            result: TaskReceipt | BaseException = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:
             first = printable(str(error).strip().partition("\n")[0])
             return StoreError(f"Ray could not run a task: {type(error).__name__}: {first}")

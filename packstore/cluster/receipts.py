@@ -1,4 +1,4 @@
-"""What a task has done, as the object that proves it to every driver."""
+"""Receipts of tasks: objects that prove to every driver that a shard is packed and uploaded."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from packstore.objects import ConflictError, ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """A shard that is packed and uploaded. Equal work gives equal receipts: nothing in it tells who did it, or when.
+class TaskReceipt:
+    """Receipt of a shard that is packed and uploaded. Equal work gives equal receipts: they do not tell who did it, or
+    when.
 
     Attributes:
-        number: Of the task, from 0.
-        entries: How many entries the shard was made of.
-        split: The split that they are of; ``""`` in a source without splits.
-        shard: What was uploaded; None where all samples were skipped.
+        number: Number of the task, from 0.
+        entries: Number of entries that the shard was made from.
+        split: Their split; ``""`` in a source without splits.
+        shard: The uploaded shard; None if all samples were skipped.
         columns: Bytes of the values of each column but ``image``.
         keys: The XXH3-64 of each key, little-endian, in base64.
-        labels: How many records have which first label.
-        skipped: Samples left out by policy.
-        counted: See :class:`packstore.packing.records.PackedShard`, as all that follows.
-        kept: Likewise.
-        palette: Likewise.
-        oriented: Likewise.
-        source_bytes: Likewise.
+        labels: Number of records by first label.
+        skipped: Samples that were left out.
+        counted: See :class:`packstore.packing.records.PackedShard`, also for all attributes below.
+        kept: See there.
+        palette: See there.
+        oriented: See there.
+        source_bytes: See there.
     """
 
     number: int
@@ -57,25 +58,25 @@ class Receipt:
         return 0 if self.shard is None else self.shard.records
 
     def key_hashes(self) -> NDArray[np.uint64]:
-        """``uint64``, one a record."""
+        """Returns the hashes of the keys: ``uint64``, one a record."""
         return np.frombuffer(base64.b64decode(self.keys), "<u8")
 
     def to_json(self) -> bytes:
-        """Canonical JSON with the digest of everything else in ``digest``."""
+        """Returns canonical JSON, with the digest of everything else in ``digest``."""
         plain = to_plain(self)
         return canonical(plain | {"digest": sha256_json(plain)}).encode("ascii")
 
     @classmethod
-    def from_json(cls, data: bytes, where: str) -> Receipt:
-        """Raises :class:`StoreError` for what :meth:`to_json` cannot have written."""
+    def from_json(cls, data: bytes, where: str) -> TaskReceipt:
+        """Parses a receipt. Raises :class:`StoreError` if :meth:`to_json` cannot have written it."""
         try:
             plain = json.loads(data)
             digest = plain.pop("digest")
             if digest != sha256_json(plain):
                 raise ManifestError("its SHA-256 differs")
-            receipt: Receipt = from_plain(_SCHEMA, cls, plain, "receipt")
+            receipt: TaskReceipt = from_plain(_SCHEMA, cls, plain, "receipt")
             if len(receipt.key_hashes()) != receipt.records:
-                raise ManifestError("it has not one key a record")
+                raise ManifestError("its number of keys is not that of its records")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ManifestError) as error:
             raise StoreError(
                 f"{where} is damaged ({printable(str(error))}); delete it, and the conversion packs this shard again"
@@ -95,7 +96,7 @@ _SCHEMA: Schemas = {
         "manifest_digest": str,
     },
     Skipped: {"key": str, "reason": str},
-    Receipt: {
+    TaskReceipt: {
         "number": int,
         "entries": int,
         "split": str,
@@ -113,41 +114,42 @@ _SCHEMA: Schemas = {
 }
 
 
-def encoded_keys(hashes: NDArray[np.uint64]) -> str:
-    """:attr:`Receipt.keys` of ``uint64`` hashes."""
+def encode_keys(hashes: NDArray[np.uint64]) -> str:
+    """Encodes ``uint64`` hashes as :attr:`TaskReceipt.keys`."""
     return base64.b64encode(hashes.astype("<u8", copy=False).tobytes()).decode("ascii")
 
 
-def create_receipt(objects: ObjectStore, name: str, receipt: Receipt) -> None:
-    """Creates the object of a receipt; one that says the same may be there already.
+def create_receipt(objects: ObjectStore, name: str, receipt: TaskReceipt) -> None:
+    """Creates the object of a receipt; accepts an existing one with the same content.
 
     Raises:
-        StoreError: The one that is there says something else, for another machine has computed otherwise."""
+        StoreError: The existing one differs, because another machine has computed a different shard.
+    """
     try:
         objects.create(name, receipt.to_json())
     except ConflictError:
-        other = Receipt.from_json(objects.get(name), f"{objects.url}/{name}")
+        other = TaskReceipt.from_json(objects.get(name), f"{objects.url}/{name}")
         raise StoreError(
-            f"shard {receipt.number} of {objects.url} came out differently on two machines: {_said(receipt)} here, "
-            f"{_said(other)} by the receipt {name}. One of them computes otherwise: compare their processors, memory "
-            "and libraries, then drop the run with --restart"
+            f"shard {receipt.number} of {objects.url} came out differently on two machines: {_describe(receipt)} here, "
+            f"{_describe(other)} by the receipt {name}. One of them computes differently: compare their processors, "
+            "memory and libraries, then drop the run with --restart"
         ) from None
 
 
-def _said(receipt: Receipt) -> str:
+def _describe(receipt: TaskReceipt) -> str:
     if receipt.shard is None:
         return f"no record of {receipt.entries} samples"
     return f"SHA-256 {receipt.shard.digest} ({receipt.records:,} records)"
 
 
-def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """The sums of counts by name."""
+def sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Adds up counts by name."""
     added: Counter[str] = Counter()
     for each in counts:
         added.update(each)
     return added
 
 
-def shards_in_order(receipts: Sequence[Receipt]) -> list[Receipt]:
-    """The receipts of shards with records, in order of their tasks."""
+def nonempty_in_order(receipts: Sequence[TaskReceipt]) -> list[TaskReceipt]:
+    """Returns the receipts of shards with records, in the order of their tasks."""
     return [receipt for receipt in sorted(receipts, key=lambda r: r.number) if receipt.shard is not None]

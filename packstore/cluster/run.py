@@ -1,4 +1,4 @@
-"""The run that many machines share: its name, its plan, and which of its tasks are done."""
+"""The run that many machines share: its name, its plan, and its receipts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packstore.cluster.receipts import Receipt
+from packstore.cluster.receipts import TaskReceipt
 from packstore.core.errors import DestinationError, ManifestError, SourceError, StoreError, printable
 from packstore.core.manifest import Normalization
 from packstore.core.parallel import default_workers
@@ -23,21 +23,21 @@ from packstore.stores.builder.journal import describe_difference
 
 WORK = "_work/"
 _AT_ONCE = 16
-"""Receipts that are read at once: each is a request, and waiting is nearly all of it."""
+"""Receipts read at once: each takes a request, which is mostly waiting."""
 _LISTED_AT_ONCE = 4096
-_ASKED = ("source", "kind of source", "format", "encoding", "options", "check", "max pixels", "shard size")
-"""What of a fingerprint the user asks for: it names the run. The rest is what a run may find changed."""
+_CHOSEN_BY_USER = ("source", "kind of source", "format", "encoding", "options", "check", "max pixels", "shard size")
+"""Parts of a fingerprint that the user chooses: they name the run. The other parts may change between runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPlan:
-    """What ``plan.json`` holds.
+    """Content of ``plan.json``.
 
     Attributes:
         fingerprint: The source, the options and the versions of the software, see
             :func:`packstore.packing.resume.fingerprint_of`; and ``entries``, the digest of all entries.
-        cuts: How many entries each shard has.
-        normalization: By which floating point records are normalised.
+        cuts: Number of entries of each shard.
+        normalization: Normalisation of floating-point records.
     """
 
     fingerprint: dict[str, Any]
@@ -45,13 +45,13 @@ class SharedPlan:
     normalization: Normalization | None
 
     def to_json(self) -> bytes:
-        """Canonical JSON with the digest of everything else in ``digest``."""
+        """Returns canonical JSON, with the digest of everything else in ``digest``."""
         plain = to_plain(self)
         return canonical(plain | {"digest": sha256_json(plain)}).encode("ascii")
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> SharedPlan:
-        """Raises :class:`StoreError` for what :meth:`to_json` cannot have written."""
+        """Parses a plan. Raises :class:`StoreError` if :meth:`to_json` cannot have written it."""
         try:
             plain = json.loads(data)
             if plain.pop("digest") != sha256_json(plain):
@@ -61,7 +61,7 @@ class SharedPlan:
                 raise TypeError("fingerprint is no object")
             rest = from_plain(_SCHEMA, _Rest, plain, "plan")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ManifestError) as error:
-            raise StoreError(f"{where} is no plan of a conversion ({printable(str(error))}); use --restart") from None
+            raise StoreError(f"{where} is not a conversion's plan ({printable(str(error))}); use --restart") from None
         return cls(fingerprint, rest.cuts, rest.normalization)
 
 
@@ -78,14 +78,14 @@ _SCHEMA: Schemas = {
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """The objects of a run, under ``_work/<name>/``."""
+class ClusterRun:
+    """Objects of a run, under ``_work/<name>/``."""
 
     objects: ObjectStore
     name: str
 
     def object(self, part: str) -> str:
-        """The name of an object of the run."""
+        """Returns the name of an object of the run."""
         return f"{WORK}{self.name}/{part}"
 
     @property
@@ -94,73 +94,76 @@ class Run:
 
     @property
     def head(self) -> str:
-        """The name of the object that holds the head that is about to be published."""
+        """Name of the object with the manifest that is about to be published."""
         return self.object("head.json")
 
     def receipt(self, number: int) -> str:
-        """The name of the object that holds the receipt of a task."""
+        """Returns the name of the object with a task's receipt."""
         return self.object(f"done/{number:06d}.json")
 
     def read(self, name: str) -> bytes | None:
-        """An object's bytes; None where there is none."""
+        """Returns an object's bytes; None if it does not exist."""
         try:
             return self.objects.get(name)
         except MissingObjectError:
             return None
 
-    def receipts(self) -> Iterator[Receipt]:
-        """The receipts that are there, in any order."""
+    def receipts(self) -> Iterator[TaskReceipt]:
+        """Reads and yields all existing receipts, in any order."""
         names = [info.name for info in self.objects.list(self.object("done/"))]
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="packstore-receipts") as pool:
             for start in range(0, len(names), _LISTED_AT_ONCE):
                 some = names[start : start + _LISTED_AT_ONCE]
                 for name, data in zip(some, pool.map(self.read, some), strict=True):
-                    if data is not None:  # another driver has just ended the run
-                        receipt = Receipt.from_json(data, f"{self.objects.url}/{name}")
+                    if data is not None:  # else another driver has just removed the run
+                        receipt = TaskReceipt.from_json(data, f"{self.objects.url}/{name}")
                         if name != self.receipt(receipt.number):
                             raise StoreError(f"{self.objects.url}/{name} is another shard's receipt; delete it")
                         yield receipt
 
     def remove(self) -> None:
-        """Deletes all objects of the run, the plan last: as long as it is there, the receipts are its own."""
+        """Deletes all objects of the run, the plan last, since it identifies the receipts."""
         names = [info.name for info in self.objects.list(self.object(""))]
         self.objects.delete([name for name in names if name != self.plan])
         self.objects.delete([name for name in names if name == self.plan])
 
 
-def run_of(plan: Plan, objects: ObjectStore) -> Run:
-    """The run of a plan: the same for each driver that is asked for the same."""
-    asked = _fingerprint(plan)
-    chosen: dict[str, Any] = {name: asked[name] for name in _ASKED}
+def identify_run(plan: Plan, objects: ObjectStore) -> ClusterRun:
+    """Returns the run of a plan: the same for all drivers with the same source and options."""
+    fingerprint = _fingerprint(plan)
+    chosen: dict[str, Any] = {name: fingerprint[name] for name in _CHOSEN_BY_USER}
     chosen["normalize"] = "auto" if plan.auto_normalize else to_plain(plan.encode.normalization)
-    return Run(objects, f"convert-{sha256_json(chosen)[:12]}")
+    return ClusterRun(objects, f"convert-{sha256_json(chosen)[:12]}")
 
 
-def settle(plan: Plan, run: Run, progress: ProgressCallback) -> tuple[Plan, SharedPlan]:
-    """The plan with all that was open in it as the run has it, which it begins if it has not begun.
+def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[Plan, SharedPlan]:
+    """Joins a run, or begins it by writing its plan. Returns the plan with the run's normalisation, and the shared
+    plan.
+
+    Computes the normalisation if this driver begins the run and the plan asks for it.
 
     Raises:
         DestinationError: The run was begun with another source or other software.
         SourceError: The source changed while it was listed.
     """
-    mine = SharedPlan(*_listed(plan, progress), None)
-    found = run.read(run.plan)
-    if found is None:
+    mine = SharedPlan(*_list_shards(plan, progress), None)
+    stored = run.read(run.plan)
+    if stored is None:
         measured = normalized(plan, plan.options.workers or default_workers(), progress)
         mine = replace(mine, normalization=measured.encode.normalization)
         try:
             run.objects.create(run.plan, mine.to_json())
             return measured, mine
         except ConflictError:
-            found = run.objects.get(run.plan)  # another driver was faster
-    theirs = SharedPlan.from_json(found, f"{run.objects.url}/{run.plan}")
+            stored = run.objects.get(run.plan)  # another driver was faster
+    theirs = SharedPlan.from_json(stored, f"{run.objects.url}/{run.plan}")
     differs = describe_difference(theirs.fingerprint, mine.fingerprint)
     if differs is None and theirs.cuts != mine.cuts:
         differs = "cuts differ"
     if differs is not None:
         raise DestinationError(
-            f"{run.objects.url}: a conversion to it was begun otherwise ({printable(differs)}), and its shards would "
-            "not fit together with new ones; go on with what it was begun with, or drop what it has with --restart"
+            f"{run.objects.url}: another conversion to it was begun ({printable(differs)}), and its shards would not "
+            "fit new ones; resume it with the source and software it was begun with, or drop it with --restart"
         )
     encode = replace(plan.encode, normalization=theirs.normalization)
     return replace(plan, encode=encode, auto_normalize=False), theirs
@@ -168,27 +171,29 @@ def settle(plan: Plan, run: Run, progress: ProgressCallback) -> tuple[Plan, Shar
 
 def _fingerprint(plan: Plan) -> dict[str, Any]:
     encoder = plan.encoder()
-    found: dict[str, Any] = to_plain(fingerprint_of(plan, encoder, columns_of(plan, encoder)))
-    del found["normalization"]  # it may have to be computed, and is what the options and the source make it
-    return found
+    fingerprint: dict[str, Any] = to_plain(fingerprint_of(plan, encoder, columns_of(plan, encoder)))
+    del fingerprint["normalization"]  # it may not be computed yet, and follows from options and source
+    return fingerprint
 
 
-def _listed(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """The fingerprint with the digest of all entries, and how many each shard has."""
+def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Lists the source; returns the fingerprint with the digest of all entries, and the number of entries of each
+    shard.
+    """
     assert plan.shards is not None
     entries, cuts, total = PositionTracker(), [], plan.survey.records
     for shard in plan.shards.shards(plan.source.entries(plan.options.split)):
         entries.add(shard)
-        entries.digest()  # which lets them go
+        entries.digest()  # releases the entries' memory
         cuts.append(len(shard))
         progress(Progress("plan", entries.consumed, total, 0))
     if entries.consumed != total:
-        raise changed(plan, f"{total} images at first, {entries.consumed} then")
+        raise changed_error(plan, f"{total} images at first, {entries.consumed} then")
     return _fingerprint(plan) | {"entries": entries.digest()}, tuple(cuts)
 
 
-def changed(plan: Plan, how: str) -> SourceError:
-    """What to raise where a source is not what it was."""
+def changed_error(plan: Plan, how: str) -> SourceError:
+    """Returns the error for a source that changed while it was packed."""
     return SourceError(
         f"{printable(str(plan.source.path))} changed while it was packed: {how}; run the conversion again with "
         "--restart when nothing writes to it"

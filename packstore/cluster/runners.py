@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, or in several of this machine."""
+"""Runs tasks in this process, or in several processes of this machine."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from packstore.cluster.receipts import Receipt
+from packstore.cluster.receipts import TaskReceipt
 from packstore.cluster.task import Job, run_task
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.sources.base import Entry
 
 TRIES = 3
-"""How often a task is begun whose worker dies: a machine may go away, but a task that kills each worker has a fault of
-its own, such as too little memory for it."""
+"""Attempts at a task whose worker dies: one machine may fail, but a task that kills every worker is itself the cause,
+for example because it needs too much memory."""
 
 ENDING_SECONDS = 10.0
-"""How long tasks that are interrupted may tidy up."""
+"""How long interrupted tasks may clean up."""
 
 
 class Outcome(NamedTuple):
-    """What became of a task: its receipt, or what it raised."""
+    """Outcome of a task: its receipt, or its error."""
 
     number: int
-    result: Receipt | BaseException
+    result: TaskReceipt | BaseException
 
 
 class Runner(ABC):
-    """Runs tasks of one job. A context manager: leaving it ends what still runs."""
+    """Runs tasks of one job. A context manager: leaving it ends all running tasks."""
 
     @property
     @abstractmethod
     def slots(self) -> int:
-        """How many tasks may be under way."""
+        """Most tasks that may be submitted at once."""
 
     @property
     def at_once(self) -> int:
-        """How many tasks run at once: the others under way wait for a worker."""
+        """Most tasks that run at once; other submitted tasks wait for a worker."""
         return self.slots
 
     @abstractmethod
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
-        """Begins a task, or another copy of it."""
+        """Submits a task, or another copy of it."""
 
     @abstractmethod
     def wait(self, seconds: float | None = None) -> list[Outcome]:
-        """Waits until one task or more have ended, and returns what became of them: nothing after ``seconds``."""
+        """Waits until tasks have ended, and returns their outcomes; none after ``seconds``."""
 
     def drop(self, number: int) -> None:
-        """Ends the copies of a task that are still under way; they may have an outcome nevertheless."""
+        """Ends the remaining copies of a task; :meth:`wait` may return outcomes of them nevertheless."""
         return
 
     def close(self) -> None:
-        """Ends all tasks that are under way. Idempotent."""
+        """Ends all tasks. Idempotent."""
         return
 
     def __enter__(self) -> Runner:
@@ -76,8 +76,8 @@ class Runner(ABC):
         self.close()
 
 
-class InThisProcess(Runner):
-    """One task after the other, each with all threads."""
+class LocalRunner(Runner):
+    """Runs one task after the other in this process, each with all threads."""
 
     slots = 1
 
@@ -95,17 +95,19 @@ class InThisProcess(Runner):
 
 @dataclass(slots=True, eq=False)
 class _Worker:
+    """A worker process, and the task that it has now."""
+
     process: subprocess.Popen[bytes]
     connection: Connection
     task: tuple[int, Sequence[Entry]] | None = None
     has_job: bool = False
 
 
-class Processes(Runner):
-    """Processes of this machine. One that dies is replaced, and its task begun again.
+class ProcessRunner(Runner):
+    """Runs tasks in processes of this machine. Replaces a process that dies, and runs its task again.
 
-    They are fresh interpreters: nothing of this one is forked, and its ``__main__`` need not be importable. A thread
-    talks to each, because one that hangs may leave a message half read or half sent.
+    The processes are fresh interpreters: nothing is forked, and ``__main__`` need not be importable. A thread talks to
+    each one, because a process that hangs may leave a message half read or half sent.
     """
 
     slots = 1
@@ -116,12 +118,12 @@ class Processes(Runner):
         self._workers: list[_Worker] = []
         self._dropped: list[_Worker] = []
         self._tries: dict[int, int] = {}
-        self._answers: SimpleQueue[tuple[_Worker, Receipt | BaseException | None]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[_Worker, TaskReceipt | BaseException | None]] = SimpleQueue()
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
-        worker = next((worker for worker in self._workers if worker.task is None), None) or self._start()
+        worker = next((worker for worker in self._workers if worker.task is None), None) or self._start_worker()
         worker.task = number, entries
-        threading.Thread(target=self._talk, args=(worker,), name="packstore-worker", daemon=True).start()
+        threading.Thread(target=self._run_in_worker, args=(worker,), name="packstore-worker", daemon=True).start()
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:
         until = None if seconds is None else time.monotonic() + seconds
@@ -130,18 +132,18 @@ class Processes(Runner):
                 worker, result = self._answers.get(timeout=None if until is None else max(0, until - time.monotonic()))
             except Empty:
                 return []
-            if worker in self._workers and (outcome := self._outcome(worker, result)) is not None:
+            if worker in self._workers and (outcome := self._handle_answer(worker, result)) is not None:
                 return [outcome]
 
     def drop(self, number: int) -> None:
         for worker in [worker for worker in self._workers if worker.task is not None and worker.task[0] == number]:
             self._workers.remove(worker)
             self._dropped.append(worker)
-            _end(worker)
+            _end_worker(worker)
 
     def close(self) -> None:
         for worker in self._workers:
-            _end(worker)
+            _end_worker(worker)
         until = time.monotonic() + ENDING_SECONDS
         for worker in [*self._workers, *self._dropped]:
             try:
@@ -152,7 +154,7 @@ class Processes(Runner):
         self._workers.clear()
         self._dropped.clear()
 
-    def _start(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -162,15 +164,15 @@ class Processes(Runner):
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                start_new_session=True,  # Ctrl-C is for the driver, which ends them
+                start_new_session=True,  # Ctrl-C reaches only the driver, which ends them
             )
         worker = _Worker(process, Connection(ours.detach()))
         self._workers.append(worker)
         return worker
 
-    def _talk(self, worker: _Worker) -> None:
-        """Gives a worker its task, and puts what it answers where :meth:`wait` finds it: None where it has died."""
-        result: Receipt | BaseException | None = None
+    def _run_in_worker(self, worker: _Worker) -> None:
+        """Sends a worker its task and queues its answer for :meth:`wait`: None if it has died."""
+        result: TaskReceipt | BaseException | None = None
         try:
             if not worker.has_job:
                 worker.connection.send_bytes(self._pickled)
@@ -179,12 +181,12 @@ class Processes(Runner):
             result = worker.connection.recv()
         except (EOFError, OSError):
             worker.connection.close()
-        except Exception as error:  # what cannot be pickled, or unpickled here
+        except Exception as error:  # something cannot be pickled, or unpickled here
             result = error
         self._answers.put((worker, result))
 
-    def _outcome(self, worker: _Worker, result: Receipt | BaseException | None) -> Outcome | None:
-        """What a worker has answered; None where it has died and its task begins again."""
+    def _handle_answer(self, worker: _Worker, result: TaskReceipt | BaseException | None) -> Outcome | None:
+        """Returns the outcome in a worker's answer; if the worker has died, submits its task again and returns None."""
         assert worker.task is not None
         number, entries = worker.task
         if result is None:
@@ -201,17 +203,17 @@ class Processes(Runner):
         return Outcome(number, result)
 
 
-def _end(worker: _Worker) -> None:
-    """Has a worker tidy up and end."""
+def _end_worker(worker: _Worker) -> None:
+    """Lets a worker clean up and end."""
     if worker.task is None:
         worker.connection.close()
     else:
         worker.process.terminate()
-    worker.process.send_signal(signal.SIGCONT)  # one that is stopped would notice neither
+    worker.process.send_signal(signal.SIGCONT)  # wakes a stopped worker
 
 
 def attempt(job: Job, number: int, entries: Sequence[Entry]) -> Outcome:
-    """Runs a task, and returns what it raises. What ends the process, such as Ctrl-C, is raised."""
+    """Runs a task; returns its receipt or error. Raises only what ends the process, such as KeyboardInterrupt."""
     try:
         return Outcome(number, run_task(job, number, entries))
     except Exception as error:
@@ -219,8 +221,8 @@ def attempt(job: Job, number: int, entries: Sequence[Entry]) -> Outcome:
 
 
 def serve(descriptor: int) -> None:
-    """A worker process: reads a job and then tasks from a socket, and answers each, until the other end is closed."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up
+    """Runs a worker process: reads a job and then tasks from a socket, and answers each, until the socket is closed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a task cleans up
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         job = connection.recv_bytes()
@@ -228,18 +230,18 @@ def serve(descriptor: int) -> None:
             connection.send(attempt_pickled(job, *connection.recv()))
 
 
-def attempt_pickled(job: bytes, number: int, entries: Sequence[Entry]) -> Receipt | BaseException:
-    """:func:`attempt` in another process than the driver's."""
+def attempt_pickled(job: bytes, number: int, entries: Sequence[Entry]) -> TaskReceipt | BaseException:
+    """Runs :func:`attempt` on a pickled job, in a worker process."""
     try:
         opened = pickle.loads(job)
-    except Exception as error:  # the source cannot be opened here, or the software differs
-        return portable(error)
-    return portable(attempt(opened, number, entries).result)
+    except Exception as error:  # the source cannot be opened on this machine, or the software differs
+        return add_traceback(error)
+    return add_traceback(attempt(opened, number, entries).result)
 
 
-def portable(result: Receipt | BaseException) -> Receipt | BaseException:
-    """What an attempt gave, for another process: an error that is not raised on purpose brings its traceback along."""
-    if isinstance(result, Receipt | PackstoreError):
+def add_traceback(result: TaskReceipt | BaseException) -> TaskReceipt | BaseException:
+    """Adds its traceback, as a note, to an unexpected error that goes to another process; returns the result."""
+    if isinstance(result, TaskReceipt | PackstoreError):
         return result
     result.add_note("".join(traceback.format_exception(result)))
     return result

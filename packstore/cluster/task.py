@@ -1,4 +1,6 @@
-"""A task: packs one shard, uploads it, and creates its receipt. The same bytes wherever and however often it runs."""
+"""A task: packs one shard, uploads it, and creates its receipt, with the same bytes wherever and however often it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import packstore
-from packstore.cluster.receipts import Receipt, create_receipt, encoded_keys
-from packstore.cluster.run import Run
+from packstore.cluster.receipts import TaskReceipt, create_receipt, encode_keys
+from packstore.cluster.run import ClusterRun
 from packstore.core.checksums import file_digest
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Manifest
@@ -29,20 +31,20 @@ from packstore.stores.format import Format
 from packstore.stores.remote.publish import upload_shard
 
 _sources: dict[tuple[str, str], Source] = {}
-"""The sources that this process has opened, by destination and run."""
+"""Sources that this process has opened, by destination and run."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all tasks of a run need. It pickles without the opened source, which each process opens for itself.
+    """Data that all tasks of a run need. It pickles without the opened source, which each process opens itself.
 
     Attributes:
-        plan: The settled plan.
-        run: Where the receipts go.
+        plan: The plan, with the run's normalisation.
+        run: The run, which gets the receipts.
     """
 
     plan: Plan
-    run: Run
+    run: ClusterRun
 
     def __reduce__(self) -> tuple[Any, ...]:
         source = self.plan.source
@@ -50,19 +52,21 @@ class Job:
         opening: dict[str, Any] = {"path": source.path, "kind": source.kind, "labels": options.labels}
         opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad, "ignore": options.ignore}
         opening |= {**options.array_names, "columns": options.columns}
-        versions = libraries(self.plan)
-        return _taken_over, (replace(self.plan, source=cast("Source", None)), self.run, opening, versions)
+        versions = library_versions(self.plan)
+        return _rebuild_job, (replace(self.plan, source=cast("Source", None)), self.run, opening, versions)
 
 
-def libraries(plan: Plan) -> dict[str, str]:
-    """Versions of the software that makes the records."""
+def library_versions(plan: Plan) -> dict[str, str]:
+    """Returns the versions of the software that makes the records."""
     return {"packstore": packstore.__version__} | plan.encoder().versions()
 
 
-def _taken_over(plan: Plan, run: Run, opening: dict[str, Any], versions: dict[str, str]) -> Job:
-    """The job in another process, which opens its source once. Raises :class:`StoreError` where the software differs
-    from that of the driver, as records might."""
-    mine = libraries(plan)
+def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions: dict[str, str]) -> Job:
+    """Unpickles a job in another process; opens its source, once a process.
+
+    Raises :class:`StoreError` if the software differs from the driver's, since records might differ too.
+    """
+    mine = library_versions(plan)
     if mine != versions:
         differs = ", ".join(
             f"{name} {mine.get(name, 'none')} instead of {versions.get(name, 'none')}"
@@ -71,7 +75,7 @@ def _taken_over(plan: Plan, run: Run, opening: dict[str, Any], versions: dict[st
         )
         raise StoreError(
             f"the machine {platform.node()} would pack with other software than the plan: {differs}; install the same "
-            "on all machines"
+            "versions on all machines"
         )
     key = run.objects.url, run.name
     if key not in _sources:
@@ -79,28 +83,29 @@ def _taken_over(plan: Plan, run: Run, opening: dict[str, Any], versions: dict[st
     return Job(replace(plan, source=_sources[key]), run)
 
 
-def run_task(job: Job, number: int, entries: Sequence[Entry]) -> Receipt:
-    """Packs shard ``number`` from its entries.
+def run_task(job: Job, number: int, entries: Sequence[Entry]) -> TaskReceipt:
+    """Packs shard ``number`` from its entries, uploads it, and creates its receipt.
 
     Raises:
-        SampleError: A bad sample, unless they are to be skipped.
-        StoreError: It cannot be written, or a receipt is there that says something else.
+        SampleError: A sample is bad, and bad ones are not to be skipped.
+        StoreError: The shard cannot be written, or a receipt of it exists and differs.
     """
     plan, objects = job.plan, job.run.objects
     with scratch_folder(job.run.name) as folder:
         path = folder / FORMATS[plan.format].shard_name(number)
         packed = pack_shard(plan, entries, path)
-        receipt = _receipt(number, entries, packed)
+        receipt = _make_receipt(number, entries, packed)
         if packed.manifest is not None:
-            receipt = _uploaded(receipt, packed.manifest, path, objects)
+            receipt = _upload(receipt, packed.manifest, path, objects)
     create_receipt(objects, job.run.receipt(number), receipt)
     return receipt
 
 
-def _receipt(number: int, entries: Sequence[Entry], packed: PackedShard) -> Receipt:
+def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) -> TaskReceipt:
+    """Makes the receipt of a shard that is not uploaded yet."""
     skipped = {skipped.key for skipped in packed.skipped}
     labels = Counter(label_of(entry) for entry in entries if entry.key not in skipped)
-    return Receipt(
+    return TaskReceipt(
         number=number,
         entries=len(entries),
         split=entries[0].split,
@@ -115,14 +120,14 @@ def _receipt(number: int, entries: Sequence[Entry], packed: PackedShard) -> Rece
     )
 
 
-def _uploaded(receipt: Receipt, manifest: Manifest, path: Path, objects: ObjectStore) -> Receipt:
-    """Uploads a sealed shard, which has been read back."""
+def _upload(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
+    """Uploads a shard that was sealed and read back; returns the receipt with it."""
     format: Format = FORMATS[manifest.format]
     nbytes, digest = file_digest(format.data_file(path))
     sizes = manifest.records, nbytes, manifest.image.nbytes
     shard = Shard(path.name, *sizes, manifest.records_digest, digest, manifest.digest)
     with open_store(path) as reader:
-        keys = encoded_keys(key_hashes([reader]))
+        keys = encode_keys(key_hashes([reader]))
     upload_shard(objects, shard, format.data_file(path))
     columns = {column.name: column.nbytes for column in manifest.columns[1:]}
     return replace(receipt, shard=shard, columns=columns, keys=keys)

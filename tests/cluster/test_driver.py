@@ -21,9 +21,9 @@ import pytest
 import packstore
 from packstore.cluster import commit as commit_module
 from packstore.cluster import driver
-from packstore.cluster.receipts import Receipt
-from packstore.cluster.run import Run
-from packstore.cluster.runners import InThisProcess, Processes
+from packstore.cluster.receipts import TaskReceipt
+from packstore.cluster.run import ClusterRun
+from packstore.cluster.runners import LocalRunner, ProcessRunner
 from packstore.cluster.task import Job
 from packstore.core import scratch as scratch_module
 from packstore.core.errors import DestinationError, SampleError, SourceError, StoreError, UsageError
@@ -162,11 +162,11 @@ def test_a_killed_worker_leaves_nothing_for_long(folder: Path, url: str, tmp_pat
 
 @pytest.mark.slow
 def test_a_task_that_kills_every_worker(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(plan_for(folder, url, **PASSING), Run(open_objects(url), "convert-x"))
+    job = Job(plan_for(folder, url, **PASSING), ClusterRun(open_objects(url), "convert-x"))
     assert job.plan.shards is not None
     entries = next(job.plan.shards.shards(job.plan.source.entries()))
-    with Processes(job, 1) as runner:
-        monkeypatch.setattr(Processes, "_start", _start_dead(Processes._start))
+    with ProcessRunner(job, 1) as runner:
+        monkeypatch.setattr(ProcessRunner, "_start", _start_dead(ProcessRunner._start))
         runner.submit(0, entries)
         ((number, result),) = runner.wait()
     assert number == 0
@@ -175,7 +175,7 @@ def test_a_task_that_kills_every_worker(folder: Path, url: str, monkeypatch: pyt
 
 
 def _start_dead(start: Any) -> Any:
-    def started(self: Processes) -> Any:
+    def started(self: ProcessRunner) -> Any:
         worker = start(self)
         worker.process.send_signal(signal.SIGKILL)
         return worker
@@ -212,13 +212,13 @@ def test_each_task_twice(folder: Path, whole: Path, url: str, monkeypatch: pytes
 def test_a_driver_ends_at_every_receipt(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each goes on from the receipts of those before, and packs one shard more."""
     packed: list[int] = []
-    submit = InThisProcess.submit
+    submit = LocalRunner.submit
 
-    def counted(self: InThisProcess, number: int, entries: Any) -> None:
+    def counted(self: LocalRunner, number: int, entries: Any) -> None:
         packed.append(number)
         submit(self, number, entries)
 
-    monkeypatch.setattr(InThisProcess, "submit", counted)
+    monkeypatch.setattr(LocalRunner, "submit", counted)
     with packstore.open(whole) as reader:
         shards = len(reader.manifest.shards or ())
     for lives in range(shards):
@@ -274,9 +274,9 @@ def test_two_drivers(folder: Path, whole: Path, url: str, when: int) -> None:
 
 def test_two_drivers_write_the_plan(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second writes it after the first has seen none."""
-    read, ended = Run.read, []
+    read, ended = ClusterRun.read, []
 
-    def late(self: Run, name: str) -> bytes | None:
+    def late(self: ClusterRun, name: str) -> bytes | None:
         found = read(self, name)
         if name == self.plan and not ended:
             ended.append(1)
@@ -284,7 +284,7 @@ def test_two_drivers_write_the_plan(folder: Path, whole: Path, url: str, monkeyp
                 drive(folder, url, dying(1), **PASSING)
         return found
 
-    monkeypatch.setattr(Run, "read", late)
+    monkeypatch.setattr(ClusterRun, "read", late)
     report = drive(folder, url, **PASSING)
     assert report.resumed > 0
     assert_same(url, whole)
@@ -295,7 +295,7 @@ def test_killed_after_it_had_published(
     folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """The store is there, and so is the run: the same command ends it, and no second version comes of it."""
-    monkeypatch.setattr(Run, "remove", _raise_end)
+    monkeypatch.setattr(ClusterRun, "remove", _raise_end)
     with pytest.raises(EndOfDriverError):
         drive(folder, url, **PASSING)
     monkeypatch.undo()
@@ -307,7 +307,7 @@ def test_killed_after_it_had_published(
     assert_same(url, whole)
 
 
-def _raise_end(self: Run) -> None:
+def _raise_end(self: ClusterRun) -> None:
     raise EndOfDriverError
 
 
@@ -317,7 +317,7 @@ def test_a_receipt_that_differs(folder: Path, url: str) -> None:
         drive(folder, url, dying(1), **PASSING)
     objects = open_objects(url)
     (name,) = (name for name in objects_at(url) if "/done/" in name)
-    ours = Receipt.from_json(objects.get(name), name)
+    ours = TaskReceipt.from_json(objects.get(name), name)
     assert ours.shard is not None
     theirs = dataclasses.replace(ours, shard=dataclasses.replace(ours.shard, digest="ab" * 32))
     objects.delete([name])
@@ -339,7 +339,9 @@ def test_other_software_is_refused(folder: Path, whole: Path, url: str, monkeypa
         drive(folder, url, dying(1), **PASSING)
     monkeypatch.undo()
     before = objects_at(url)
-    with pytest.raises(DestinationError, match=r"begun otherwise \(packstore was 0\.0\.9, is [\d.]+\).*--restart"):
+    with pytest.raises(
+        DestinationError, match=r"another conversion to it was begun \(packstore was 0\.0\.9, is [\d.]+\).*--restart"
+    ):
         drive(folder, url, **PASSING)
     assert objects_at(url) == before
     drive(folder, url, restart=True, **PASSING)
@@ -349,7 +351,7 @@ def test_other_software_is_refused(folder: Path, whole: Path, url: str, monkeypa
 
 
 def test_a_machine_with_other_software(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = pickle.dumps(Job(plan_for(folder, url, **PASSING), Run(open_objects(url), "convert-x")))
+    job = pickle.dumps(Job(plan_for(folder, url, **PASSING), ClusterRun(open_objects(url), "convert-x")))
     assert isinstance(pickle.loads(job), Job)
     monkeypatch.setattr(packstore, "__version__", "9.9")
     with pytest.raises(StoreError, match=r"other software than the plan: packstore 9\.9 instead of [\d.]+; install"):
@@ -362,7 +364,7 @@ def test_a_source_that_changed_is_refused(tmp_path: Path, url: str) -> None:
         drive(folder, url, dying(1), **PASSING)
     file = next(folder.rglob("*.png"))
     os.utime(file, ns=(1, 1))
-    with pytest.raises(DestinationError, match=r"begun otherwise \(.*\)"):
+    with pytest.raises(DestinationError, match=r"another conversion to it was begun \(.*\)"):
         drive(folder, url, **PASSING)
 
 
@@ -483,7 +485,7 @@ def test_what_a_cluster_cannot_do(folder: Path, url: str, tmp_path: Path) -> Non
         packstore.convert(folder, tmp_path / "x.h5", cluster="processes:2")
     with pytest.raises(UsageError, match="a cluster reads paths"):
         packstore.convert([{"image": b""}], url, cluster="processes:2")
-    with pytest.raises(UsageError, match="an iterable can be read once"):
+    with pytest.raises(UsageError, match="an iterable can be read only once"):
         packstore.convert(iter([{"image": next(folder.rglob("*.jpg"))}]), url)
 
 
@@ -502,7 +504,7 @@ def test_a_damaged_receipt_or_plan(folder: Path, whole: Path, url: str) -> None:
     data = objects.get(plan)
     for wrong in (b"", b"[]", b"{}", data.replace(b'"cuts":[', b'"cuts":[1,'), data[:-1]):
         objects.put(plan, wrong)
-        with pytest.raises(StoreError, match="is no plan of a conversion"):
+        with pytest.raises(StoreError, match="is not a conversion"):
             drive(folder, url, **PASSING)
     objects.put(plan, data)
     drive(folder, url, **PASSING)
@@ -537,7 +539,7 @@ def test_receipts_of_other_tasks(folder: Path, url: str) -> None:
         drive(folder, url, dying(1), **PASSING)
     (name,) = (name for name in objects_at(url) if "/done/" in name)
     objects = open_objects(url)
-    receipt = Receipt.from_json(objects.get(name), name)
+    receipt = TaskReceipt.from_json(objects.get(name), name)
     objects.put(name.replace("000000", "000001"), receipt.to_json())
     with pytest.raises(StoreError, match=r"000001.json is another shard's receipt; delete it"):
         drive(folder, url, **PASSING)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cluster.on_ray import OnRay
-from packstore.cluster.receipts import Receipt
-from packstore.cluster.run import Run
+from packstore.cluster.on_ray import RayRunner
+from packstore.cluster.receipts import TaskReceipt
+from packstore.cluster.run import ClusterRun
 from packstore.cluster.task import Job
 from packstore.core.errors import SampleError, StoreError, UsageError
 from packstore.objects import open_objects
@@ -84,16 +84,16 @@ def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPat
     assert caught.value.key == "train/bee/000.jpg"
     assert not any(name.startswith("versions/") for name in objects_at(url))
 
-    job = Job(plan_for(folder, url, on_error="skip", **PASSING), Run(open_objects(url), "convert-x"))
+    job = Job(plan_for(folder, url, on_error="skip", **PASSING), ClusterRun(open_objects(url), "convert-x"))
     shards = job.plan.shards
     assert shards is not None
-    with OnRay(job, 1, "") as runner:
+    with RayRunner(job, 1, "") as runner:
         runner.submit(0, next(shards.shards(job.plan.source.entries())))
         ((number, receipt),) = runner.wait()
     assert number == 0
-    assert isinstance(receipt, Receipt)
+    assert isinstance(receipt, TaskReceipt)
     monkeypatch.setattr(packstore, "__version__", "9.9")  # the workers have another one
-    with OnRay(job, 1, "") as runner:
+    with RayRunner(job, 1, "") as runner:
         runner.submit(0, next(shards.shards(job.plan.source.entries())))
         ((_, result),) = runner.wait()
     assert isinstance(result, StoreError)

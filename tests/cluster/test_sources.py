@@ -11,14 +11,14 @@ import pytest
 
 import packstore
 from packstore.cluster import driver, task
-from packstore.cluster.runners import InThisProcess
+from packstore.cluster.runners import LocalRunner
 from packstore.cluster.task import Job
 from packstore.core.errors import PackstoreError
 from tests.makers.all_layouts import LAYOUTS
 from tests.makers.clusters import assert_same
 
 
-class Elsewhere(InThisProcess):
+class Elsewhere(LocalRunner):
     """Packs as another process does: job and entries come as bytes."""
 
     def __init__(self, job: Job) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cluster import runners, under_way
-from packstore.cluster.on_ray import OnRay
-from packstore.cluster.runners import Processes
-from packstore.cluster.under_way import UnderWay
+from packstore.cluster import pending_tasks, runners
+from packstore.cluster.on_ray import RayRunner
+from packstore.cluster.pending_tasks import PendingTasks
+from packstore.cluster.runners import ProcessRunner
 from tests.makers.clusters import KillingObjects, assert_same, drive
 from tests.makers.datasets import make_folder
 
@@ -30,47 +30,47 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_what_is_late(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_way, "LEAST_SECONDS", 4.0)
-    tasks = UnderWay()
+    monkeypatch.setattr(pending_tasks, "LEAST_SECONDS", 4.0)
+    tasks = PendingTasks()
     for number in range(4):
         tasks.begin(number, ())
     clock[0] = 1000.0
-    assert tasks.late(9) == []  # nothing has ended yet, so who knows
-    assert tasks.seconds_to_late() is None
+    assert tasks.stragglers(9) == []  # nothing has ended yet, so who knows
+    assert tasks.seconds_to_straggler() is None
     for number in range(4, 7):
         tasks.begin(number, ())
     for number in range(4, 7):
         clock[0] += 2
         assert tasks.end(number) == 0
     tasks.begin(7, ())
-    assert [number for number, _ in tasks.late(9)] == [0, 1, 2, 3]  # 4 seconds is the median
-    assert [number for number, _ in tasks.late(6)] == [0]  # of the 6 workers 5 are busy
-    assert tasks.late(5) == []
-    assert tasks.seconds_to_late() == 12.0
+    assert [number for number, _ in tasks.stragglers(9)] == [0, 1, 2, 3]  # 4 seconds is the median
+    assert [number for number, _ in tasks.stragglers(6)] == [0]  # of the 6 workers 5 are busy
+    assert tasks.stragglers(5) == []
+    assert tasks.seconds_to_straggler() == 12.0
     tasks.begin(0, ())
     assert len(tasks) == 6
-    assert [number for number, _ in tasks.late(9)] == [1, 2, 3]
+    assert [number for number, _ in tasks.stragglers(9)] == [1, 2, 3]
     assert tasks.end(0) == 1
     assert 0 not in tasks
     clock[0] += 100
-    assert [number for number, _ in tasks.late(1)] == [1]  # all are late, and no worker is idle
-    for _ in range(under_way.COPIES - 1):
+    assert [number for number, _ in tasks.stragglers(1)] == [1]  # all are late, and no worker is idle
+    for _ in range(pending_tasks.COPIES - 1):
         tasks.begin(1, ())
     clock[0] += 100
-    assert [number for number, _ in tasks.late(9)] == [2, 3, 7]
-    assert tasks.seconds_to_late() is None
+    assert [number for number, _ in tasks.stragglers(9)] == [2, 3, 7]
+    assert tasks.seconds_to_straggler() is None
 
 
 def test_no_task_is_late_at_once(clock: list[float]) -> None:
-    tasks = UnderWay()
+    tasks = PendingTasks()
     tasks.begin(0, ())
     tasks.begin(1, ())
     clock[0] = 0.01
     tasks.end(0)
-    clock[0] = under_way.LEAST_SECONDS
-    assert tasks.late(9) == []
+    clock[0] = pending_tasks.LEAST_SECONDS
+    assert tasks.stragglers(9) == []
     clock[0] += 1
-    assert [number for number, _ in tasks.late(9)] == [1]
+    assert [number for number, _ in tasks.stragglers(9)] == [1]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(under_way, "LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(pending_tasks, "LEAST_SECONDS", 0.2)
     monkeypatch.setattr(runners, "ENDING_SECONDS", 1000.0)
 
 
@@ -117,8 +117,8 @@ def test_interrupted_while_all_workers_hang(
     folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers: list[Any] = []
-    start = Processes._start
-    monkeypatch.setattr(Processes, "_start", lambda self: workers.append(start(self)) or workers[-1])
+    start = ProcessRunner._start
+    monkeypatch.setattr(ProcessRunner, "_start", lambda self: workers.append(start(self)) or workers[-1])
     kills, main = tmp_path / "kills", threading.get_ident()
     objects = KillingObjects(url, kills, "done/", sent=signal.SIGSTOP, times=2)
 
@@ -147,7 +147,7 @@ def test_a_copy_on_ray_is_dropped() -> None:
         def cancel(self, ref: str, *, force: bool) -> None:
             self.cancelled.append((ref, force))
 
-    runner = OnRay.__new__(OnRay)
+    runner = RayRunner.__new__(RayRunner)
     runner._ray, runner._refs = Ray(), {"a": 3, "b": 4, "c": 3}
     runner.drop(3)
     assert runner._refs == {"b": 4}

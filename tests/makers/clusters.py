@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.cluster.driver import Driver
-from packstore.cluster.runners import InThisProcess, Outcome
+from packstore.cluster.runners import LocalRunner, Outcome
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import location
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
@@ -83,7 +83,7 @@ class NamingObjects(ObjectStore):
         return NamingObjects, self._arguments
 
 
-class Twice(InThisProcess):
+class Twice(LocalRunner):
     """Runs each task twice, as stragglers may be."""
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""The tasks that run now, and which of them have taken so long that a second copy may be quicker."""
+"""The pending tasks of a run, and the stragglers among them, of which a second copy may be quicker."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from packstore.sources.base import Entry
 
 FACTOR = 3.0
-"""A task is late that runs this many times as long as half of those before it."""
+"""A straggler has run this many times as long as the median task."""
 LEAST_SECONDS = 30.0
-"""No task is late before, however short others were."""
+"""A straggler has run at least this long."""
 COPIES = 3
 
 
@@ -23,50 +23,52 @@ class _Task:
     copies: int = 1
 
 
-class UnderWay:
-    """The tasks of a run that have begun and not ended, by number. Iterating gives their numbers."""
+class PendingTasks:
+    """The tasks of a run that have begun and not ended. Iterating yields their numbers."""
 
     def __init__(self) -> None:
         self._tasks: dict[int, _Task] = {}
-        self._seconds: list[float] = []  # of those that have ended, sorted
+        self._seconds: list[float] = []  # durations of ended tasks, sorted
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._tasks)
 
     def __len__(self) -> int:
-        """How many copies run."""
+        """Number of running copies."""
         return sum(task.copies for task in self._tasks.values())
 
     def __contains__(self, number: int) -> bool:
         return number in self._tasks
 
     def begin(self, number: int, entries: Sequence[Entry]) -> None:
-        """Notes that a task, or another copy of it, begins."""
+        """Adds a task, or another copy of it."""
         copies = self._tasks[number].copies + 1 if number in self._tasks else 1
         self._tasks[number] = _Task(entries, time.monotonic(), copies)
 
     def end(self, number: int) -> int:
-        """Notes that a copy of a task has ended, and that no other counts. Returns how many still run."""
+        """Removes a task one of whose copies has ended. Returns how many other copies still run."""
         task = self._tasks.pop(number)
         bisect.insort(self._seconds, time.monotonic() - task.began)
         return task.copies - 1
 
-    def late(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
-        """The tasks of which another copy is to begin: those that are late, as many as idle workers are, where
-        ``at_once`` tasks run at once. One more where all are late: then perhaps no worker does anything."""
+    def stragglers(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
+        """Returns the stragglers to start another copy of, as many as workers are idle; ``at_once``: number of workers.
+
+        Returns at least one if all tasks are stragglers: perhaps every worker hangs.
+        """
         limit = self._limit()
         if limit is None:
             return []
         now = time.monotonic()
-        late = {number: task for number, task in self._tasks.items() if now - task.began > limit}
+        slow = {number: task for number, task in self._tasks.items() if now - task.began > limit}
         idle = at_once - len(self)
-        if late and len(late) == len(self._tasks):
+        if slow and len(slow) == len(self._tasks):
             idle = max(idle, 1)
-        some = [(number, task.entries) for number, task in late.items() if task.copies < COPIES]
+        some = [(number, task.entries) for number, task in slow.items() if task.copies < COPIES]
         return some[: max(idle, 0)]
 
-    def seconds_to_late(self) -> float | None:
-        """In how many seconds the next task is late; None where that cannot be said, or all are."""
+    def seconds_to_straggler(self) -> float | None:
+        """Returns the seconds until the next task becomes a straggler; None if unknown, or if all are already."""
         limit, now = self._limit(), time.monotonic()
         if limit is None:
             return None
