@@ -248,6 +248,7 @@ class Cache:
         )
 
     def _write(self, descriptor: int, view: memoryview, nbytes: int) -> None:
+        """Writes bytes to a file. Raises :class:`DiskFullError` if the disk is full."""
         with self._folder.writing():
             while view:
                 try:
@@ -255,7 +256,7 @@ class Cache:
                 except OSError as error:
                     if error.errno != errno.ENOSPC:
                         raise
-                    raise self._folder.no_space(nbytes) from error
+                    raise self._folder.disk_full_error(nbytes) from error
 
 
 def _address_name(address: str) -> str:

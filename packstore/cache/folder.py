@@ -215,7 +215,7 @@ class Folder:
         with self.exclusive():
             self._remove_dead_parts()
             taken = self._count_used_bytes()
-            oldest = iter(self._oldest_first())
+            oldest = iter(self._list_oldest_first())
             while taken + nbytes > budget:
                 freed = next((each.st_size for path, each in oldest if self._evict(path)), None)
                 if freed is None:
@@ -229,7 +229,7 @@ class Folder:
                     if error.errno not in _NO_SPACE:
                         raise
                     if not any(self._evict(path) for path, _ in oldest):
-                        raise self.no_space(nbytes) from error
+                        raise self.disk_full_error(nbytes) from error
                 else:
                     return
 
@@ -239,7 +239,7 @@ class Folder:
             path.unlink()
         release(descriptor)
 
-    def no_space(self, nbytes: int) -> DiskFullError:
+    def disk_full_error(self, nbytes: int) -> DiskFullError:
         """Returns the error for a full disk."""
         free = _free_bytes(self.root)
         return DiskFullError(
@@ -288,7 +288,7 @@ class Folder:
         """Lists all objects, the most recently used last."""
         return [
             Entry(path.name, found.st_size, found.st_atime, self._in_use(path), _read_url(path))
-            for path, found in self._oldest_first()
+            for path, found in self._list_oldest_first()
         ]
 
     def clean(self, keep: int) -> int:
@@ -303,7 +303,7 @@ class Folder:
         with self.writing(), self.exclusive():
             removed = self._remove_dead_parts()
             used = self._count_used_bytes()
-            for path, each in self._oldest_first():
+            for path, each in self._list_oldest_first():
                 if used > keep and self._evict(path):
                     used -= each.st_size
                     removed += each.st_size
@@ -314,7 +314,7 @@ class Folder:
         there = self.root
         while not there.exists():
             there = there.parent
-        return _free_bytes(there) + sum(each.st_size for _, each in self._objects())
+        return _free_bytes(there) + sum(each.st_size for _, each in self._list_objects())
 
     def _remove_dead_parts(self) -> int:
         """Removes files of killed processes; returns their bytes. Call it in the exclusive context."""
@@ -322,13 +322,13 @@ class Folder:
 
     def _count_used_bytes(self) -> int:
         """Returns the bytes of all objects, finished or not."""
-        return sum(found.st_size for _, found in (*self._objects(), *_list_files(self.part, _PART)))
+        return sum(found.st_size for _, found in (*self._list_objects(), *_list_files(self.part, _PART)))
 
-    def _objects(self) -> Iterator[tuple[Path, os.stat_result]]:
+    def _list_objects(self) -> Iterator[tuple[Path, os.stat_result]]:
         return _list_files(self.whole, _WHOLE)
 
-    def _oldest_first(self) -> list[tuple[Path, os.stat_result]]:
-        return sorted(self._objects(), key=lambda each: each[1].st_atime_ns)
+    def _list_oldest_first(self) -> list[tuple[Path, os.stat_result]]:
+        return sorted(self._list_objects(), key=lambda each: each[1].st_atime_ns)
 
     def _evict(self, path: Path) -> bool:
         """Removes a file unless it is locked; returns whether it did. Call it in the exclusive context."""
@@ -355,6 +355,7 @@ class Folder:
             release(descriptor)
 
     def _try_lock(self, descriptor: int) -> bool:
+        """Tries to lock a file; returns False if another process has it open."""
         try:
             return lock(descriptor, self.root)
         except OSError as error:
@@ -364,6 +365,7 @@ class Folder:
             return False
 
     def _open_to_lock(self, path: Path) -> int | None:
+        """Opens a file, for writing if possible; returns None if it is absent or not permitted."""
         for flags in (os.O_RDWR, os.O_RDONLY):
             try:
                 return hold(self._open(path, flags))

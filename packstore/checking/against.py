@@ -184,6 +184,7 @@ class Comparison:
         return hashes[order], order
 
     def _batch_entries(self) -> Iterator[list[Entry]]:
+        """Yields the source's entries in batches, without those that were skipped when packing."""
         skipped = {s.key for s in self.reader.manifest.skipped}
         entries = self.source.fetch(e for e in self.source.entries(self.split) if e.key not in skipped)
         while batch := list(islice(entries, _BATCH)):
@@ -204,6 +205,7 @@ class Comparison:
     def _compare_batch(
         self, batch: list[tuple[int | None, Entry]]
     ) -> tuple[list[tuple[int | None, Entry]], list[Problem]]:
+        """Returns a batch and the problems of its records."""
         problems = []
         for record, entry in batch:
             if record is not None:
@@ -232,6 +234,7 @@ class Comparison:
             yield difference
 
     def _value_differences(self, record: int, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yields the columns whose value at rest differs from ``values``."""
         for name, value in values.items():
             column = self.reader.manifest.column(name) if name in self.labels else None
             if column is None:

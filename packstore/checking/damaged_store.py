@@ -92,7 +92,7 @@ def inspect_store(path: Path) -> DamagedStore:
     try:
         scavenged, note = _open_sound(path), ""
     except StoreError as error:
-        scavenged, note = scavenge_file(path), _reason(error)
+        scavenged, note = scavenge_file(path), _strip_advice(error)
     recovered = scavenged.recovered or _infer_manifest(scavenged, path)
     if recovered is None:
         raise StoreError(
@@ -108,7 +108,7 @@ def inspect_store(path: Path) -> DamagedStore:
     return DamagedStore(recovered.manifest, (file,), tuple(notes), None)
 
 
-def _reason(error: StoreError) -> str:
+def _strip_advice(error: StoreError) -> str:
     """Returns an error's message without the advice to restore the store."""
     return str(error).partition("; restore it")[0]
 
@@ -232,7 +232,7 @@ def _inspect_shard(path: Path, name: str, start: int, expected: str | None, note
             scavenged = scavenge_file(path)
         except StoreError as worse:
             return DamagedFile(name, start, None, None, f"nothing in its shard can be read: {worse}")
-        notes.append(f"{name}: {_reason(error)}")
+        notes.append(f"{name}: {_strip_advice(error)}")
     recovered = scavenged.recovered
     if recovered is None:
         return DamagedFile(name, start, None, None, "the manifest of its shard is lost")
@@ -244,6 +244,7 @@ def _inspect_shard(path: Path, name: str, start: int, expected: str | None, note
 
 
 def _manifest_of(file: DamagedFile) -> Manifest | None:
+    """Returns the manifest that was recovered from a file, or None."""
     return (
         file.scavenged.recovered.manifest
         if file.scavenged is not None and file.scavenged.recovered is not None
@@ -276,6 +277,7 @@ def _merge_classes(name: str, manifests: list[Manifest]) -> tuple[str, ...] | No
 
 
 def _blank_columns(manifest: Manifest, records: int) -> tuple[Column, ...]:
+    """Returns a manifest's columns without digests, sized for ``records`` records."""
     return tuple(replace(c, nbytes=c.record_nbytes * records, digest=None) for c in manifest.columns)
 
 

@@ -80,7 +80,7 @@ class Donor:
 
     def image(self, record: int) -> bytes | bytearray | memoryview:
         """Returns the image for a record, encoded like the store's. Raises :class:`Refused`."""
-        return self._encode(self._entry(record)).record
+        return self._encode(self._find_entry(record)).record
 
     def link(self, record: int, folder: Path | None) -> Link:
         """Returns the link to a record's image in the source, relative to ``folder`` if that is given. Raises
@@ -88,7 +88,7 @@ class Donor:
         """
         linker, states = Linker(self._source, folder), dict[str, FileState]()
         try:
-            entry = self._entry(record)
+            entry = self._find_entry(record)
             place = linker.place(entry, states)
             link = linker.link(entry.key, place, self.image(record), states)
             return linker.finish([link], states)[0]
@@ -99,27 +99,31 @@ class Donor:
         """Returns all columns of a record's row; None for values that the source does not have. Raises
         :class:`Refused`.
         """
-        return self._fields(self._entry(record))
+        return self._fields(self._find_entry(record))
 
     def _list_entries(self, progress: ProgressCallback) -> Iterable[Entry]:
+        """Yields the source's entries, reporting progress."""
         for done, entry in enumerate(self._source.entries(self._split)):
             if done % _REPORT_EVERY == 0:
                 progress(Progress("locate", done, self._survey.records, 0))
             yield entry
 
-    def _entry(self, record: int) -> Entry:
+    def _find_entry(self, record: int) -> Entry:
+        """Returns the sample located for a record. Raises :class:`Refused`."""
         entry = self._entries.get(record)
         if entry is None:
             raise Refused("the source has no sample with its key, label and other fields")
         return entry
 
     def _encode(self, entry: Entry) -> Encoded:
+        """Encodes a sample's image like the store's. Raises :class:`Refused`."""
         try:
             return self._encoder(entry.key, self._source.image(entry))
         except (PackstoreError, OSError) as error:
             raise Refused(f"the source's image cannot be used: {error}") from error
 
     def _fields(self, entry: Entry) -> dict[str, Any]:
+        """Returns all columns of a row made from a sample; None for values that the source does not have."""
         labels = dict(zip((c.name for c in self._survey.labels), entry.labels, strict=True))
         sampled = self._sample_values(entry)
         fields: dict[str, Any] = {}

@@ -223,6 +223,9 @@ class _Repair:
         self.trusted = self.columns.keys() - check.damaged
 
     def run(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
+        """Finds replacements, and writes the new store unless records are lost and ``partial`` is not set; returns the
+        report.
+        """
         self.links_from = links_from(self.manifest, destination)
         damaged = sorted(self.images | self.rows)
         self.donor.locate((self._identify(record) for record in damaged), self.progress)
@@ -316,6 +319,7 @@ class _Repair:
         return image, fields
 
     def _try_view(self, record: int) -> Any:
+        """Returns the image in the damaged store, or None if it cannot be read."""
         try:
             return self.reader.view(record)
         except StoreError:

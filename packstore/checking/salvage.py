@@ -166,6 +166,9 @@ class _Salvage:
         self.missing_count = 0
 
     def run(self, destination: Path) -> SalvageReport:
+        """Adds all records that can be saved to the new store, and commits it unless there are none; returns the
+        report.
+        """
         total = sum(file.records or 0 for file in self.store.files)
         for file in self.store.files:
             for record, outcome in self._salvage_file(file):
@@ -342,6 +345,7 @@ class _Salvage:
         self.recovered += 1
 
     def _flush(self) -> None:
+        """Appends the batch to the new store."""
         batch, self.batch = self.batch, _Batch()
         if batch.images:
             values = {

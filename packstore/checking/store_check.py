@@ -212,13 +212,15 @@ class StoreCheck:
             return set()
         if ROW_CHECKSUM.name in unsound and _are_checksums_damaged(stored, bad, manifest.column(ROW_CHECKSUM.name)):
             for i, mismatch in bad.items():
-                yield from self._report_record(file, i, _describe_stored("row checksum", mismatch))
+                yield from self._report_record(file, i, _describe_bad_checksum("row checksum", mismatch))
             return {ROW_CHECKSUM.name}
         suspects = sorted(unsound.intersection(fields)) or fields
         label = " or ".join(suspects) + (" or row checksum" if ROW_CHECKSUM.name in unsound else "")
         for i, mismatch in bad.items():
             self.rows.add(file.start + i)
-            yield from self._report_record(file, i, f"its {label} is damaged: {_describe(mismatch, 'row checksum')}")
+            yield from self._report_record(
+                file, i, f"its {label} is damaged: {_describe_mismatch(mismatch, 'row checksum')}"
+            )
         return unsound.intersection((*fields, ROW_CHECKSUM.name))
 
     def _check_images(self, file: OpenFile, stored: ColumnData, unsound: bool) -> _Explained:
@@ -250,11 +252,11 @@ class StoreCheck:
             return set()
         if unsound and _are_checksums_damaged(stored, all_bad, reader.manifest.column("checksum")):
             for i, mismatch in all_bad.items():
-                yield from self._report_record(file, i, _describe_stored("checksum", mismatch))
+                yield from self._report_record(file, i, _describe_bad_checksum("checksum", mismatch))
             return {"checksum"}
         for i, mismatch in all_bad.items():
             self.images.add(file.start + i)
-            what = _describe(mismatch, "checksum")
+            what = _describe_mismatch(mismatch, "checksum")
             yield from self._report_record(
                 file, i, f"its stored checksum or its image is damaged: {what}" if unsound else what
             )
@@ -351,9 +353,9 @@ def _are_checksums_damaged(stored: NDArray[Any], bad: dict[int, Mismatch], colum
     return column_digest(corrected) == column.digest
 
 
-def _describe_stored(name: str, mismatch: Mismatch) -> str:
+def _describe_bad_checksum(name: str, mismatch: Mismatch) -> str:
     return f"its stored {name} is damaged: {mismatch.expected:016x}, should be {mismatch.found or 0:016x}"
 
 
-def _describe(mismatch: Mismatch, name: str) -> str:
+def _describe_mismatch(mismatch: Mismatch, name: str) -> str:
     return mismatch.why or f"{name} {mismatch.found or 0:016x}, expected {mismatch.expected:016x}"

@@ -192,6 +192,7 @@ class _Verification:
         self.bad: set[int] = set()  # records reported already: one problem a record is enough
 
     def run(self) -> VerifyReport:
+        """Makes all checks; returns the report."""
         manifest, options = self.reader.manifest, self.options
         check = StoreCheck(self.reader, quick=options.quick, workers=self.workers, progress=self.progress)
         for problem in check.run():
@@ -206,7 +207,9 @@ class _Verification:
             if self.has_indexes:
                 why = engine_problem()
                 done = "every seek index computed again and compared"
-                checks.append(done if why is None else f"seek indexes not compared, because the engine does not load: {why}")
+                checks.append(
+                    done if why is None else f"seek indexes not compared, because the engine does not load: {why}"
+                )
             if encoded:
                 self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels))
         damage = self.problem_count

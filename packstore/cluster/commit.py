@@ -120,6 +120,7 @@ class _RemoteKeys:
         return self._held[1][record - int(self._ends[place]) + self._filled[place].records]
 
     def _fetch_keys(self, place: int) -> list[bytes]:
+        """Fetches a shard and returns its keys."""
         shard = self._filled[place].shard
         assert shard is not None
         with tempfile.TemporaryFile() as file:

@@ -177,7 +177,9 @@ class Driver:
         receipts = list(self._receipts.values())
         table = manifest.shards
         assert table is not None
-        labels, palette = (_by_label(sum_counts(getattr(r, name) for r in receipts)) for name in ("labels", "palette"))
+        labels, palette = (
+            _parse_labels(sum_counts(getattr(r, name) for r in receipts)) for name in ("labels", "palette")
+        )
         report = ConvertReport(
             destination=self._plan.destination,
             manifest=manifest,
@@ -196,7 +198,7 @@ class Driver:
         )
 
 
-def _by_label(counts: Counter[str]) -> Counter[int]:
+def _parse_labels(counts: Counter[str]) -> Counter[int]:
     return Counter({int(label): count for label, count in counts.items()})
 
 

@@ -18,6 +18,8 @@ COPIES = 3
 
 @dataclass(slots=True)
 class _Task:
+    """A pending task: its entries, the start of its newest copy, and its number of copies."""
+
     entries: Sequence[Entry]
     began: float
     copies: int = 1
@@ -76,4 +78,5 @@ class PendingTasks:
         return min((seconds for seconds in left if seconds > 0), default=None)
 
     def _limit(self) -> float | None:
+        """Returns the seconds after which a task is a straggler; None before any task has ended."""
         return max(LEAST_SECONDS, FACTOR * self._seconds[len(self._seconds) // 2]) if self._seconds else None

@@ -67,6 +67,8 @@ class SharedPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
+    """The parts of a :class:`SharedPlan` with a fixed schema."""
+
     cuts: tuple[int, ...]
     normalization: Normalization | None
 
@@ -170,6 +172,7 @@ def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[P
 
 
 def _fingerprint(plan: Plan) -> dict[str, Any]:
+    """Returns the fingerprint of a plan without its normalisation."""
     encoder = plan.encoder()
     fingerprint: dict[str, Any] = to_plain(fingerprint_of(plan, encoder, columns_of(plan, encoder)))
     del fingerprint["normalization"]  # it may not be computed yet, and follows from options and source

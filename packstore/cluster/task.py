@@ -110,11 +110,11 @@ def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) ->
         entries=len(entries),
         split=entries[0].split,
         shard=None,
-        labels=_by_text(labels),
+        labels=_label_names(labels),
         skipped=tuple(packed.skipped),
         counted=dict(packed.counted),
         kept=dict(packed.kept),
-        palette=_by_text(packed.palette),
+        palette=_label_names(packed.palette),
         oriented=packed.oriented,
         source_bytes=packed.source_bytes,
     )
@@ -133,5 +133,5 @@ def _upload(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: Objec
     return replace(receipt, shard=shard, columns=columns, keys=keys)
 
 
-def _by_text(counts: Counter[int]) -> dict[str, int]:
+def _label_names(counts: Counter[int]) -> dict[str, int]:
     return {str(label): count for label, count in counts.items()}

@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 
 class Agent:
-    """The client's side: an agent process, and the idle connections to it."""
+    """An agent process as its client sees it, with the idle connections to it."""
 
     def __init__(self) -> None:
         self._control, other = socket.socketpair()
@@ -140,6 +140,7 @@ def _forget(ended: Agent) -> None:
 
 
 def _after_fork() -> None:
+    """Makes a forked child forget its parent's agent, and use one of its own if obstore is loaded."""
     global _agent, _forked, _lock
     _lock = threading.Lock()
     _forked = _forked or "obstore" in sys.modules

@@ -52,7 +52,7 @@ def call_interruptibly(function: Callable[..., Any], *arguments: Any) -> Any:
     future: Future[Any] = Future()
     try:
         _submit(future, function, *arguments)
-        return _await(future)
+        return _wait_for(future)
     finally:
         _pending.discard(future)
 
@@ -69,7 +69,7 @@ def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = Fa
     future: Future[Any] = Future()
     try:
         _submit(future, take)
-        while batch := _await(future):
+        while batch := _wait_for(future):
             _pending.discard(future)
             future = Future()
             if ahead:
@@ -96,7 +96,8 @@ def _submit(future: Future[Any], function: Callable[..., Any], *arguments: Any) 
     worker.tasks.put((future, function, arguments))
 
 
-def _await(future: Future[Any]) -> Any:
+def _wait_for(future: Future[Any]) -> Any:
+    """Returns or raises the result of a request; aborts it if it takes too long after an interrupt."""
     try:
         return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
     except TimeoutError:

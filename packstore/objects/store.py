@@ -125,7 +125,7 @@ class ObjectStore:
         process = agent()
         if process is None:
             return call_interruptibly(getattr(self._direct, method), *arguments)
-        self._refuse_memory()
+        self._refuse_memory_in_fork()
         return process.call(self._location, method, *arguments)
 
     def _iterate(self, method: str, *arguments: Any) -> Iterator[Any]:
@@ -136,13 +136,13 @@ class ObjectStore:
             values = getattr(self._direct, method)(*arguments)
             yield from iterate_interruptibly(values, AT_ONCE[method], ahead=method == "stream")
         else:
-            self._refuse_memory()
+            self._refuse_memory_in_fork()
             yield from process.iterate(self._location, method, *arguments)
 
     def _refuse_without_obstore(self) -> None:
         if sys.modules.get("obstore") is None and find_spec("obstore") is None:
             raise UsageError(f"{self._location.scheme}:// URLs need obstore: pip install 'packstore[remote]'")
 
-    def _refuse_memory(self) -> None:
+    def _refuse_memory_in_fork(self) -> None:
         if self._location.scheme == "memory":
             raise RemoteError(f"{self.url} is the memory of one process; a forked one cannot read it")

@@ -200,10 +200,11 @@ class Reader(ABC):
         """Returns the fixed column ``name``, loaded whole if it is stored value by value. Raises :class:`StoreError` if
         it is ragged.
         """
-        column = self._fixed(name)
+        column = self._require_fixed(name)
         return column[:] if isinstance(column, LazyArray) else column
 
-    def _fixed(self, name: str) -> NDArray[Any] | LazyArray:
+    def _require_fixed(self, name: str) -> NDArray[Any] | LazyArray:
+        """Returns the fixed column ``name`` as it is stored. Raises :class:`StoreError` if it is ragged."""
         column = self.column(name)
         if isinstance(column, Ragged):
             raise StoreError(f"column {name!r} of {self.path} is ragged")
@@ -249,7 +250,7 @@ class Reader(ABC):
         """Returns the values of the fixed column ``name`` for some records: ``(len(records), *column.shape)``, a
         copy.
         """
-        values: NDArray[Any] = self._fixed(name)[records]
+        values: NDArray[Any] = self._require_fixed(name)[records]
         return values
 
     def parts(self) -> Iterator[Reader]:

@@ -163,6 +163,7 @@ class CheckedReader(Reader):
         return self._reader.check_structure(quick=quick, progress=progress)
 
     def _check_record(self, index: int, data: Buffer) -> Buffer:
+        """Checks the fields of a record and its image ``data``; returns the image."""
         self.check_fields(index)
         self.check_image(index, data)
         return data
@@ -175,6 +176,7 @@ class CheckedReader(Reader):
             return None
 
     def _try_key(self, index: int) -> str:
+        """Returns the key of a record, for messages, or words if it is damaged."""
         try:
             return self._reader.key(index)
         except (StoreError, IndexError):

@@ -64,6 +64,7 @@ class ConcatReader(Reader):
         self._columns: dict[str, ColumnData] = {}
 
     def _join_manifests(self, columns: Sequence[Any]) -> Manifest:
+        """Returns the manifest of the joined store."""
         manifests = [reader.manifest for reader in self._readers]
         records = sum(m.records for m in manifests)
         splits: dict[str, Split] = {}
@@ -126,7 +127,7 @@ class ConcatReader(Reader):
         return self._call(index, lambda reader, record: reader.view(record))
 
     def will_need(self, index: int, view: Buffer) -> None:
-        run = self._run(index)
+        run = self._find_run(index)
         self._readers[run.store].will_need(index - run.start + run.first, view)
 
     def array(self, index: int) -> NDArray[Any]:
@@ -134,7 +135,7 @@ class ConcatReader(Reader):
 
     def value(self, name: str, index: int) -> Any:
         value = self._call(index, lambda reader, record: reader.value(name, record))
-        numbers = self._numbers[self._run(index).store].get(name)
+        numbers = self._numbers[self._find_run(index).store].get(name)
         if numbers is None:
             return value
         if self.manifest.column(name).kind == "ragged":
@@ -162,6 +163,7 @@ class ConcatReader(Reader):
         return self._columns[name]
 
     def _column_of_run(self, run: _Run, name: str) -> ColumnData:
+        """Returns a run's values of a column, with the classes' numbers in the joined store."""
         data = self._readers[run.store].column(name)
         numbers = self._numbers[run.store].get(name)
         stop = run.first + run.length
@@ -178,7 +180,7 @@ class ConcatReader(Reader):
         return self._call(index, lambda reader, record: reader.key(record))
 
     def mark_suspect(self, index: int) -> None:
-        run = self._run(index)
+        run = self._find_run(index)
         self._readers[run.store].mark_suspect(index - run.start + run.first)
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
@@ -212,14 +214,15 @@ class ConcatReader(Reader):
         for reader in self._readers:
             reader.close()
 
-    def _run(self, index: int) -> _Run:
+    def _find_run(self, index: int) -> _Run:
+        """Returns the run that has record ``index``."""
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         return self._runs[bisect.bisect_right(self._starts, index) - 1]
 
     def _call(self, index: int, method: Callable[[Reader, int], _T]) -> _T:
         """Calls ``method`` with the store that has a record, and the record's number in it; renumbers errors."""
-        run = self._run(index)
+        run = self._find_run(index)
         try:
             return method(self._readers[run.store], index - run.start + run.first)
         except CorruptRecordError as error:

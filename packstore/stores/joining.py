@@ -56,6 +56,7 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
 
 
 def _without_derived(manifest: Manifest) -> list[Column]:
+    """Returns the columns that are not derived from others: without links and seek index."""
     return [column for column in manifest.columns if column.name not in _DERIVED]
 
 

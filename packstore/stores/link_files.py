@@ -107,6 +107,7 @@ class LinkedFiles:
             self._open.clear()
 
     def _keep(self, place: str, file: LinkedFile, identity: tuple[int, int]) -> LinkedFile:
+        """Keeps an open file and drops the one used longest ago if there are too many; returns the file."""
         with self._lock:
             self._open[place] = file, identity
             while len(self._open) > _OPEN_FILES:
@@ -114,6 +115,7 @@ class LinkedFiles:
         return file
 
     def _fetch(self, url: str) -> LinkedFile:
+        """Fetches an object into the cache and maps its copy; drops all open files if the cache is full."""
         from packstore.stores.remote.copies import open_copy
 
         path = UrlPath(url)

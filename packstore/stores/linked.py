@@ -99,7 +99,9 @@ class LinkedReader(Reader):
             try:
                 found = file_state(place).nbytes
             except (OSError, ValueError) as error:
-                yield Problem(f"{printable(place)}, which has {count:,} images, cannot be read ({_reason(error)})")
+                yield Problem(
+                    f"{printable(place)}, which has {count:,} images, cannot be read ({_short_reason(error)})"
+                )
             else:
                 if found < nbytes:
                     yield Problem(f"{printable(place)}, which has {count:,} images, has {found} bytes, not {nbytes}")
@@ -109,6 +111,7 @@ class LinkedReader(Reader):
         self._reader.close()
 
     def _images(self, records: list[int]) -> list[Buffer]:
+        """Returns the images of records, checking each linked file once."""
         count, found, opened = len(self), [], dict[str, LinkedFile]()
         for record in records:
             if not 0 <= record < count:
@@ -132,8 +135,8 @@ class LinkedReader(Reader):
                 whole = length == size and not is_url(place)
                 file = opened[place] = read_file(place) if whole else self._files.get(place)
             except (OSError, ValueError) as error:
-                why = f"cannot be read ({_reason(error)}); bring it back, say where it is (packstore link --rebase), "
-                raise self._error(record, place, f"{why}or link again (packstore repair)") from None
+                why = f"cannot be read ({_short_reason(error)}); bring it back, name its new place (packstore link "
+                raise self._error(record, place, f"{why}--rebase), or link again (packstore repair)") from None
             except StoreError as error:
                 raise self._error(record, place, f"cannot be fetched: {error}") from error
         data = file.data[offset : offset + length]
@@ -238,5 +241,5 @@ def _join_above(folder: UrlPath, place: str) -> str:
     return f"{root}{posixpath.normpath(posixpath.join(path, place))}"
 
 
-def _reason(error: OSError | ValueError) -> object:
+def _short_reason(error: OSError | ValueError) -> object:
     return error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -38,14 +38,14 @@ def recognise_store(path: Path) -> Format | None:
             raise StoreError(f"{shown} is neither a file nor a directory, so it is not a store")
         with path.open("rb") as file:
             start = file.read(START_BYTES)
-        format = _file_format(path, start)
+        format = _recognise_file(path, start)
     except StoreError:  # before ValueError: UsageError is both
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise StoreError(f"{shown} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
     if format is not None:
         return format
-    if path.name in (*_data_files(), MANIFEST_FILE):
+    if path.name in (*_data_file_names(), MANIFEST_FILE):
         raise StoreError(f"{shown} is part of a store; name the directory that it is in")
     raise StoreError(f"{shown} is not a store: it begins with {start[:8]!r}" if start else f"{shown} is an empty file")
 
@@ -56,12 +56,12 @@ def looks_like_store(path: Path, start: bytes) -> bool:
     ``start`` is the first :data:`START_BYTES` of a file, and empty for a directory. Raises :class:`OSError`.
     """
     if not path.is_dir():
-        return _file_format(path, start) is not None
+        return _recognise_file(path, start) is not None
     sharded = (path / MANIFEST_FILE).is_file() and any(path.glob("shard-*"))
     return sharded or _is_published(path) or directory_format(path) is not None
 
 
-def _file_format(path: Path, start: bytes) -> Format | None:
+def _recognise_file(path: Path, start: bytes) -> Format | None:
     return next((format for format in FORMATS.values() if format.recognises(path, start)), None)
 
 
@@ -79,6 +79,7 @@ def _is_published(path: Path) -> bool:
 
 
 def _recognise_directory(path: Path) -> Format | None:
+    """Returns the format of a directory, None for a sharded store. Raises :class:`StoreError` if it is not a store."""
     if _is_published(path):
         raise StoreError(
             f"{printable(str(path))} is a store in the layout of object stores; open it as "
@@ -87,14 +88,14 @@ def _recognise_directory(path: Path) -> Format | None:
     format = directory_format(path)
     if format is not None or (path / MANIFEST_FILE).is_file():
         return format
-    names = ", ".join(_data_files())
+    names = ", ".join(_data_file_names())
     raise StoreError(
         f"{printable(str(path))} is a directory without {names} or {MANIFEST_FILE}, so it is not a store; pack images "
         "with packstore convert"
     )
 
 
-def _data_files() -> list[str]:
+def _data_file_names() -> list[str]:
     return [format.files[0] for format in FORMATS.values() if format.files]
 
 

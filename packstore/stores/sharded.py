@@ -247,6 +247,7 @@ class ShardedReader(Reader):
             )
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
+        """Yields the faults of one shard: its file, its SHA-256 unless ``quick``, and those that its reader finds."""
         start = self._starts[number]
         file = self._format.data_file(self.path / shard.name)
         if file.exists() and not file.is_file():  # reading a pipe would block, a device would never end
@@ -401,6 +402,7 @@ def _require_table(manifest: Manifest) -> ShardTable:
 
 
 def _manifest_identity(path: Path) -> tuple[int, int]:
+    """Returns device and inode of the manifest's file, which change when a store is replaced."""
     try:
         return device_and_inode(path / MANIFEST_FILE)
     except OSError as error:

@@ -81,7 +81,7 @@ class SparinglyCheckedReader(CheckedReader):
         proven = self._proven.get(name)
         if proven is not None:
             return proven[index]
-        kept = self._kept.get(name) or self._column_copy(name)
+        kept = self._kept.get(name) or self._get_copy(name)
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         part = bisect.bisect_right(self._starts, index) - 1
@@ -104,7 +104,7 @@ class SparinglyCheckedReader(CheckedReader):
         return value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        kept = self._kept.get(name) or self._column_copy(name)
+        kept = self._kept.get(name) or self._get_copy(name)
         if len(self._find_unproven(kept, records)) or not kept.fixed:
             return self._reader.values(name, records)  # find_faults reports which of them are damaged
         values: NDArray[Any] = kept.values[records]
@@ -116,7 +116,7 @@ class SparinglyCheckedReader(CheckedReader):
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
         errors: dict[int, StoreError] = {}
         for name in names:
-            kept = self._kept.get(name) or self._column_copy(name)
+            kept = self._kept.get(name) or self._get_copy(name)
             for record in records[self._find_unproven(kept, records)].tolist():
                 try:
                     self._prove_by_row(kept, record)
@@ -134,6 +134,7 @@ class SparinglyCheckedReader(CheckedReader):
         return array
 
     def _check_record(self, index: int, data: Buffer) -> Buffer:
+        """Checks an image file, or an array if it is due; returns it."""
         if self._all_images or self._count_read(index):
             self.check_image(index, data, self._read_checksum(index))
         return data
@@ -153,7 +154,8 @@ class SparinglyCheckedReader(CheckedReader):
             self._checksums = self._reader.fixed("checksum").view(np.uint8).data.cast("Q")
         return self._checksums[index]
 
-    def _column_copy(self, name: str) -> _ColumnCopy:
+    def _get_copy(self, name: str) -> _ColumnCopy:
+        """Returns the copy of a column, at first without values."""
         column = self.manifest.column(name)
         with self._lock:
             return self._kept.setdefault(name, _ColumnCopy(column, len(self), len(self._starts)))

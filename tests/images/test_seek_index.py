@@ -165,7 +165,9 @@ def test_without_the_engine(stores: Stores, folder: Path, tmp_path: Path, no_eng
     assert not packstore.open(tmp_path / "w.lmdb").manifest.has_column("seek_index")
     report = packstore.verify(indexed, decode=True)
     assert report.ok
-    assert any("seek indexes not compared, because the engine does not load: it is gone" in check for check in report.checks)
+    assert any(
+        "seek indexes not compared, because the engine does not load: it is gone" in check for check in report.checks
+    )
 
 
 def test_what_has_it_by_default(folder: Path, tmp_path: Path) -> None:

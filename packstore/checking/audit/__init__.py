@@ -129,6 +129,7 @@ class _Audit:
         self.collector = Collector()
 
     def run(self) -> AuditReport:
+        """Makes all checks; returns the report."""
         reader, options, collector = self.reader, self.options, self.collector
         manifest = reader.manifest
         table = RecordTable(reader, collector)
@@ -140,18 +141,18 @@ class _Audit:
         sizes = _known_sizes(reader)
         report_classes(collector, manifest, table.rows, options.imbalance)
         if options.pixels:
-            checks += ["images decoded: files, headers, pixels" + (", masks" if self._has("mask") else "")]
+            checks += ["images decoded: files, headers, pixels" + (", masks" if self._has_type("mask") else "")]
             sizes = self.inspect_images(table)
         else:
             report_duplicates(collector, manifest, table.rows, table.checksums, table.there, "same bytes")
-        if self._has("boxes"):
+        if self._has_type("boxes"):
             report_boxes(collector, reader, sizes)
             checks.append("boxes" if sizes is not None else "boxes (not their right and lower ends: no image was read)")
         if options.pixels and options.near:
             checks.append("nearly the same pictures" + (", mirrored too" if options.mirrored else ""))
         return collector.report(reader, options.pixels, checks)
 
-    def _has(self, type: str) -> bool:
+    def _has_type(self, type: str) -> bool:
         return any(column.type == type for column in self.reader.manifest.columns)
 
     def inspect_images(self, table: RecordTable) -> NDArray[np.int32]:

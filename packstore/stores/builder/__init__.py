@@ -290,6 +290,7 @@ class StoreBuilder:
         self.abort()
 
     def _require_open(self) -> None:
+        """Raises :class:`StoreError` after a commit or abort."""
         if self._done:
             raise StoreError("this store is committed or aborted already")
 
@@ -327,6 +328,7 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None,
         versions: Mapping[str, str] | None,
     ) -> Manifest:
+        """Builds a manifest without records, from which those of files are derived."""
         return Manifest(
             self._format.name,
             self._encoding,
@@ -379,6 +381,7 @@ class StoreBuilder:
         return values
 
     def _check_split(self, split: str) -> None:
+        """Raises :class:`StoreError` unless records of a split are consecutive, and all or no records have a split."""
         if split and not self._splitless:
             if any(run.name == split for run in self._runs[:-1]):
                 raise StoreError(f"records of split {split!r} must follow each other; {self._runs[-1].name!r} began")
@@ -386,6 +389,7 @@ class StoreBuilder:
             raise StoreError("either all records have a split or none")
 
     def _extend_split(self, split: str, count: int) -> None:
+        """Adds ``count`` appended records to a split's range."""
         if not split:
             self._splitless = self._splitless or count > 0
         elif self._runs and self._runs[-1].name == split:
@@ -437,6 +441,7 @@ class StoreBuilder:
         )
 
     def _records_digest(self, start: int, stop: int) -> str:
+        """Returns the digest of the records ``start`` to ``stop - 1``."""
         checksums, rows = (self._spools[name].values(start, stop) for name in ("checksum", ROW_CHECKSUM.name))
         assert isinstance(checksums, np.ndarray)
         assert isinstance(rows, np.ndarray)

@@ -102,6 +102,7 @@ class ShardList:
 
 
 def empty_shard_list() -> ShardList:
+    """Returns a list without shards."""
     return ShardList(np.zeros(0, TABLE_ROW), [], [])
 
 

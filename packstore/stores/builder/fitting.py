@@ -51,6 +51,7 @@ def _has_rules(column: Column) -> bool:
 
 
 def _check_ragged(column: Column, values: Mapping[str, Any], sizes: NDArray[np.int64], first: int) -> None:
+    """Raises :class:`StoreError` if values of a ragged column do not fit their shapes, widths or classes."""
     where = "" if column.name == "image" else f" of {column.name!r}"
     width = column.record_nbytes
     if column.layout is not None:

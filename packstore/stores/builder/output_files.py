@@ -79,13 +79,13 @@ class OutputFiles:
             for i, size in enumerate(sizes):
                 file = self._files[-1]
                 if file.nbytes + size > self._shard_size and first_record + i > file.start:
-                    _append(file, buffers[first:i])
+                    _append_images(file, buffers[first:i])
                     first = i
                     file = self._begin_file(first_record + i)
                 file.nbytes += size
         else:
             self._files[-1].nbytes += sum(sizes)
-        _append(self._files[-1], buffers[first:])
+        _append_images(self._files[-1], buffers[first:])
 
     def cut(self) -> None:
         """Ends the current shard unless it is empty: the next record begins another. Has no effect without shards."""
@@ -108,6 +108,7 @@ class OutputFiles:
         return None
 
     def writers(self) -> list[Writer]:
+        """Returns the writers of all files, sealed ones included."""
         return [file.writer for file in self._files if file.writer is not None]
 
     def _begin_file(self, start: int) -> OutputFile:
@@ -146,14 +147,15 @@ class OutputFiles:
         self.sealed.append(shard)
 
 
-def _append(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
+def _append_images(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
+    """Appends images to a file; only counts them in a reused shard, which has them."""
     if file.writer is not None:
         file.writer.append(buffers)
     file.stop += len(buffers)
 
 
 def _seal(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-    """Seals a file, then syncs it and reads it back at the same time: one waits, the other computes."""
+    """Seals a file, syncs it in another thread while reading it back, and raises errors of both."""
     assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)
     with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:

@@ -213,12 +213,12 @@ def plain_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryvie
     Raises :class:`StoreError` for anything else.
     """
     try:
-        return [value if type(value) is bytes else _flat(value) for value in values]
+        return [value if type(value) is bytes else _flatten(value) for value in values]
     except (TypeError, ValueError) as error:
         raise StoreError(f"values of {name!r} must be bytes or contiguous memoryviews: {error}") from None
 
 
-def _flat(value: Buffer) -> bytes | memoryview:
+def _flatten(value: Buffer) -> bytes | memoryview:
     view = memoryview(value)
     return view.cast("B") if view.nbytes else b""  # a view with an empty dimension cannot be cast
 
@@ -272,11 +272,13 @@ class _Spool:
         self.sha = hashlib.sha256()
 
     def write(self, data: Buffer) -> None:
+        """Appends, hashes and counts data."""
         self.file.write(data)
         self.sha.update(data)
         self.nbytes += memoryview(data).nbytes
 
     def map(self) -> NDArray[np.uint8]:
+        """Maps the file. Raises :class:`StoreError` if it is shorter than what was written."""
         self.file.flush()
         if not self.nbytes:
             return np.empty(0, np.uint8)

@@ -361,7 +361,9 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
 
 
 def is_held(path: Path, owner: Owner) -> bool:
-    """Returns whether the owner of the work directory is still running."""
+    """Returns whether a process has locked the work directory; without locks, whether its owner may still be
+    running.
+    """
     try:
         descriptor = os.open(path / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except PermissionError:
@@ -425,6 +427,7 @@ def _remove_staged(run: Path, name: str) -> None:
 
 
 def _remove_content(path: Path) -> None:
+    """Removes everything that packstore wrote in a work directory, and the directory if it is then empty."""
     for name in (ADDED, KEPT):
         if work_path(path / name).is_dir():
             WorkDirectory(path / name).remove()

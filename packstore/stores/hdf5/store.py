@@ -125,7 +125,7 @@ class Hdf5Reader(MappedReader):
         data: dict[str, WholeColumn] = {}
         with _as_store_errors(path):
             root = hdf5.messages(hdf5.root)
-            manifest = _find_manifest(hdf5, root, path)
+            manifest = _read_stored_manifest(hdf5, root, path)
             members = hdf5.members(root)
             for column in manifest.held_columns:
                 data[column.name] = _map_column(hdf5, members, column, manifest.records, mapped, shown)
@@ -141,7 +141,7 @@ def read_manifest(path: Path) -> Manifest:
     """Reads the manifest of the HDF5 file at ``path``. Raises :class:`StoreError`."""
     file, _ = _open(path)
     with _as_store_errors(path):
-        return _find_manifest(file, file.messages(file.root), path)
+        return _read_stored_manifest(file, file.messages(file.root), path)
 
 
 def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
@@ -158,6 +158,7 @@ def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[
 
 @contextmanager
 def _as_store_errors(path: Path) -> Iterator[None]:
+    """Turns errors of reading HDF5 into :class:`StoreError`."""
     try:
         yield
     except UnsupportedHdf5Error as error:
@@ -168,7 +169,8 @@ def _as_store_errors(path: Path) -> Iterator[None]:
         raise unreadable_error(path, "HDF5", error) from None
 
 
-def _find_manifest(file: Hdf5File, root: list[Message], path: Path) -> Manifest:
+def _read_stored_manifest(file: Hdf5File, root: list[Message], path: Path) -> Manifest:
+    """Reads and checks the manifest in an HDF5 file. Raises :class:`StoreError`."""
     shown = printable(str(path))
     text = file.attribute(root, "manifest")
     if text is None:
@@ -186,14 +188,14 @@ def _map_column(
     if column.kind == "fixed":
         wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
         return _map_dataset(file, members, column.name, *wanted, mapped, shown)
-    group = _address(members, column.name, shown)
+    group = _dataset_address(members, column.name, shown)
     inside = {f"{column.name}/{name}": place for name, place in file.members(file.messages(group)).items()}
     data = _map_dataset(file, inside, f"{column.name}/bytes", np.dtype("u1"), (column.nbytes,), mapped, shown)
     offsets = _map_dataset(file, inside, f"{column.name}/offsets", OFFSET, (records + 1,), mapped, shown)
     return Ragged(offsets, data)
 
 
-def _address(members: Members, name: str, shown: str) -> int:
+def _dataset_address(members: Members, name: str, shown: str) -> int:
     address = members.get(name)
     if address is None:
         raise StoreError(f"{shown} has no dataset {name!r} of its own")
@@ -214,7 +216,7 @@ def _map_dataset(
     Raises:
         StoreError: It has another dtype or shape, or is not contiguous in this file.
     """
-    address = _address(members, name, shown)
+    address = _dataset_address(members, name, shown)
     try:
         extent = file.dataset(address)
     except UnsupportedHdf5Error as error:
@@ -297,6 +299,7 @@ def _create_dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -
 
 
 def _write_dataset(group: Any, name: str, dtype: str, data: NDArray[Any]) -> None:
+    """Creates a dataset and writes its data."""
     dataset = _create_dataset(group, name, dtype, data.shape)
     if data.size:
         dataset.write_direct(np.ascontiguousarray(data))

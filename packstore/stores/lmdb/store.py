@@ -154,12 +154,14 @@ class LmdbWriter(Writer):
             self._env = None
 
     def _close(self) -> None:
+        """Flushes and closes the environment, if it is open."""
         if self._env is not None:
             self._flush()
             self._env.close()
             self._env = None
 
     def _open(self) -> None:
+        """Opens the environment, creating it if need be."""
         # As bytes: py-lmdb cannot encode a path that is not UTF-8.
         path = os.fsencode(self.path)
         with _lmdb_errors(self.path), beyond_standard_streams():
@@ -209,7 +211,7 @@ def _lmdb_errors(path: Path) -> Iterator[None]:
 
 def partial_images(path: Path) -> Callable[[int], memoryview]:
     """Implements :meth:`packstore.stores.format.Format.partial_images`: finds the images of finished transactions."""
-    pages = _open_pages(path)
+    pages = _map_pages(path)
 
     def image(number: int) -> memoryview:
         try:
@@ -225,10 +227,10 @@ def partial_images(path: Path) -> Callable[[int], memoryview]:
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest of the LMDB at ``path``. Raises :class:`StoreError`."""
-    return _find_manifest(_open_pages(path), path)
+    return _read_stored_manifest(_map_pages(path), path)
 
 
-def _open_pages(path: Path, descriptor: int | None = None) -> Pages:
+def _map_pages(path: Path, descriptor: int | None = None) -> Pages:
     try:
         with reading(path / DATA_FILE, descriptor) as opened:
             return Pages(opened)
@@ -251,8 +253,8 @@ class LmdbReader(Reader):
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """``descriptor`` is an open one of ``data.mdb``, or None; the caller may close it afterwards."""
-        pages = _open_pages(path, descriptor)
-        super().__init__(path, _find_manifest(pages, path))
+        pages = _map_pages(path, descriptor)
+        super().__init__(path, _read_stored_manifest(pages, path))
         self._pages: Pages | None = pages
         self._records = self.manifest.records
         image = self.manifest.image
@@ -274,11 +276,11 @@ class LmdbReader(Reader):
     def read(self, index: int) -> memoryview:
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
-        pages = self._pages or self._open()
+        pages = self._pages or self._require_open()
         try:
             value = pages.record(index)
         except PageError as error:
-            raise self._damaged(error) from None
+            raise self._damaged_error(error) from None
         if value is None:
             raise StoreError(f"record {index} of {printable(str(self.path))} is missing")
         if self._width is not None and len(value) != self._width:
@@ -311,7 +313,9 @@ class LmdbReader(Reader):
             if name == "image":
                 raise StoreError("an LMDB has no array of all images; read them one by one")
             if column.one_by_one:
-                columns[name] = _column_by_record(self._open(), column, self._records, printable(str(self.path)))
+                columns[name] = _column_by_record(
+                    self._require_open(), column, self._records, printable(str(self.path))
+                )
             elif column.kind == "fixed":
                 columns[name] = self._map_array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
             else:
@@ -325,9 +329,9 @@ class LmdbReader(Reader):
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields faults of every page and entry: bounds, order, missing and surplus keys, sizes in a fixed column."""
-        for fault in self._open().header_faults():
+        for fault in self._require_open().header_faults():
             yield Problem(f"{fault}: LMDB itself may not read it")
-        yield from check_entries(self._open(), self.manifest, quick=quick, progress=progress)
+        yield from check_entries(self._require_open(), self.manifest, quick=quick, progress=progress)
         for column in self.manifest.columns[1:]:
             if column.kind == "ragged":
                 try:
@@ -338,7 +342,7 @@ class LmdbReader(Reader):
         progress(Progress("structure", self._records, self._records, self.manifest.image.nbytes))
 
     def spans(self) -> Iterator[Spans]:
-        pages, first = self._open(), 0
+        pages, first = self._require_open(), 0
         try:
             for run in walk_in_bulk(pages, self._prefixes, overflow=False):
                 if (
@@ -352,21 +356,21 @@ class LmdbReader(Reader):
         except IrregularError:
             return
 
-    def _open(self) -> Pages:
+    def _require_open(self) -> Pages:
         pages = self._pages  # read once: another thread may close the reader meanwhile
         if pages is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
         return pages
 
-    def _damaged(self, error: PageError) -> StoreError:
+    def _damaged_error(self, error: PageError) -> StoreError:
         return StoreError(f"{printable(str(self.path))} is damaged: {error}")
 
     def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Returns the array in the ``.npy`` value ``name`` as a view of the map. Raises :class:`StoreError`."""
         try:
-            value = self._open().find(name.encode("ascii"))
+            value = self._require_open().find(name.encode("ascii"))
         except PageError as error:
-            raise self._damaged(error) from None
+            raise self._damaged_error(error) from None
         where = f"column {name!r} of {printable(str(self.path))}"
         if value is None:
             raise StoreError(f"{where} is missing")
@@ -381,7 +385,8 @@ class LmdbReader(Reader):
         return array if array.flags.aligned else _read_only(array.copy())
 
 
-def _find_manifest(pages: Pages, path: Path) -> Manifest:
+def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
+    """Reads and checks the manifest in an LMDB. Raises :class:`StoreError`."""
     try:
         text = pages.find(MANIFEST.encode("ascii"))
     except PageError as error:

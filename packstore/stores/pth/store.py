@@ -136,7 +136,7 @@ class PthReader(MappedReader):
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """``descriptor`` is an open one of the file, or None; the caller may close it afterwards."""
         archive, content = _load(path, descriptor)
-        manifest = _find_manifest(content, path)
+        manifest = _parse_stored_manifest(content, path)
         shown = printable(str(path))
         try:
             data = {c.name: _map_column(archive, content.get(c.name), c, shown) for c in manifest.columns}
@@ -161,7 +161,7 @@ class PthReader(MappedReader):
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest of the ``.pth`` file at ``path``. Raises :class:`StoreError`."""
-    return _find_manifest(_load(path)[1], path)
+    return _parse_stored_manifest(_load(path)[1], path)
 
 
 def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
@@ -181,7 +181,8 @@ def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str,
     return archive, content
 
 
-def _find_manifest(content: dict[str, Any], path: Path) -> Manifest:
+def _parse_stored_manifest(content: dict[str, Any], path: Path) -> Manifest:
+    """Parses and checks the manifest in a ``.pth``. Raises :class:`StoreError`."""
     manifest = parse_manifest(content["manifest"], path)
     if manifest.format != "pth" or manifest.shards:
         kind = f"{'sharded ' if manifest.shards else ''}{manifest.format}"
@@ -190,6 +191,7 @@ def _find_manifest(content: dict[str, Any], path: Path) -> Manifest:
 
 
 def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:
+    """Returns a column as views of the map. Raises :class:`StoreError` if it has another form."""
     if column.kind == "fixed":
         return _map_tensor(archive, value, column.dtype, f"{shown}: column {column.name!r}")
     if not isinstance(value, dict):

@@ -134,7 +134,7 @@ class RemoteReader(ShardedReader):
         done_bytes = 0
         for number, shard in enumerate(shards):
             name = self.head.shards[number]
-            size = sizes.get(name) if sizes is not None else self._try_size(name)
+            size = sizes.get(name) if sizes is not None else self._size_or_none(name)
             if size is None:
                 yield Problem(f"{name} is missing", shard=shard.name, lost=True)
             elif size != shard.nbytes:
@@ -149,6 +149,7 @@ class RemoteReader(ShardedReader):
             yield Problem(f"the digest of the records of all shards is {joined}, expected {expected}")
 
     def _check_object(self, number: int, shard: Shard, progress: ProgressCallback) -> Iterator[Problem]:
+        """Yields the faults of a shard's object, and of the shard in it, read through the cache."""
         try:
             if not self.cache.missing([shard.digest]):  # the cached copy says nothing about the object
                 self.cache.mark_suspect(shard.digest)
@@ -172,7 +173,7 @@ class RemoteReader(ShardedReader):
         prefix = SHARDS if self.head.version is not None else "shard-"
         return {info.name: info.nbytes for info in self._objects.list(prefix)}
 
-    def _try_size(self, name: str) -> int | None:
+    def _size_or_none(self, name: str) -> int | None:
         try:
             return self._objects.head(name).nbytes
         except MissingObjectError:
