@@ -203,7 +203,7 @@ def test_memory_of_a_worker_is_bounded(tmp_path: Path) -> None:
 
 
 def test_each_task_twice(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "InThisProcess", Twice)
+    monkeypatch.setattr(driver, "LocalRunner", Twice)
     drive(folder, url, **PASSING)
     assert_same(url, whole)
 

@@ -44,7 +44,7 @@ def test_the_same_bytes_of_any_source(
         path = path.parent
     place = path.as_uri() if at_a_url else path
     options: dict[str, Any] = {"source_kind": kind, "shard_size": 600, "on_error": "skip"}
-    monkeypatch.setattr(driver, "InThisProcess", Elsewhere)
+    monkeypatch.setattr(driver, "LocalRunner", Elsewhere)
     url = f"{tmp_path.as_uri()}/objects/x.h5"
     try:
         packstore.convert(path, tmp_path / "x.h5", **options)
