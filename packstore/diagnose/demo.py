@@ -1,6 +1,6 @@
-"""A small image folder to try packstore on, generated: real files of every common image format, and their oddities.
+"""Generates a small image folder to experiment with: files of every common image format, with typical oddities.
 
-The pictures of the classes are easy to tell apart, and grainy, so that their files compress like photographs.
+The pictures of different classes look different, and have grain, so that the files compress like photographs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Colour = tuple[int, int, int]
 
 
 def make_demo(path: Path, *, images_per_class: int = 18) -> None:
-    """Makes an image folder ``path/{train,val}/class/file`` with four classes.
+    """Writes an image folder ``path/{train,val}/class/file`` with four classes; removes it again if that fails.
 
     Each class has ``images_per_class`` images in ``train`` and a third of that, at least one, in ``val``. The formats
-    take turns: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, opaque RGBA, palette,
-    grayscale), BMP, WebP, TIFF, GIF. One PNG is called ``.JPEG``; a hidden file and a ``Thumbs.db`` lie among
-    the images, as they do in real folders. The same arguments give the same pictures.
+    alternate: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, opaque RGBA, palette,
+    grayscale), BMP, WebP, TIFF, GIF. As in real folders, one PNG has the suffix ``.JPEG``, and there are a hidden file
+    and a ``Thumbs.db``. The same arguments give the same pictures.
 
     Raises:
         ValueError: ``images_per_class`` is less than 1.
-        DestinationError: ``path`` is a file, or a directory that is not empty, or cannot be written.
+        DestinationError: ``path`` is a file or a directory that is not empty, or cannot be written.
     """
     if images_per_class < 1:
         raise ValueError(f"images_per_class must be at least 1, got {images_per_class}")
@@ -46,7 +46,7 @@ def make_demo(path: Path, *, images_per_class: int = 18) -> None:
         if any(path.iterdir()):
             raise DestinationError(f"{path} is not empty: name a directory that is empty or does not exist yet")
         try:
-            # Inside the directory, not beside it: where an empty one is somebody's working directory, it stays.
+            # Inside the directory and not beside it: an empty directory may be somebody's working directory.
             with tempfile.TemporaryDirectory(prefix=".packstore-demo-", dir=path) as staging:
                 _fill(Path(staging), images_per_class)
                 for split in SPLITS:
@@ -78,7 +78,7 @@ def _fill(root: Path, images_per_class: int) -> None:
                 save(_picture(shapes, rng), folder / f"{name}-{number:03d}{suffix}")
     name, shapes = next(iter(_CLASSES.items()))
     folder = root / SPLITS[0] / name
-    # ImageNet has such a file: its name says JPEG, its content is PNG.
+    # ImageNet has such a file: a PNG with the suffix .JPEG.
     _picture(shapes, np.random.default_rng(_SEED)).save(folder / f"{name}-misnamed.JPEG", format="PNG")
     (folder / ".hidden").write_bytes(b"not an image\n")
     (folder / "Thumbs.db").write_bytes(b"not an image either\n")
@@ -102,7 +102,7 @@ class _Canvas:
         return float(self.rng.uniform(0, self.width)), float(self.rng.uniform(0, self.height))
 
     def size(self, smallest: float, largest: float) -> float:
-        """A length, as a share of the shorter side."""
+        """Draws a random length between two shares of the shorter side."""
         return float(self.rng.uniform(smallest, largest)) * min(self.width, self.height)
 
 
@@ -159,7 +159,7 @@ _CLASSES: dict[str, Callable[[_Canvas], None]] = {
 def _jpeg(
     mode: str = "RGB", *, subsampling: int = 2, progressive: bool = False, orientation: int | None = None
 ) -> Callable[[Image.Image, Path], None]:
-    """``subsampling`` as Pillow numbers it: 0 is 4:4:4 and 2 is 4:2:0."""
+    """Returns a function that saves a JPEG. ``subsampling`` in Pillow's numbers: 0 is 4:4:4, 2 is 4:2:0."""
 
     def save(image: Image.Image, path: Path) -> None:
         exif = Image.Exif()
@@ -189,7 +189,7 @@ def _gray(image: Image.Image, path: Path) -> None:
     image.convert("L").save(path)
 
 
-# No more of them than a class has images by default, so that every class has every format.
+# Not more than the default number of images of a class, so that every class has every format.
 _FORMATS: tuple[tuple[str, Callable[[Image.Image, Path], None]], ...] = (
     (".jpg", _jpeg()),
     (".jpg", _jpeg(subsampling=0)),

@@ -11,7 +11,7 @@ import pytest
 
 from packstore import UsageError, convert, verify
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES, Registry
-from packstore.diagnose.doctor import _plug_ins
+from packstore.diagnose.doctor import _plug_in_facts
 from packstore.diagnose.doctor.probes import probe
 from tests.makers.datasets import make_folder
 
@@ -95,9 +95,9 @@ def test_a_plug_in_with_a_name_of_packstores_own_is_told(install: Install, caplo
 
 
 def test_the_doctor_lists_plug_ins(install: Install) -> None:
-    assert _plug_ins(probe("plug-ins")) == []
+    assert _plug_in_facts(probe("plug-ins")) == []
     install("formats tar = plugged:NUMBER\nencodings png = plugged:Encoding\nsources flat = plugged:NUMBER")
-    broken, taken, sound = _plug_ins(probe("plug-ins"))
+    broken, taken, sound = _plug_in_facts(probe("plug-ins"))
     assert (broken.name, broken.value) == ("format tar", "toy")
     assert "is 42 and should be" in str(broken.problem)
     assert (taken.name, sound.name, sound.problem) == ("kind of source flat", "encoding png", None)
@@ -105,5 +105,5 @@ def test_the_doctor_lists_plug_ins(install: Install) -> None:
 
 
 def test_the_doctor_survives_plug_ins_that_end_the_process() -> None:
-    (fact,) = _plug_ins({"error": "a process that imported it was killed by signal 6"})
+    (fact,) = _plug_in_facts({"error": "a process that imported it was killed by signal 6"})
     assert fact.problem == "a process that imported it was killed by signal 6"

@@ -23,10 +23,18 @@ from packstore.cli import cli
 from packstore.cli.bench import describe, to_json
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.core.progress import Progress, no_progress
-from packstore.diagnose.bench import AUGMENTS, BenchOptions, BenchReport, augmentation, bench, decode_rate, trials
+from packstore.diagnose.bench import (
+    AUGMENTS,
+    BenchOptions,
+    BenchReport,
+    bench,
+    loader_decode_rate,
+    make_augmentation,
+    trials,
+)
 from packstore.diagnose.bench.advice import Rates, Trial, advise, ceilings, core_seconds, cores_for, efficiency, judge
-from packstore.diagnose.bench.measure import Clock, EndToEnd, random_records, reading
-from packstore.diagnose.bench.trials import candidates
+from packstore.diagnose.bench.measure import Clock, EndToEnd, measure_reading, random_records
+from packstore.diagnose.bench.trials import choose_candidates
 from packstore.seeing.charts import check_chart
 from packstore.training.augment import RandomCrop, RandomResizedCrop
 from packstore.training.dataset import PackedDataset
@@ -68,7 +76,7 @@ def test_a_target_that_is_reached_leaves_nothing_to_do() -> None:
     assert verdict.stage == "model"
     trials = [Trial("", 1500, 100), Trial("--encoding uint8", 9000, 500)]
     (advice,) = advise(rates, verdict, trials, format="hdf5", payload_bytes=1e5, disk_bytes=1e5)
-    assert "nothing has to be done" in advice.what
+    assert "nothing for loading" in advice.what
 
 
 def test_a_disk_that_gives_less_than_the_cores_is_the_limit() -> None:
@@ -100,9 +108,9 @@ def test_the_page_cache_is_no_ceiling_and_a_quick_disk_neither() -> None:
 
 def test_augmenting_or_copying_is_the_limit_where_it_is_slowest() -> None:
     assert judge(replace(JPEG, decode=None, loader=6000.0)).stage == "augment"
-    copying = replace(JPEG, copy=900.0, on_gpu=True, loader=880.0)
-    assert judge(copying).stage == "copy"
-    (advice,) = advise(copying, judge(copying), [], format="pth", payload_bytes=1, disk_bytes=1)
+    measure_copying = replace(JPEG, copy=900.0, on_gpu=True, loader=880.0)
+    assert judge(measure_copying).stage == "copy"
+    (advice,) = advise(measure_copying, judge(measure_copying), [], format="pth", payload_bytes=1, disk_bytes=1)
     assert "resident=True" in advice.what
 
 
@@ -187,11 +195,11 @@ def test_decoding_of_a_part_is_what_the_threads_spent_without_the_augmenting() -
     def spent(seconds: float) -> EndToEnd:
         return EndToEnd(0, 0, 0, seconds, "streaming", "")
 
-    assert decode_rate(1000, 4000, spent(1.2e-3)) == pytest.approx(1000 / 0.95)
-    assert decode_rate(1000, 4000, spent(0.75e-3)) == pytest.approx(2000)
-    assert decode_rate(1000, 4000, spent(9e-3)) == 1000  # never less than whole images give
-    assert decode_rate(1000, 4000, spent(0.2e-3)) == pytest.approx(100_000)  # never nothing
-    assert decode_rate(1000, None, spent(0)) == 1000
+    assert loader_decode_rate(1000, 4000, spent(1.2e-3)) == pytest.approx(1000 / 0.95)
+    assert loader_decode_rate(1000, 4000, spent(0.75e-3)) == pytest.approx(2000)
+    assert loader_decode_rate(1000, 4000, spent(9e-3)) == 1000  # never less than whole images give
+    assert loader_decode_rate(1000, 4000, spent(0.2e-3)) == pytest.approx(100_000)  # never nothing
+    assert loader_decode_rate(1000, None, spent(0)) == 1000
 
 
 # What is measured ---------------------------------------------------------------------------------------------------
@@ -303,7 +311,7 @@ def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
 
 def test_candidates_depend_on_the_images(folder: Path, tmp_path: Path) -> None:
     def ways(manifest: Any, sizes: list[tuple[int, int]], crop: int | None) -> list[str]:
-        return [c.how for c in candidates(manifest, sizes, crop) if "--index" not in c.how]
+        return [c.how for c in choose_candidates(manifest, sizes, crop) if "--index" not in c.how]
 
     files = packstore.convert(folder, tmp_path / "a.lmdb").manifest
     assert ways(files, [(500, 375), (400, 600)], 224) == [
@@ -335,7 +343,7 @@ def test_recipes_with_views_and_of_many_sizes_are_measured(folder: Path, tmp_pat
 def test_the_augmentation_is_what_training_would_do(folder: Path, tmp_path: Path) -> None:
     def of(name: str, options: BenchOptions, **how: Any) -> Any:
         manifest = packstore.convert(folder, tmp_path / name, overwrite=True, **how).manifest
-        return augmentation(manifest, options)[0].get("augment", ())
+        return make_augmentation(manifest, options)[0].get("augment", ())
 
     assert of("a.lmdb", BenchOptions())[0] == RandomResizedCrop(224)
     assert of("a.h5", BenchOptions(), encoding="uint8", size=32)[0] == RandomCrop(32, padding=4)
@@ -360,7 +368,7 @@ def test_reading_ends_with_the_store_and_covers_it(folder: Path, tmp_path: Path)
     dataset = PackedDataset(path, "val")
     assert sorted(random_records(dataset, 100)) == list(range(9, 18))
     assert len(random_records(dataset, 4)) == len(set(random_records(dataset, 4))) <= 4
-    found = reading(Clock(0.01, 1, no_progress), dataset, 3)
+    found = measure_reading(Clock(0.01, 1, no_progress), dataset, 3)
     assert min(found.first, found.again, found.one) > 0
 
 

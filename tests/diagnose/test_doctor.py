@@ -14,7 +14,7 @@ import pytest
 
 from packstore.cli.doctor import describe
 from packstore.diagnose import doctor as doctor_package
-from packstore.diagnose.doctor import LIBRARIES, Fact, Report, _gpu, _library, examine, machine
+from packstore.diagnose.doctor import LIBRARIES, Fact, Report, _gpu_facts, _library_fact, examine, machine
 from packstore.diagnose.doctor.jpeg import decoder_facts, rate_facts
 
 COMMAND = [sys.executable, "-m", "packstore", "doctor"]
@@ -79,7 +79,7 @@ def test_libraries_that_are_broken_in_any_way_are_reported(tmp_path: Path, monke
 
 
 def test_people_see_a_problem_under_its_fact() -> None:
-    broken = _library(LIBRARIES[2], {"error": "ImportError: \x1b[31mred"})
+    broken = _library_fact(LIBRARIES[2], {"error": "ImportError: \x1b[31mred"})
     lines = describe(Report((Fact("versions", "Python", "3.11"), broken))).splitlines()
     place = next(i for i, line in enumerate(lines) if line.strip().startswith("h5py"))
     assert lines[place].endswith("broken")
@@ -91,12 +91,12 @@ def test_people_see_a_problem_under_its_fact() -> None:
 def test_a_needed_library_that_is_missing_is_a_problem_and_an_optional_one_is_not() -> None:
     answer = {"error": "No module", "missing": True}
     by_name = {library.name: library for library in LIBRARIES}
-    assert "pip install h5py" in str(_library(by_name["h5py"], answer).problem)
-    assert _library(by_name["OpenCV"], answer).problem is None
-    broken = _library(by_name["torchvision"], {"error": "RuntimeError: operator torchvision::nms does not exist"})
+    assert "pip install h5py" in str(_library_fact(by_name["h5py"], answer).problem)
+    assert _library_fact(by_name["OpenCV"], answer).problem is None
+    broken = _library_fact(by_name["torchvision"], {"error": "RuntimeError: operator torchvision::nms does not exist"})
     assert "from the index that torch is from: packstore guide troubleshooting" in str(broken.problem)
     assert "pip install --force-reinstall --no-deps torchvision" in str(broken.problem)
-    fact = _library(by_name["torch"], {"version": "3.0", "details": ["CPU build"]})
+    fact = _library_fact(by_name["torch"], {"version": "3.0", "details": ["CPU build"]})
     assert (fact.value, fact.text, fact.problem) == ("3.0", "3.0, CPU build", None)
 
 
@@ -119,10 +119,10 @@ def test_a_faster_decoder_is_named() -> None:
         (
             "simplejpeg",
             "libjpeg-turbo 3.1.3 (x.so)",
-            "only the crop's region is decoded, by libjpeg-turbo 3.1.3 (x.so)",
+            "only the crop's region of ordinary JPEG files is decoded, by libjpeg-turbo 3.1.3 (x.so)",
         ),
-        ("engine", "libjpeg-turbo 3.1.3 (x.so)", "of files with a seek index little more than the crop"),
-        ("turbojpeg", None, "decoded whole; only the crop's region with libturbojpeg of version 3"),
+        ("engine", "libjpeg-turbo 3.1.3 (x.so)", "little more than the crop is decoded if the file has a seek index"),
+        ("turbojpeg", None, "decoded whole; libturbojpeg 3 or newer decodes only the crop's region"),
         ("pillow", None, "decoded whole"),
     ],
 )
@@ -141,7 +141,7 @@ def test_how_to_get_a_newer_turbojpeg(version: str | None, told: bool) -> None:
     found = {"decoders": {"pillow": decoder(100)}, "used": "pillow", "regions": None, "engine_problem": None}
     facts = {fact.name: fact for fact in decoder_facts(found | {"libturbojpeg": version})}
     assert ("libjpeg-turbo" in facts) is told
-    assert not told or "guide troubleshooting says how" in facts["libjpeg-turbo"].text
+    assert not told or "troubleshooting: how to get it" in facts["libjpeg-turbo"].text
 
 
 @pytest.mark.parametrize("reason", [None, "it was not compiled"])
@@ -156,16 +156,16 @@ def test_whether_the_engine_is_usable(reason: str | None) -> None:
 def test_gpu_facts() -> None:
     works: dict[str, Any] = {"version": "2"}
     nothing: dict[str, Any] = {"built": None, "driver": None, "devices": [], "reason": None, "pinned": {}}
-    assert _gpu(nothing, works)[0].text == "none: torch is a CPU build"
-    assert "CUDA build of torch" in str(_gpu({**nothing, "driver": "550.1"}, works)[0].problem)
+    assert _gpu_facts(nothing, works)[0].text == "none: torch is a CPU build"
+    assert "CUDA build of torch" in str(_gpu_facts({**nothing, "driver": "550.1"}, works)[0].problem)
     unusable = {**nothing, "built": "12.8", "driver": "400.1", "reason": "too old"}
-    assert "cannot use: too old" in str(_gpu(unusable, works)[0].problem)
+    assert "cannot use: too old" in str(_gpu_facts(unusable, works)[0].problem)
     device = {"name": "H200", "free": 10**9, "total": 2 * 10**9}
     good = {**nothing, "built": "12.8", "devices": [device], "pinned": {"pinned": 5e10, "pageable": 1e10}}
-    assert [f.problem for f in _gpu(good, works)] == [None, None, None]
-    assert _gpu(good, works)[2].text == "50.0 GB/s to the GPU, 10.0 GB/s from plain memory"
-    assert "cannot be had" in str(_gpu({**good, "pinned": {"error": "RuntimeError: no"}}, works)[2].problem)
-    assert _gpu({"error": "no torch"}, {"error": "no torch"})[0].problem is None
+    assert [f.problem for f in _gpu_facts(good, works)] == [None, None, None]
+    assert _gpu_facts(good, works)[2].text == "50.0 GB/s to the GPU, 10.0 GB/s from plain memory"
+    assert "is not available" in str(_gpu_facts({**good, "pinned": {"error": "RuntimeError: no"}}, works)[2].problem)
+    assert _gpu_facts({"error": "no torch"}, {"error": "no torch"})[0].problem is None
 
 
 @pytest.mark.parametrize(
@@ -212,16 +212,18 @@ def test_the_folder_of_a_store_is_the_one_it_lies_in(tmp_path: Path) -> None:
     (tmp_path / "s.lmdb" / "data.mdb").touch()
     (tmp_path / "f.h5").touch()
     for path in (tmp_path / "s.lmdb", tmp_path / "f.h5", tmp_path, tmp_path / "a" / "b"):
-        assert machine.folder_of(path) == tmp_path
+        assert machine.existing_folder(path) == tmp_path
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    there = machine.path_fact(tmp_path, machine.folder_of(tmp_path))
+    there = machine.path_exists_fact(tmp_path, machine.existing_folder(tmp_path))
     assert (there.text, there.problem) == (str(tmp_path), None)
-    new = machine.path_fact(tmp_path / "new.h5", tmp_path)
+    new = machine.path_exists_fact(tmp_path / "new.h5", tmp_path)
     assert (new.text, new.problem) == (f"{tmp_path}/new.h5, which does not exist yet", None)
     lost = tmp_path / "a" / "b.h5"
-    assert f"the disk of {tmp_path} is meant" in str(machine.path_fact(lost, machine.folder_of(lost)).problem)
+    assert f"the disk of {tmp_path} is examined instead" in str(
+        machine.path_exists_fact(lost, machine.existing_folder(lost)).problem
+    )
 
 
 def test_measuring_the_disk_leaves_nothing(tmp_path: Path) -> None:

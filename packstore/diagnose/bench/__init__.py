@@ -1,8 +1,8 @@
-"""``packstore bench``: what limits training with a store on this machine.
+"""``packstore bench``: measures what limits training with a store on this machine.
 
-Every stage of loading is timed by itself (reading, decoding, augmenting, copying), then the loader end to end; then
-samples of the images are packed in other ways and loaded as well. What follows from the rates is arithmetic, in
-:mod:`packstore.diagnose.bench.advice`.
+It times each stage of loading by itself (reading, decoding, augmenting, copying), then the loader end to end. Then it
+packs samples of the images with other options and loads those. :mod:`packstore.diagnose.bench.advice` computes the
+verdict and the advice from the rates.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from packstore.diagnose.bench.advice import Advice, Rates, Trial, Verdict, advis
 from packstore.diagnose.bench.measure import (
     Clock,
     EndToEnd,
-    augmenting,
-    copying,
-    decoding,
-    end_to_end,
     make_loader,
-    operation_rates,
-    reading,
+    measure_augmenting,
+    measure_copying,
+    measure_decoding,
+    measure_loader,
+    measure_operations,
+    measure_reading,
     take_sample,
 )
-from packstore.diagnose.bench.trials import candidates, try_out
+from packstore.diagnose.bench.trials import choose_candidates, run_trials
 from packstore.seeing.augment_text import parse_options
 from packstore.training.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.dataset import PackedDataset
@@ -54,17 +54,17 @@ class BenchOptions:
 
     Attributes:
         split: The split; None for the only one.
-        batch_size: Images a batch.
-        size: Side of the crops in pixels; None for 224, or for a store of one image size its own.
-        augment: ``crop`` (random resized crop and flip; random crop with padding and flip where the size stays),
-            ``none`` (whole images; of differing sizes they are resized to the size), or operations of
-            :mod:`packstore.augment` as text, such as ``"RandomResizedCrop(160), RandomHorizontalFlip()"``.
+        batch_size: Images in a batch.
+        size: Side of the crops in pixels; None for 224, or for the image size of a store with one size.
+        augment: ``crop`` (random resized crop and flip; if images have the size already, random crop with padding and
+            flip), ``none`` (whole images, resized if their sizes differ), or operations of :mod:`packstore.augment` as
+            text, such as ``"RandomResizedCrop(160), RandomHorizontalFlip()"``.
         workers: Threads of the loader; None for one a core.
         seconds: Time for each stage.
-        device: Where batches go.
-        target: Images a second that training takes, or None.
-        cold: First ask the system to forget what it keeps of the store in its page cache.
-        tries: Pack samples in other ways and load them too.
+        device: Device of the batches.
+        target: Images a second that the model takes; None if unknown.
+        cold: First drop the store's files from the page cache.
+        tries: Also pack samples with other options and load them.
     """
 
     split: str | None = None
@@ -92,7 +92,7 @@ class BenchOptions:
             except UsageError as error:
                 raise UsageError(f"augment should be crop, none or operations: {error}") from None
             if self.size is not None:
-                raise UsageError("size= is for augment='crop' and 'none': operations say their own")
+                raise UsageError("size= is for augment='crop' and 'none': operations have their own sizes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class Stage:
     Attributes:
         name: ``read``, ``read again``, ``decode``, ``decode crop``, ``augment``, the name of an operation, ``copy`` or
             ``end to end``.
-        one: Images a second with one thread; None where that was not measured.
-        all: Images a second with all threads; None where that was not measured.
-        note: What belongs to it, in words.
+        one: Images a second with one thread; None if not measured.
+        all: Images a second with all threads; None if not measured.
+        note: Explanation of the figures.
     """
 
     name: str
@@ -115,23 +115,23 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BenchReport:
-    """What was measured, and what follows.
+    """Measurements of a bench, and the conclusions.
 
     Attributes:
         path: The store.
-        split: Its split, or None.
-        manifest: Its manifest.
-        records: Records of the split.
-        record_bytes: Mean bytes of an image's record.
-        disk_bytes: Mean bytes that a record takes on disk.
+        split: The measured split, or None.
+        manifest: The store's manifest.
+        records: Number of records of the split.
+        record_bytes: Mean bytes of a record's image.
+        disk_bytes: Mean bytes of a record on disk.
         sizes: ``(height, width)``: medians of a sample.
-        augment: What was done to the images, in words.
-        options: As given; ``threads`` filled in.
-        rates: What was measured.
-        stages: The same for a table.
-        verdict: What limits.
-        trials: Other ways of packing that were tried, the first one as it is; empty when there was none to try.
-        advice: What to do.
+        augment: Description of the augmentation.
+        options: The given options.
+        rates: The measured rates.
+        stages: Rows of the table of rates.
+        verdict: The stage that limits training.
+        trials: Packing options that were tried; the first is the sample with the present options. Empty if none.
+        advice: What to change.
     """
 
     path: Path
@@ -156,22 +156,22 @@ class BenchReport:
 def bench(
     path: str | os.PathLike[str], options: BenchOptions | None = None, progress: bool | ProgressCallback = False
 ) -> BenchReport:
-    """Measures the store at ``path``; takes about ten times ``options.seconds``.
+    """Measures the store at ``path``, which takes about ten times ``options.seconds``.
 
     Args:
         path: The store.
-        options: How to measure; defaults where None.
-        progress: True for a bar; or a function that is called as each stage begins.
+        options: How to measure; None for the defaults.
+        progress: True for a bar; or a function that is called when each stage begins.
 
     Raises:
-        StoreError: There is no whole store.
-        UsageError: An unknown split, or options that do not go together with this store.
-        DecodeError, CorruptRecordError: A record is damaged; it is named.
+        StoreError: The store does not open.
+        UsageError: The split is unknown, or the options do not fit the store.
+        DecodeError, CorruptRecordError: A record is damaged; the message names it.
     """
     options = options or BenchOptions()
     refuse_empty(path)
     if options.cold:
-        forget(Path(path))
+        drop_page_cache(Path(path))
     with (
         closing(PackedDataset(path, options.split, device=options.device)) as dataset,
         progress_callback(progress, count_stages=True) as report,
@@ -183,25 +183,25 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
     if not len(dataset):
         raise UsageError(f"{dataset.path} has no records to load")
     manifest, threads = dataset.manifest, options.workers or default_workers()
-    how, words = augmentation(manifest, options)
+    how, words = make_augmentation(manifest, options)
     encoded, payload = manifest.holds_files, manifest.image.nbytes / max(1, manifest.records)
     pipeline = make_loader(dataset, options.batch_size, threads, how).pipeline
     several = () if pipeline.views is None else pipeline.views.plans
     clock = Clock(options.seconds, 13 + len(pipeline.programs) + len(several), progress)
 
-    read = reading(clock, dataset, threads)
+    read = measure_reading(clock, dataset, threads)
     clock.begin("sample")
     sample = take_sample(dataset)
-    whole = decoding(clock, dataset, sample, threads) if encoded else None
+    whole = measure_decoding(clock, dataset, sample, threads) if encoded else None
     loader = make_loader(dataset, options.batch_size, threads, how)
-    augment = augmenting(clock, loader, sample)
-    each = operation_rates(clock, loader, sample)
-    single = end_to_end(clock, "loader, 1 thread", make_loader(dataset, options.batch_size, 1, how))
-    together = end_to_end(clock, "loader", loader) if threads > 1 else single
+    augment = measure_augmenting(clock, loader, sample)
+    each = measure_operations(clock, loader, sample)
+    single = measure_loader(clock, "loader, 1 thread", make_loader(dataset, options.batch_size, 1, how))
+    together = measure_loader(clock, "loader", loader) if threads > 1 else single
     assembler = loader.pipeline.assembler
     row = tuple(sample.pixels[0].shape) if loader.pipeline.form is not None else assembler.shape
-    copied = copying(clock, row, assembler.dtype, options.batch_size, dataset.device)
-    decode = None if whole is None else decode_rate(whole[0], augment, single)
+    copied = measure_copying(clock, row, assembler.dtype, options.batch_size, dataset.device)
+    decode = None if whole is None else loader_decode_rate(whole[0], augment, single)
 
     rates = Rates(
         threads=threads,
@@ -219,12 +219,14 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
         target=options.target,
         on_gpu=dataset.device.type == "cuda",
     )
-    sizes = _sizes(manifest, sample.pixels)
+    sizes = _image_sizes(manifest, sample.pixels)
     trials: list[Trial] = []
     if options.tries:
         crop = _crop_side(manifest, options) if options.augment == "crop" else None
-        ways = candidates(manifest, sizes, crop)
-        trials = try_out(clock, dataset, sample, ways, lambda m: augmentation(m, options), options.batch_size, threads)
+        ways = choose_candidates(manifest, sizes, crop)
+        trials = run_trials(
+            clock, dataset, sample, ways, lambda m: make_augmentation(m, options), options.batch_size, threads
+        )
     verdict = judge(rates)
     disk = dataset.reader.disk_bytes() / max(1, manifest.records)
     return BenchReport(
@@ -238,18 +240,20 @@ def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCall
         augment=words,
         options=options,
         rates=rates,
-        stages=_stages(rates, whole, bool(loader.pipeline.operations_at_decoding), single, together, payload, each),
+        stages=_make_stages(
+            rates, whole, bool(loader.pipeline.operations_at_decoding), single, together, payload, each
+        ),
         verdict=verdict,
         trials=tuple(trials),
         advice=tuple(advise(rates, verdict, trials, format=manifest.format, payload_bytes=payload, disk_bytes=disk)),
     )
 
 
-def augmentation(manifest: Manifest, options: BenchOptions) -> tuple[dict[str, Any], str]:
-    """The operations to measure with a store, as ``augment`` or ``views`` of a loader, and their names in words."""
+def make_augmentation(manifest: Manifest, options: BenchOptions) -> tuple[dict[str, Any], str]:
+    """Returns the loader options with the operations to measure (``augment`` or ``views``), and their description."""
     if options.augment not in AUGMENTS:
         return parse_options(options.augment), options.augment
-    own, side = _own_size(manifest), _crop_side(manifest, options)
+    own, side = _fixed_size(manifest), _crop_side(manifest, options)
     if options.augment == "none":
         if own is not None:
             return {}, "whole images"
@@ -263,18 +267,21 @@ def augmentation(manifest: Manifest, options: BenchOptions) -> tuple[dict[str, A
     return {"augment": (RandomResizedCrop(side), RandomHorizontalFlip())}, f"random resized crop to {side} and flip"
 
 
-def decode_rate(whole: float, augment: float | None, alone: EndToEnd) -> float:
-    """Images a second that the loader decodes with one thread: its threads' time for decoding and augmenting, without
-    the augmenting. That is less work than whole images where it decodes only what a crop needs."""
+def loader_decode_rate(whole: float, augment: float | None, alone: EndToEnd) -> float:
+    """Computes the images a second that the loader decodes with one thread, which may decode only a crop's region.
+
+    Subtracts the time of augmenting from the loader's time of decoding and augmenting. ``whole`` is the rate of
+    decoding whole images."""
     spent = alone.decode_seconds - (1 / augment if augment else 0.0)
-    # Two measurements are subtracted: what is left is never taken for less than a twentieth, nor for more than whole.
+    # The difference of two measurements is noisy: it is at least a twentieth, and at most the time of whole images.
     return 1 / min(1 / whole, max(spent, alone.decode_seconds / 20)) if alone.decode_seconds else whole
 
 
-def forget(path: Path) -> None:
-    """Asks the system to drop the files at ``path`` from its page cache; mapped pages stay."""
+def drop_page_cache(path: Path) -> None:
+    """Drops the files at ``path`` from the page cache, except mapped pages. Raises :class:`UsageError` if the system
+    cannot."""
     if not hasattr(os, "posix_fadvise"):
-        raise UsageError("this system cannot be asked to forget files; leave --cold out")
+        raise UsageError("this system cannot drop files from the page cache; leave --cold out")
     for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
         handle = os.open(file, os.O_RDONLY)
         try:
@@ -283,7 +290,7 @@ def forget(path: Path) -> None:
             os.close(handle)
 
 
-def _own_size(manifest: Manifest) -> tuple[int, int] | None:
+def _fixed_size(manifest: Manifest) -> tuple[int, int] | None:
     image = manifest.image
     if image.kind != "fixed":
         return None
@@ -292,16 +299,16 @@ def _own_size(manifest: Manifest) -> tuple[int, int] | None:
 
 
 def _crop_side(manifest: Manifest, options: BenchOptions) -> int:
-    own = _own_size(manifest)
+    own = _fixed_size(manifest)
     return options.size or (DEFAULT_SIZE if own is None else min(own))
 
 
-def _sizes(manifest: Manifest, pixels: Sequence[Any]) -> list[tuple[int, int]]:
+def _image_sizes(manifest: Manifest, pixels: Sequence[Any]) -> list[tuple[int, int]]:
     chw = manifest.image.layout == "CHW"
     return [tuple(image.shape[1:] if chw else image.shape[:2]) for image in pixels]
 
 
-def _stages(
+def _make_stages(
     rates: Rates,
     whole: tuple[float, float] | None,
     crops: bool,
@@ -310,7 +317,7 @@ def _stages(
     record_bytes: float,
     operations: Sequence[tuple[str, float]],
 ) -> tuple[Stage, ...]:
-    # From the page cache, what is read again tells more: a small store is read too quickly for the first time to count.
+    # If the page cache holds the store, the second pass is more exact: the first one may be very short.
     rate = rates.read_first if rates.from_disk else rates.read_again
     where = "from the disk" if rates.from_disk else "from the page cache"
     if rates.resident:

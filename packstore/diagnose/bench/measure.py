@@ -1,4 +1,4 @@
-"""Measurements: images a second of each stage of loading by itself, and of the loader end to end."""
+"""Measures the images a second of each stage of loading by itself, and of the loader end to end."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from packstore.training.loader.programs import Programs
 from packstore.training.random_draws import Draws
 from packstore.training.single_threaded import make_single_threaded
 
-CHUNK = 16  # records that a thread takes at a time
+CHUNK = 16  # records that a thread reads at a time
 _SAMPLE_BYTES = 96 << 20
 _SAMPLE_RECORDS = 512
 _PIXEL_BYTES = 64 << 20
 _ORDERED = 1 << 20
-_EPOCH_BATCHES = 64  # an epoch's start should not weigh more than it does on a real dataset
+_EPOCH_BATCHES = 64  # batches of an epoch, so that its start takes no larger share than with a real dataset
 
 
 class Clock:
-    """Runs work for about a given time, and tells the progress callback which stage begins."""
+    """Runs work for a given time, and reports the beginning of each stage."""
 
     def __init__(self, seconds: float, stages: int, progress: ProgressCallback) -> None:
         self.seconds = seconds
@@ -51,15 +51,15 @@ class Clock:
         self._begun = 0
 
     def begin(self, stage: str) -> None:
-        """Reports the stage that begins."""
+        """Reports the beginning of a stage."""
         self._progress(Progress(stage, self._begun, self._stages, 0))
         self._begun += 1
 
     def rate(self, stage: str, work: Callable[[int], int], threads: int = 1, share: float = 1.0) -> float:
-        """Images a second of ``work``, called with 0, 1, 2 … from ``threads`` threads until the time is over.
+        """Measures images a second of ``work``, called with 0, 1, 2 … by ``threads`` threads until the time is over.
 
-        They are single-threaded for torch, like the loader's: otherwise small work takes many times as long.
-        ``work`` returns how many images it did, and 0 to end early; every thread calls it once in any case.
+        In these threads torch uses one thread, as in the loader's: otherwise small work takes many times as long.
+        ``work`` returns the number of images done, or 0 to end early. Every thread calls it at least once.
         """
         self.begin(stage)
         numbers, until = count(), time.perf_counter() + self.seconds * share
@@ -82,8 +82,8 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Images a second of reading: see :class:`packstore.diagnose.bench.advice.Rates`."""
+class ReadRates:
+    """Images a second of reading: first, again, again with one thread; and the share of bytes from the disk."""
 
     first: float
     again: float
@@ -91,8 +91,8 @@ class Reading:
     disk_share: float
 
 
-def reading(clock: Clock, dataset: PackedDataset, threads: int) -> Reading:
-    """Copies records in random order out of the store: once from wherever they are, then from the page cache."""
+def measure_reading(clock: Clock, dataset: PackedDataset, threads: int) -> ReadRates:
+    """Measures reading records in random order: first from disk or page cache, then again from the page cache."""
     reader, order = dataset.reader, random_records(dataset, _ORDERED)
     chunks = [order[i : i + CHUNK].tolist() for i in range(0, len(order), CHUNK)]
     seen: list[int] = []
@@ -102,7 +102,7 @@ def reading(clock: Clock, dataset: PackedDataset, threads: int) -> Reading:
         if number >= len(chunks):
             return 0
         seen.append(number)
-        return _touch(reader, chunks[number])
+        return _copy_records(reader, chunks[number])
 
     first = clock.rate("read", fresh, threads)
     known = sorted(seen)
@@ -110,22 +110,22 @@ def reading(clock: Clock, dataset: PackedDataset, threads: int) -> Reading:
     wanted = sum(len(reader.view(record)) for number in known for record in chunks[number])
 
     def again(number: int) -> int:
-        return _touch(reader, chunks[known[number % len(known)]])
+        return _copy_records(reader, chunks[known[number % len(known)]])
 
     many, one = clock.rate("read again", again, threads, 0.5), clock.rate("read, 1 thread", again, share=0.5)
-    return Reading(first, many, one, from_disk / max(1, wanted))
+    return ReadRates(first, many, one, from_disk / max(1, wanted))
 
 
-def _touch(reader: Reader, records: Sequence[int]) -> int:
+def _copy_records(reader: Reader, records: Sequence[int]) -> int:
     for record in records:
         source = np.frombuffer(reader.view(record), np.uint8)
-        # numpy lets go of the GIL while it copies, so that threads wait for the disk side by side, as decoders do.
+        # numpy releases the GIL while it copies, so that threads wait for the disk in parallel, as decoders do.
         np.copyto(np.empty_like(source), source)
     return len(records)
 
 
 def random_records(dataset: PackedDataset, most: int) -> NDArray[np.int64]:
-    """Record numbers of the split in random order; of a very large one a random choice."""
+    """Returns at most ``most`` record numbers of the split in random order."""
     rng, length = np.random.default_rng(0), len(dataset)
     chosen = rng.permutation(length) if length <= most else np.unique(rng.integers(0, length, most))
     return np.asarray(rng.permutation(chosen)[:most] + dataset.reader.split(dataset.split).start, np.int64)
@@ -133,7 +133,7 @@ def random_records(dataset: PackedDataset, most: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Some records in memory: numbers, bytes, and the pixels of as many of them as fit."""
+    """Sampled records in memory: numbers, bytes, and the pixels of the first ones."""
 
     records: list[int]
     data: list[bytes]
@@ -141,7 +141,7 @@ class Sample:
 
 
 def take_sample(dataset: PackedDataset) -> Sample:
-    """A random sample of bounded size. Raises :class:`DecodeError` that names a record which is damaged."""
+    """Reads and decodes a random sample of bounded size. Raises :class:`DecodeError`, which names the record."""
     reader, held = dataset.reader, 0
     records: list[int] = []
     data: list[bytes] = []
@@ -159,7 +159,7 @@ def take_sample(dataset: PackedDataset) -> Sample:
 
 
 def decode(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np.uint8]:
-    """A whole image; an error names the record."""
+    """Decodes a whole image. Raises :class:`DecodeError`, which names the record."""
     try:
         return dataset.decoder.decode(data)
     except DecodeError as error:
@@ -167,8 +167,8 @@ def decode(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np.uint8
         raise DecodeError(f"record {record} ({key}) of {printable(str(dataset.path))}: {error}") from None
 
 
-def decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threads: int) -> tuple[float, float]:
-    """Images a second of decoding whole images, with one thread and with all."""
+def measure_decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threads: int) -> tuple[float, float]:
+    """Measures decoding of whole images in images a second, with one thread and with all."""
 
     def work(number: int) -> int:
         index = number % len(sample.data)
@@ -178,20 +178,20 @@ def decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threads: int)
     return clock.rate("decode, 1 thread", work), clock.rate("decode", work, threads, 0.5)
 
 
-def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
-    """Images a second of the loader's operations with one thread, on pixels that are decoded; None without any."""
+def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
+    """Measures the loader's operations on decoded pixels in images a second, with one thread; None without any."""
     operations = tuple(loader.options.augment)
     if loader.pipeline.views is not None:
-        return _augmenting_views(clock, loader, sample)
+        return _measure_views(clock, loader, sample)
     if not operations:
         return None
     if loader.pipeline.one_by_one:
-        return _augmenting_one_by_one(clock, loader, sample)
+        return _measure_one_by_one(clock, loader, sample)
     here, programs = loader.pipeline.operations_at_decoding, loader.pipeline.programs
     if here or programs:
-        crops = _crops(loader, sample)
-        program = _program(programs, sample, crops)
-        return clock.rate("augment, 1 thread", _by_engine(sample, crops, program)[0])
+        crops = _plan_crops(loader, sample)
+        program = _draw_program(programs, sample, crops)
+        return clock.rate("augment, 1 thread", _engine_work(sample, crops, program)[0])
     batch = torch.from_numpy(np.stack(sample.pixels))
     if loader.dataset.manifest.image.dtype == "bfloat16":
         batch = batch.view(torch.bfloat16)
@@ -206,8 +206,8 @@ def augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | No
         torch.set_num_threads(threads)
 
 
-def _augmenting_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> float:
-    """:func:`augmenting` of images that differ in size on their way: of a whole batch, planned and run."""
+def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> float:
+    """Measures augmenting of images that change to different sizes: plans and runs a whole batch at a time."""
     planes = loader.dataset.manifest.image.layout == "CHW"
     images = [torch.from_numpy(np.array(image)) for image in sample.pixels]
     images = [(image if planes else image.permute(2, 0, 1))[None] for image in images]
@@ -226,8 +226,8 @@ def _augmenting_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -
     return clock.rate("augment, 1 thread", work)
 
 
-def _augmenting_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
-    """:func:`augmenting` of records with all their crops, which the threads that decode cut; None for others."""
+def _measure_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
+    """Measures cutting all crops of a record's views; None if there are no views to cut."""
     cuts = [one for _, one, _ in _view_cuts(loader, sample)]
 
     def work(number: int) -> int:
@@ -239,14 +239,15 @@ def _augmenting_views(clock: Clock, loader: PackedLoader, sample: Sample) -> flo
 
 
 def _cut_all(one: Callable[[int], int], count: int, number: int) -> int:
-    """Cuts ``count`` crops of a record, which lie together; returns 1, for the record."""
+    """Cuts the ``count`` crops of a record, which follow each other; returns 1, for the record."""
     for crop in range(count):
         one(number * count + crop)
     return 1
 
 
 def _view_cuts(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable[[int], int], int]]:
-    """Of each view its name, a function that cuts all its crops of a record of the sample, and how many these are."""
+    """Returns for each view its name, a function that cuts all its crops of a sampled record, and their number. Cuts
+    each crop once, to touch the memory."""
     assert loader.pipeline.views is not None
     found: list[tuple[str, Callable[[int], int], int]] = []
     sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
@@ -256,16 +257,16 @@ def _view_cuts(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable
         draws = Draws(view.seed(0), 0, view.ids(ids))
         crops = plan_operations(plan.operations, np.repeat(sizes, count, 0), draws)
         several = Sample(np.repeat(ids, count).tolist(), [], [image for image in sample.pixels for _ in range(count)])
-        one, _ = _by_engine(several, crops, plan.programs.draw(draws, plan.size))
+        one, _ = _engine_work(several, crops, plan.programs.draw(draws, plan.size))
 
         found.append((view.name, partial(_cut_all, one, count), count))
-        for number in range(len(ids)):  # memory that is written to for the first time takes longer
+        for number in range(len(ids)):  # the first write to new memory takes longer
             found[-1][1](number)
     return found
 
 
-def operation_rates(clock: Clock, loader: PackedLoader, sample: Sample) -> list[tuple[str, float]]:
-    """Name of each operation on pixels that runs in the threads that decode, and images a second with one thread."""
+def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> list[tuple[str, float]]:
+    """Measures each pixel operation of the decoding threads, or each view: name, images a second with one thread."""
     programs = loader.pipeline.programs
     if loader.pipeline.views is not None:
         return [
@@ -274,37 +275,39 @@ def operation_rates(clock: Clock, loader: PackedLoader, sample: Sample) -> list[
         ]
     if not programs:
         return []
-    crops = _crops(loader, sample)
-    one, images = _by_engine(sample, crops, None)
+    crops = _plan_crops(loader, sample)
+    one, images = _engine_work(sample, crops, None)
     for number in range(len(crops)):
         one(number)
     found = []
     for place, operation in enumerate(programs.operations):
         alone = Programs((operation,), programs.first + place)
-        found.append((type(operation).__name__, _rate_of(clock, alone, _program(alone, sample, crops), images)))
+        found.append(
+            (type(operation).__name__, _measure_operation(clock, alone, _draw_program(alone, sample, crops), images))
+        )
     return found
 
 
-def _rate_of(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
+def _measure_operation(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
     assert program is not None
     pixels = images.copy()
 
     def one(number: int) -> int:
         index = number % len(pixels)
-        pixels[index] = images[index]  # of what it made before it might make less and less work
+        pixels[index] = images[index]  # fresh pixels: on its own output an operation may have less work
         programs.run(pixels[index : index + 1], program[index : index + 1])
         return 1
 
     return clock.rate(f"{type(programs.operations[0]).__name__}, 1 thread", one, share=0.5)
 
 
-def _program(programs: Programs, sample: Sample, crops: Crops) -> Program | None:
+def _draw_program(programs: Programs, sample: Sample, crops: Crops) -> Program | None:
     height, width = crops.window[0, 2:].tolist()
     return programs.draw(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
 
 
-def _by_engine(sample: Sample, crops: Crops, program: Program | None) -> tuple[Callable[[int], int], NDArray[Any]]:
-    """Augments image after image of a sample; and the array that they are written to."""
+def _engine_work(sample: Sample, crops: Crops, program: Program | None) -> tuple[Callable[[int], int], NDArray[Any]]:
+    """Returns a function that augments a sampled image with the engine, and the array to which it writes."""
     pixels = [np.ascontiguousarray(image) for image in sample.pixels[: len(crops)]]
     planes = pixels[0].dtype != np.uint8
     height, width = crops.window[0, 2:].tolist()
@@ -322,7 +325,7 @@ def _by_engine(sample: Sample, crops: Crops, program: Program | None) -> tuple[C
     return one, out
 
 
-def _crops(loader: PackedLoader, sample: Sample) -> Crops:
+def _plan_crops(loader: PackedLoader, sample: Sample) -> Crops:
     planes = loader.dataset.manifest.image.layout == "CHW"
     sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in sample.pixels], np.int64)
     return plan_operations(
@@ -330,15 +333,17 @@ def _crops(loader: PackedLoader, sample: Sample) -> Crops:
     )
 
 
-def _count(item: Any) -> int:
-    """Records of a batch."""
+def _batch_length(item: Any) -> int:
+    """Returns the number of records of a batch."""
     while not isinstance(item, torch.Tensor | list):
         item = next(iter(item.values())) if isinstance(item, dict) else item[0]
     return len(item)
 
 
-def copying(clock: Clock, row: tuple[int, ...], dtype: torch.dtype, batch_size: int, device: torch.device) -> float:
-    """Images a second of copying batches to the device: from page-locked memory to a GPU, else through memory."""
+def measure_copying(
+    clock: Clock, row: tuple[int, ...], dtype: torch.dtype, batch_size: int, device: torch.device
+) -> float:
+    """Measures copying batches in images a second: from page-locked memory to a GPU, else within memory."""
     host = torch.ones((batch_size, *row), dtype=dtype, device="cpu")
     if device.type == "cuda":
         host = host.pin_memory()
@@ -356,7 +361,7 @@ def copying(clock: Clock, row: tuple[int, ...], dtype: torch.dtype, batch_size: 
 
 @dataclass(frozen=True, slots=True)
 class EndToEnd:
-    """What a loader did: images a second, cores that were busy, and thread seconds an image for read and decode."""
+    """Measurement of a loader: images a second, busy cores, and thread seconds of reading and decoding an image."""
 
     images_per_second: float
     cores_busy: float
@@ -367,7 +372,7 @@ class EndToEnd:
 
 
 def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict[str, Any]) -> PackedLoader:
-    """A shuffling loader whose epochs are long even where the dataset is small, with the options ``how``."""
+    """Creates a shuffling loader with the options ``how``; repeats a small dataset, so that epochs are long."""
     times = -(-_EPOCH_BATCHES * batch_size // len(dataset))
     indices = np.tile(np.arange(len(dataset)), times) if times > 1 else None
     collate: dict[str, Collate] = {
@@ -378,18 +383,18 @@ def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict
     return PackedLoader(dataset, batch_size, shuffle=True, workers=threads, indices=indices, collate=collate, **how)
 
 
-def end_to_end(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:
-    """Runs the loader for the clock's time. The first batch does not count: it includes starting up."""
+def measure_loader(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:
+    """Measures the loader for the clock's time. The first batch is not counted, since it includes the start."""
     clock.begin(stage)
     images, start, cpu, elapsed = 0, 0.0, 0.0, 0.0
     while not images or elapsed < clock.seconds * share:
         for item in loader:
             now = time.perf_counter()
             if not start:
-                start, cpu = now, _cpu()
+                start, cpu = now, _cpu_seconds()
                 loader.reset_stats()
                 continue
-            images += _count(item)
+            images += _batch_length(item)
             elapsed = now - start
             if elapsed >= clock.seconds * share:
                 break
@@ -401,7 +406,7 @@ def end_to_end(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.
     counted = max(1.0, stats["images"])
     return EndToEnd(
         images / elapsed,
-        (_cpu() - cpu) / elapsed,
+        (_cpu_seconds() - cpu) / elapsed,
         stats["read_seconds"] / counted,
         stats["decode_seconds"] / counted,
         loader.mode,
@@ -409,6 +414,6 @@ def end_to_end(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.
     )
 
 
-def _cpu() -> float:
+def _cpu_seconds() -> float:
     times = os.times()
     return times.user + times.system

@@ -1,4 +1,4 @@
-"""A report of ``bench`` as a chart."""
+"""Chart of a report of ``bench``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from packstore.seeing.charts import draw_bars, draw_legend, new_chart, save_char
 
 
 def plot(report: BenchReport, path: Path) -> None:
-    """Draws the rates of the stages, and of the other ways of packing that were tried, into ``path``."""
+    """Writes a chart of the rates of all stages, and of all trials, to ``path``."""
     title = f"{report.path.name}: {report.augment}; limit: {report.verdict.stage}"
     figure, axes = new_chart(title, 2 if report.trials else 1)
     series = [

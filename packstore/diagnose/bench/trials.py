@@ -1,4 +1,4 @@
-"""The loader's rate with a sample of the images packed in other ways."""
+"""Trials: packs a sample of the images with other options and measures the loader with it."""
 
 from __future__ import annotations
 
@@ -13,36 +13,42 @@ import torch
 from packstore.core.column import SEEK_INDEX
 from packstore.core.manifest import Manifest
 from packstore.diagnose.bench.advice import Trial
-from packstore.diagnose.bench.measure import Clock, Sample, end_to_end, make_loader
+from packstore.diagnose.bench.measure import Clock, Sample, make_loader, measure_loader
 from packstore.images.sniff import HeaderError, sniff
 from packstore.packing.conversion import convert
 from packstore.training.dataset import PackedDataset
 
 RECORDS = 128
 ROOM = 256 / 224
-"""Shorter side that is kept for a random resized crop, by the crop's size, as everybody packs ImageNet."""
+"""Shorter side of shrunk images over the crop's side, as usual for ImageNet."""
 MUCH_LARGER = 1.2
-"""Images are worth shrinking where their shorter side is that many times what is kept."""
+"""Shrinking is tried if images' shorter sides are on average so many times the shrunk side."""
 SMALL_SIDE = 64
-"""Images of one size and at most this side are tried as pixels that stay in device memory."""
+"""Images of one size with sides up to this are tried as uint8 pixels, which can stay in device memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way of packing: its options, as ``packstore convert`` spells them and as Python does."""
+    """Packing options to try, as text for ``packstore convert`` and as keyword arguments.
+
+    Attributes:
+        how: The options of the command line; empty for the present options.
+        options: The keyword arguments.
+        changes: What happens to the images, for people; empty if pixels stay the same.
+    """
 
     how: str
     options: dict[str, Any]
     changes: str = ""
 
 
-def candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int | None) -> list[Candidate]:
-    """What could be faster for a store of image files; nothing for stores of pixels.
+def choose_candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int | None) -> list[Candidate]:
+    """Returns packing options that may be faster for a store of image files; none for a store of pixels.
 
     Args:
-        manifest: The store's.
+        manifest: The store's manifest.
         sizes: ``(height, width)`` of some of its images.
-        crop: The side that training crops to; None where it takes whole images.
+        crop: Side of the crops in training; None for whole images.
     """
     if not manifest.holds_files or not sizes:
         return []
@@ -67,7 +73,7 @@ def candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int |
     return found
 
 
-def try_out(
+def run_trials(
     clock: Clock,
     dataset: PackedDataset,
     sample: Sample,
@@ -76,7 +82,8 @@ def try_out(
     batch_size: int,
     threads: int,
 ) -> list[Trial]:
-    """The loader's rate with the sample as it is, and then packed in each of ``ways``; nothing without any."""
+    """Packs the sample with the present options and with each of ``ways``, in a temporary directory, and measures the
+    loader with each. Returns no trials if ``ways`` is empty."""
     trials: list[Trial] = []
     if not ways:
         return trials
@@ -93,7 +100,7 @@ def try_out(
             with_device = PackedDataset(path, device=dataset.device)
             how, words = make_augment(with_device.manifest)
             loader = make_loader(with_device, batch_size, threads, how)
-            found = end_to_end(clock, f"try {way.how or 'as it is'}", loader, 0.5)
+            found = measure_loader(clock, f"try {way.how or 'as it is'}", loader, 0.5)
             image = with_device.manifest.image
             each = image.nbytes / max(1, with_device.manifest.records)
             usual = usual or words
@@ -106,7 +113,7 @@ def try_out(
 
 
 def _suffix(data: bytes) -> str:
-    """The suffix for an image file's content."""
+    """Returns the file suffix for an image's content."""
     try:
         kind = sniff(data).kind
     except HeaderError:

@@ -1,7 +1,7 @@
-"""``packstore doctor``: what is installed, what the machine has, and what will make loading slow or fail.
+"""``packstore doctor``: examines the installation and the machine for problems that make loading slow or fail.
 
-Each library is imported in a process of its own (:mod:`packstore.diagnose.doctor.probes`), so that a broken one cannot
-crash the doctor.
+Each library is imported in a separate process (:mod:`packstore.diagnose.doctor.probes`), so that a broken library
+cannot crash the doctor.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from packstore.diagnose.doctor.jpeg import decoder_facts
 __all__ = ["Fact", "Report", "examine"]
 
 PROBE_SECONDS = 120.0
-"""A library that takes longer to be imported is reported as broken."""
+"""A library whose import takes longer is reported as broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library to examine: import name, common name, whether packstore needs it, and how to install it."""
+    """A library to examine: import name, common name, whether packstore requires it, and how to install it."""
 
     module: str
     name: str
@@ -53,7 +53,7 @@ LIBRARIES = (
     Library("jpeg4py", "jpeg4py", False, "pip install jpeg4py"),
     Library("cv2", "OpenCV", False, "pip install opencv-python-headless"),
     Library("pillow_heif", "pillow-heif", False, "for HEIC: pip install pillow-heif"),
-    # Beside a CPU build of torch, PyPI's wheel of it does not work.
+    # PyPI's wheel of it does not work with a CPU build of torch.
     Library(
         "torchvision", "torchvision", False,
         "pip install torchvision, from the index that torch is from: packstore guide troubleshooting",
@@ -64,7 +64,7 @@ LIBRARIES = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """What was found, in order."""
+    """The doctor's report: facts in order."""
 
     facts: tuple[Fact, ...]
 
@@ -78,14 +78,14 @@ class Report:
 
 
 def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCallback = no_progress) -> Report:
-    """Looks at the installation and the machine.
+    """Examines the installation and the machine.
 
     Args:
-        path: A store, or where one is to be: the folder whose disk is looked at. None for the working directory.
-        disk: Measure the speed of that disk, with a temporary file.
-        progress: Told what is looked at.
+        path: An existing or future store; its folder's disk is examined. None for the working directory.
+        disk: Measure the speed of that disk with a temporary file.
+        progress: Called when each part begins.
     """
-    folder = machine.folder_of(path or Path.cwd())
+    folder = machine.existing_folder(path or Path.cwd())
     progress(Progress("libraries", 0, 3, 0))
     facts = [
         Fact("versions", "packstore", __version__),
@@ -95,25 +95,25 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
     names = [library.module for library in LIBRARIES]
     names += ["cuda", "plug-ins"]
     found = dict(zip(names, _probe_all(names), strict=True))
-    found["decoders"] = _probe("decoders")  # by itself, since it is timed
-    facts += [_library(library, found[library.module]) for library in LIBRARIES]
-    facts += _plug_ins(found["plug-ins"])
+    found["decoders"] = _probe("decoders")  # alone, since it measures times
+    facts += [_library_fact(library, found[library.module]) for library in LIBRARIES]
+    facts += _plug_in_facts(found["plug-ins"])
     progress(Progress("machine", 1, 3, 0))
     facts += decoder_facts(found["decoders"])
-    facts += _gpu(found["cuda"], found["torch"])
+    facts += _gpu_facts(found["cuda"], found["torch"])
     facts += machine.processor_facts()
     facts += machine.memory_facts()
     facts += machine.limit_facts()
     progress(Progress("disk", 2, 3, 0))
     if path is not None:
-        facts.append(machine.path_fact(path, folder))
-    # Not on another disk than the one that was meant.
+        facts.append(machine.path_exists_fact(path, folder))
+    # If the path does not exist, its folder may be on another disk: then measure nothing.
     there = path is None or path.exists() or path.absolute().parent == folder
     facts += machine.disk_facts(folder, measure=disk and there)
     return Report(tuple(facts))
 
 
-def _library(library: Library, found: dict[str, Any]) -> Fact:
+def _library_fact(library: Library, found: dict[str, Any]) -> Fact:
     if "error" not in found:
         text = ", ".join([found["version"], *found.get("details", ())])
         return Fact("versions", library.name, found["version"], text)
@@ -121,14 +121,14 @@ def _library(library: Library, found: dict[str, Any]) -> Fact:
         text = "not installed" if library.needed else f"not installed (optional: {library.install})"
         problem = f"packstore needs it: {library.install}" if library.needed else None
         return Fact("versions", library.name, None, text, problem)
-    # Without these options pip finds the requirement satisfied, and does nothing.
+    # Without these options pip does nothing, since the library is installed.
     again = library.install.replace("pip install", "pip install --force-reinstall --no-deps")
-    problem = f"it is installed and does not work: {found['error']}; {again}"
+    problem = f"it is installed but does not work: {found['error']}; {again}"
     return Fact("versions", library.name, None, "broken", problem)
 
 
-def _plug_ins(found: dict[str, Any]) -> list[Fact]:
-    """One fact for each plug-in; none where there are none."""
+def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
+    """Returns a fact for each plug-in."""
     if "error" in found:
         return [Fact("plug-ins", "all", None, "unknown: they do not load", found["error"])]
     return [
@@ -137,13 +137,13 @@ def _plug_ins(found: dict[str, Any]) -> list[Fact]:
     ]
 
 
-def _gpu(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
+def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
     if "error" in cuda:
         text = "unknown, since torch does not work" if "error" in torch else "unknown"
         return [Fact("GPU", "CUDA", None, text, None if "error" in torch else cuda["error"])]
     if not cuda["devices"]:
         built = cuda["built"]
-        text = f"none: torch is built for CUDA {built}, and finds no device" if built else "none: torch is a CPU build"
+        text = f"none: torch is built for CUDA {built} but finds no device" if built else "none: torch is a CPU build"
         problem = None
         if cuda["driver"] is not None and built is None:
             problem = f"there is an NVIDIA driver ({cuda['driver']}): a CUDA build of torch would use it"
@@ -158,7 +158,7 @@ def _gpu(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
         facts.append(Fact("GPU", f"cuda:{number}", device, f"{device['name']}, {gigabytes}"))
     pinned = cuda["pinned"]
     if "error" in pinned:
-        problem = f"page-locked memory cannot be had ({pinned['error']}): copies will be slow and wait for each other"
+        problem = f"page-locked memory is not available ({pinned['error']}): copies will be slow and block each other"
         facts.append(Fact("GPU", "pinned memory", None, "does not work", problem))
     else:
         text = f"{pinned['pinned'] / 1e9:.1f} GB/s to the GPU, {pinned['pageable'] / 1e9:.1f} GB/s from plain memory"
@@ -181,7 +181,7 @@ sys.stdout.write("\\n" + json.dumps(found))
 
 
 def _probe(name: str) -> dict[str, Any]:
-    """The answer of :func:`packstore.diagnose.doctor.probes.probe` in a process of its own, or how that failed."""
+    """Runs :func:`packstore.diagnose.doctor.probes.probe` in a process of its own; returns its answer or failure."""
     command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), name]
     try:
         done = subprocess.run(
@@ -190,7 +190,7 @@ def _probe(name: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"it did not finish within {PROBE_SECONDS:.0f} seconds"}
     except OSError as error:
-        return {"error": f"no process could be started to look at it: {error.strerror or error}"}
+        return {"error": f"no process could be started to import it: {error.strerror or error}"}
     last = done.stdout.decode("utf-8", "replace").rpartition("\n")[2]
     try:
         found: dict[str, Any] = json.loads(last)

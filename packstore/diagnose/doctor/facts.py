@@ -1,4 +1,4 @@
-"""One finding of the doctor."""
+"""A fact that the doctor reports."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A finding about the installation or the machine.
+    """A fact about the installation or the machine.
 
     Attributes:
-        section: What it belongs to, for people.
-        name: What it is.
-        value: For programs: any JSON value; None where it is not known.
-        text: For people; the value where empty.
-        problem: What is wrong with it and what to do; None where all is well.
+        section: Heading of the section.
+        name: Name of the fact.
+        value: Its value for programs, any JSON value; None if unknown.
+        text: Its value for people; empty for ``value`` itself.
+        problem: The problem and its remedy; None for no problem.
     """
 
     section: str

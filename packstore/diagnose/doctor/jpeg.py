@@ -1,4 +1,4 @@
-"""The JPEG decoders: which one is used, and whether another would be faster."""
+"""Facts about the JPEG decoders: the one in use, and whether another is faster."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ from typing import Any
 from packstore.diagnose.doctor.facts import Fact
 
 FASTER = 1.15
-"""A decoder is called faster from that many times the rate on."""
+"""A decoder is called faster if its rate is more than so many times the other's."""
 
 
 def decoder_facts(found: dict[str, Any]) -> list[Fact]:
-    """From the answer of the ``decoders`` probe."""
+    """Converts the answer of the ``decoders`` probe to facts."""
     facts = []
     if "error" in found:
         facts.append(Fact("JPEG", "decoder", None, "unknown", f"the decoders cannot be tried: {found['error']}"))
     else:
         facts += rate_facts(found["decoders"], found["used"])
-        facts.append(_crops(found["used"], found["regions"]))
-        facts += _libturbojpeg(found.get("libturbojpeg"))
-        facts.append(_engine(found["engine_problem"]))
+        facts.append(_crops_fact(found["used"], found["regions"]))
+        facts += _libturbojpeg_facts(found.get("libturbojpeg"))
+        facts.append(_engine_fact(found["engine_problem"]))
     return facts
 
 
 def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
-    """One fact for the decoder in use, with what would be faster, and one for each other."""
+    """Returns a fact for the decoder in use, with a problem if another is faster, and a fact for each other decoder."""
     rates = {name: d["images_per_second"] for name, d in decoders.items() if d["available"]}
     fastest = max(rates, key=lambda name: rates[name])
     problem = None
     if rates[fastest] > FASTER * rates[used]:
         gain = rates[fastest] / rates[used]
         problem = f"{fastest} is {gain:.2f} times as fast: use --decoder {fastest}, decoder={fastest!r}"
-    facts = [Fact("JPEG", "decoder", used, f"{used}, {_speed(decoders[used])}", problem)]
+    facts = [Fact("JPEG", "decoder", used, f"{used}, {_describe_speed(decoders[used])}", problem)]
     for name, decoder in decoders.items():
         if name == used:
             continue
         if decoder["available"]:
-            facts.append(Fact("JPEG", name, decoder, _speed(decoder)))
+            facts.append(Fact("JPEG", name, decoder, _describe_speed(decoder)))
         else:
             facts.append(Fact("JPEG", name, decoder, f"not available: {decoder['reason']}"))
     return facts
 
 
-def _speed(decoder: dict[str, Any]) -> str:
+def _describe_speed(decoder: dict[str, Any]) -> str:
     return f"{decoder['version']}: {decoder['images_per_second']:,.0f} images/s of 500 x 375 on one core"
 
 
-def _crops(used: str, regions: str | None) -> Fact:
+def _crops_fact(used: str, regions: str | None) -> Fact:
     if used == "engine":
-        text = "of files with a seek index little more than the crop is decoded, of others what comes before it, too"
+        text = "little more than the crop is decoded if the file has a seek index, else also all that precedes it"
     elif regions is not None:
-        text = f"of ordinary JPEG files only the crop's region is decoded, by {regions}"
+        text = f"only the crop's region of ordinary JPEG files is decoded, by {regions}"
     elif used in ("turbojpeg", "simplejpeg"):
         text = (
-            "ordinary JPEG files are decoded whole; only the crop's region with libturbojpeg of version 3 or newer "
+            "ordinary JPEG files are decoded whole; libturbojpeg 3 or newer decodes only the crop's region "
             "(PACKSTORE_TURBOJPEG can name its file)"
         )
     else:
@@ -61,18 +61,18 @@ def _crops(used: str, regions: str | None) -> Fact:
     return Fact("JPEG", "crops", regions, text)
 
 
-def _libturbojpeg(version: str | None) -> list[Fact]:
-    """How to get a newer one, where it is older than 3."""
+def _libturbojpeg_facts(version: str | None) -> list[Fact]:
+    """Returns a fact with the way to a newer libjpeg-turbo if the version is below 3."""
     if version is None or int(version.partition(".")[0]) >= 3:
         return []
     text = (
-        f"{version}: what the engine does not decode, 3 decodes in parts (packstore guide troubleshooting says how to "
-        "get it)"
+        f"{version}: version 3 decodes regions of files that the engine does not decode (packstore guide "
+        "troubleshooting: how to get it)"
     )
     return [Fact("JPEG", "libjpeg-turbo", version, text)]
 
 
-def _engine(reason: str | None) -> Fact:
+def _engine_fact(reason: str | None) -> Fact:
     if reason is None:
-        return Fact("JPEG", "engine", True, "loaders decode, crop and resize by it")
+        return Fact("JPEG", "engine", True, "loaders decode, crop and resize with it")
     return Fact("JPEG", "engine", False, "not usable", f"loaders need packstore's engine: {reason}")

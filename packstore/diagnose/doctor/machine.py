@@ -1,4 +1,4 @@
-"""The machine: processors, memory, limits, disk. Nothing here needs a library."""
+"""Facts about the machine: processors, memory, limits, disk. Needs no library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packstore.diagnose.doctor.facts import Fact
 
 DISK_BYTES = 64 << 20
 DISK_SECONDS = 10.0
-"""Writing stops after that time, so that a slow disk gives a figure too."""
+"""Writing and reading stop after this time, so that a slow disk gives a figure too."""
 
 FEW_FILES = 1024
 SMALL_SHM = 1 << 30
@@ -26,8 +26,8 @@ NETWORK = ("nfs", "cifs", "smb", "fuse", "ceph", "gluster", "lustre", "beegfs", 
 _BLOCK = 4 << 20
 
 
-def folder_of(path: Path) -> Path:
-    """The existing directory that ``path`` is or lies in; that of a store where it is a directory store itself."""
+def existing_folder(path: Path) -> Path:
+    """Returns ``path`` if it is a directory, else the closest existing parent. For a store, returns its parent."""
     path = path.absolute()
     if path.is_dir() and ((path / "data.mdb").exists() or (path / "manifest.json").exists()):
         return path.parent
@@ -36,35 +36,35 @@ def folder_of(path: Path) -> Path:
     return path
 
 
-def path_fact(path: Path, folder: Path) -> Fact:
-    """What is at ``path``, whose ``folder`` :func:`folder_of` has found."""
+def path_exists_fact(path: Path, folder: Path) -> Fact:
+    """Reports whether ``path`` and its parent exist; ``folder`` is the result of :func:`existing_folder`."""
     name = printable(str(path))
     if path.exists():
         return Fact("disk", "path", str(path), name)
     problem = None
     if path.absolute().parent != folder:
-        problem = (
-            f"it does not exist, nor does the folder it would lie in: the disk of {printable(str(folder))} is meant"
-        )
+        problem = f"neither it nor its folder exists: the disk of {printable(str(folder))} is examined instead"
     return Fact("disk", "path", str(path), f"{name}, which does not exist yet", problem)
 
 
 def processor_facts() -> list[Fact]:
-    """Cores by the hardware, by this process's affinity, and by the container's quota."""
+    """Reports the cores of the hardware, of this process's affinity, and of the container's quota."""
     usable, all_cores, quota = default_workers(), os.cpu_count() or 1, cpu_quota()
     facts = [
-        Fact("processor", "model", _model()),
+        Fact("processor", "model", _cpu_model()),
         Fact("processor", "cores", usable, f"{usable} of {all_cores} usable"),
     ]
     if quota is not None:
         problem = None
         if quota < usable - 0.01:
             threads = max(1, math.floor(quota))
-            problem = f"threads default to {usable}, which the quota then stops and starts: use workers={threads}"
+            problem = (
+                f"the default of {usable} threads exceeds the quota, which would pause them: use workers={threads}"
+            )
         facts.append(Fact("processor", "quota of the container", quota, f"{quota:.3g} cores", problem))
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     problem = (
-        f"{load:.1f} cores were busy in the last minute, before this: what is measured now may be low"
+        f"{load:.1f} cores were busy in the last minute, before this: rates measured now may be too low"
         if load > usable * 0.5
         else None
     )
@@ -73,7 +73,7 @@ def processor_facts() -> list[Fact]:
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores that the control group allows (version 2, then 1); None where it does not limit."""
+    """Returns the cores that the control group (version 2, else 1) allows; None without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()[:2]
     except (OSError, ValueError):
@@ -90,9 +90,9 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
-    """RAM, what the container may have of it, and /dev/shm."""
+    """Reports RAM, the container's memory limit, and /dev/shm."""
     facts = []
-    total, available = _meminfo()
+    total, available = _read_meminfo()
     if total is not None and available is not None:
         text = f"{total / 1e9:.1f} GB, {available / 1e9:.1f} GB available"
         facts.append(Fact("memory", "RAM", {"total": total, "available": available}, text))
@@ -104,7 +104,7 @@ def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
         usage = shutil.disk_usage(shm)
         small = usage.total < SMALL_SHM
         problem = (
-            "DataLoader's worker processes need more (docker run --shm-size=8g); PackedLoader needs none of it"
+            "worker processes of DataLoader need more (docker run --shm-size=8g); PackedLoader needs none"
             if small
             else None
         )
@@ -113,7 +113,7 @@ def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that the control group allows; None where it does not limit."""
+    """Returns the memory limit of the control group in bytes; None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             text = (root / name).read_text().strip()
@@ -124,7 +124,7 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     return None
 
 
-def _meminfo() -> tuple[int | None, int | None]:
+def _read_meminfo() -> tuple[int | None, int | None]:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -135,30 +135,32 @@ def _meminfo() -> tuple[int | None, int | None]:
 
 
 def limit_facts() -> list[Fact]:
-    """Limits of the process that loading runs into."""
+    """Reports the limits of this process that may affect loading."""
     facts = []
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < FEW_FILES
     higher = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     higher = "it cannot be raised here" if hard == files else f"ulimit -n {higher}"
     problem = f"a store of many shards, and worker processes, may need more: {higher}" if few else None
-    facts.append(Fact("limits", "open files", _value(files), _limit(files), problem))
+    facts.append(Fact("limits", "open files", _limit_value(files), _format_limit(files), problem))
     if hasattr(resource, "RLIMIT_MEMLOCK"):
         locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        text = _limit(locked, bytes=True) + " (page-locked buffers of CUDA do not count)"
-        facts.append(Fact("limits", "locked memory", _value(locked), text))
+        text = _format_limit(locked, bytes=True) + " (page-locked buffers of CUDA do not count)"
+        facts.append(Fact("limits", "locked memory", _limit_value(locked), text))
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     problem = None
     if space != resource.RLIM_INFINITY:
         problem = "LMDB and mapped files take address space as large as the store: ulimit -v unlimited"
     elif sys.maxsize < 1 << 32:
         problem = "a 32-bit Python cannot map stores of more than 2 GB: use a 64-bit one"
-    facts.append(Fact("limits", "address space (LMDB's map)", _value(space), _limit(space, bytes=True), problem))
+    facts.append(
+        Fact("limits", "address space (LMDB's map)", _limit_value(space), _format_limit(space, bytes=True), problem)
+    )
     return facts
 
 
 def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
-    """The disk of ``folder``: kind, free space and, with ``measure``, sequential speed."""
+    """Reports kind and free space of the disk of ``folder``; with ``measure`` also its sequential speed."""
     facts = [Fact("disk", "folder", str(folder), printable(str(folder)))]
     kind = _filesystem(folder)
     if kind is not None:
@@ -171,7 +173,7 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
     except OSError as error:
         return [
             *facts,
-            Fact("disk", "free", None, "unknown", f"the folder cannot be looked at: {error.strerror or error}"),
+            Fact("disk", "free", None, "unknown", f"the folder cannot be read: {error.strerror or error}"),
         ]
     facts.append(Fact("disk", "free", free, f"{free / 1e9:.1f} GB"))
     if not measure:
@@ -188,9 +190,9 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
 
 
 def disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
-    """Bytes a second of writing to the disk, and of reading back once the page cache has let go of it.
+    """Measures writing to the disk, and reading back after dropping the page cache, in bytes a second.
 
-    Uses a temporary file without a name, which is gone whatever happens. Raises :class:`OSError`.
+    Uses an unnamed temporary file, which disappears in any case. Raises :class:`OSError`.
     """
     block = os.urandom(_BLOCK)  # not zeros, which some disks do not store
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -209,7 +211,7 @@ def disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
 
 
 def _filesystem(folder: Path) -> str | None:
-    """Kind of the file system, by the longest mount point that ``folder`` lies under."""
+    """Returns the kind of ``folder``'s file system; None if unknown."""
     try:
         lines = Path("/proc/mounts").read_text().splitlines()
     except OSError:
@@ -226,7 +228,7 @@ def _filesystem(folder: Path) -> str | None:
     return kind
 
 
-def _model() -> str:
+def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -235,11 +237,11 @@ def _model() -> str:
     return found or platform.processor() or platform.machine()
 
 
-def _value(limit: int) -> int | None:
+def _limit_value(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _limit(limit: int, bytes: bool = False) -> str:
+def _format_limit(limit: int, bytes: bool = False) -> str:
     if limit == resource.RLIM_INFINITY:
         return "unlimited"
     return f"{limit / 1e6:,.1f} MB" if bytes else f"{limit:,}"

@@ -1,6 +1,6 @@
-"""Questions about each library, asked in a process that does nothing else. Answers are JSON values.
+"""Probes of libraries, each run in a separate process. Answers are JSON values.
 
-An answer has ``version`` and perhaps ``details``, or ``error`` and, where there is just no such module, ``missing``.
+An answer has ``version`` and perhaps ``details``; or ``error``, and ``missing`` if the module is not installed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _DISTRIBUTIONS = {"PIL": "pillow", "turbojpeg": "PyTurboJPEG", "cv2": "opencv-py
 
 
 def probe(name: str) -> Answer:
-    """The answer for a module, or for ``"decoders"``, ``"cuda"`` or ``"plug-ins"``. Never raises."""
+    """Imports and examines a module, or examines ``"decoders"``, ``"cuda"`` or ``"plug-ins"``. Never raises."""
     try:
         special = _SPECIAL.get(name)
-        return special() if special is not None else _library(name)
+        return special() if special is not None else _examine_library(name)
     except ModuleNotFoundError as error:
-        return {"error": _line(error), "missing": error.name == name}
-    except BaseException as error:  # whatever a broken library does, SystemExit too
-        return {"error": _line(error)}
+        return {"error": _one_line(error), "missing": error.name == name}
+    except BaseException as error:  # a broken library may raise anything, also SystemExit
+        return {"error": _one_line(error)}
 
 
-def _line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     words = " ".join(str(error).split())
     return (words if isinstance(error, PackstoreError) else f"{type(error).__name__}: {words}")[:300]
 
 
-def _library(name: str) -> Answer:
+def _examine_library(name: str) -> Answer:
     module = importlib.import_module(name)
     found = getattr(module, "__version__", None)
     if not isinstance(found, str):
@@ -77,7 +77,7 @@ def _turbojpeg(module: Any) -> list[str]:
     from packstore.images.turbojpeg_library import turbo_version, wanted_library
 
     wanted = wanted_library() or None
-    module.TurboJPEG(wanted)  # without a path it finds and loads the system's library; or it raises
+    module.TurboJPEG(wanted)  # without a path it loads the system's library; raises if it cannot
     return [f"libjpeg-turbo {turbo_version(wanted) or 'of unknown version'}"]
 
 
@@ -91,8 +91,8 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 
 
 def _decoders() -> Answer:
-    """Every decoder with its version or why it is not there, images a second on a drawn photo, which is used, and
-    whether it decodes regions alone, and why the engine cannot be used."""
+    """Examines all decoders: version or reason of absence, images a second on a generated photo, the one in use, the
+    library that decodes regions, and the engine's problem."""
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import region_library
     from packstore.images.engine import engine_problem
@@ -104,7 +104,7 @@ def _decoders() -> Answer:
             found[name] = {"available": False, "reason": text.removeprefix(UNAVAILABLE)}
         else:
             found[name] = {"available": True, "version": text}
-    seconds = _best_seconds({name: get_decoder(name) for name in found if found[name]["available"]}, _photo())
+    seconds = _best_seconds({name: get_decoder(name) for name in found if found[name]["available"]}, _make_photo())
     for name, best in seconds.items():
         found[name]["images_per_second"] = 1 / best
     used = get_decoder()
@@ -120,8 +120,8 @@ def _decoders() -> Answer:
     }
 
 
-def _photo() -> bytes:
-    """A JPEG of ImageNet's usual size with as much detail as a photo has (about 100 kB)."""
+def _make_photo() -> bytes:
+    """Generates a JPEG of ImageNet's typical size with as much detail as a photo (about 100 kB)."""
     np: Any = importlib.import_module("numpy")
     image: Any = importlib.import_module("PIL.Image")
     y, x = np.mgrid[0:375, 0:500]
@@ -133,7 +133,7 @@ def _photo() -> bytes:
 
 
 def _best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, float]:
-    """The fastest of many decodes, taken in turn: least disturbed by other work of the machine."""
+    """Measures the fastest of many decodes of each decoder, in turn, so that other work disturbs all alike."""
     best = dict.fromkeys(decoders, float("inf"))
     until = time.perf_counter() + _TIMED_SECONDS * len(decoders)
     while True:
@@ -151,10 +151,10 @@ def _cuda() -> Answer:
     try:
         available = torch.cuda.is_available()
         if torch.version.cuda and not available:
-            torch.cuda.init()  # says why not
+            torch.cuda.init()  # raises with the reason
     except (RuntimeError, AssertionError) as error:
-        available, reason = False, _line(error)
-    answer = {"built": torch.version.cuda, "driver": _driver(), "devices": [], "reason": reason, "pinned": {}}
+        available, reason = False, _one_line(error)
+    answer = {"built": torch.version.cuda, "driver": _driver_version(), "devices": [], "reason": reason, "pinned": {}}
     if not available:
         return answer
     for number in range(torch.cuda.device_count()):
@@ -166,12 +166,12 @@ def _cuda() -> Answer:
             "pageable": _copy_rate(torch, torch.ones(_COPIED_BYTES, dtype=torch.uint8)),
         }
     except RuntimeError as error:
-        answer["pinned"] = {"error": _line(error)}
+        answer["pinned"] = {"error": _one_line(error)}
     return answer
 
 
 def _copy_rate(torch: Any, host: Any) -> float:
-    """Bytes a second from ``host`` to the first GPU."""
+    """Measures copying ``host`` to the first GPU in bytes a second."""
     there = torch.empty_like(host, device="cuda")
     seconds = []
     for _ in range(4):
@@ -183,8 +183,8 @@ def _copy_rate(torch: Any, host: Any) -> float:
     return float(host.nbytes) / min(seconds)
 
 
-def _driver() -> str | None:
-    """Version of the NVIDIA driver; None without one."""
+def _driver_version() -> str | None:
+    """Returns the version of the NVIDIA driver; None if there is none."""
     file = Path("/proc/driver/nvidia/version")
     if file.exists():
         found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file.read_text())
