@@ -251,6 +251,7 @@ SOURCES = Registry(
         "caption_files": "packstore.sources.caption_files:KIND",
         "pixel_table": "packstore.sources.table.pixels:KIND",
         "table": "packstore.sources.table.source:KIND",
+        "dicom": "packstore.sources.medical.dicom:KIND",
         "modalities": "packstore.sources.modalities:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",

@@ -37,6 +37,8 @@ _MAGICS = (
     (b"IIRO", _RAW),
     (b"IIU\0", _RAW),
 )
+_SOURCES = {"a DICOM": "dicom"}
+"""Kinds of sources that read files which are no images by themselves."""
 _DICOM = b"DICM"
 """Behind 128 bytes of anything, which may be the header of a TIFF."""
 _ORDERS: tuple[Literal["little", "big"], ...] = ("little", "big")
@@ -72,4 +74,6 @@ def _header_kind(start: bytes) -> str:
 
 def unread_reason(kind: str) -> str:
     """Why such a file is no sample, to follow its name."""
+    if (source := _SOURCES.get(kind)) is not None:
+        return f"is {kind} image: pack a folder of them with --source {source}, and other images by themselves"
     return f"is {kind} image, which packstore does not read: convert it to PNG, TIFF or JPEG"

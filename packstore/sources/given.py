@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from packstore.core.errors import UsageError, printable
 
-ROLES = ("image", "label", "labels", "boxes", "split", "keypoints")
+ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep")
 
 
 def check_given(given: object) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def parse_given(given: Sequence[str]) -> dict[str, list[str]]:
                 f"--column {printable(each)!r}: expected {', '.join(f'{role}=COL' for role in ROLES)}, each once; "
                 "boxes=X1,Y1,X2,Y2 and keypoints=X1,Y1,X2,Y2,… have several columns"
             )
-        if role in ("image", "label", "labels", "split") and len(names) > 1 and role != "labels":
+        if role in ("image", "label", "split") and len(names) > 1:
             raise UsageError(f"--column {printable(each)!r}: {role} is one column")
         if (role == "boxes" and len(names) not in (1, 4)) or (role == "keypoints" and len(names) % 2):
             raise UsageError(f"--column {printable(each)!r}: boxes are one column or four, keypoints pairs of x and y")

@@ -38,6 +38,24 @@ def pixels(*shape: int) -> Any:
     return np.random.default_rng(3).integers(0, 256, shape, np.uint8)
 
 
+def dicom(root: Path) -> Path:
+    """Three slices without file meta information but for the syntax: explicit VR, little endian."""
+    elements = [
+        *((0x0008, 0x0016, b"UI", b"1.2.840.10008.5.1.4.1.1.2\0"), (0x0020, 0x000E, b"UI", b"1.2.8\0")),
+        *((0x0028, 0x0002, b"US", b"\1\0"), (0x0028, 0x0004, b"CS", b"MONOCHROME2 ")),
+        *((0x0028, 0x0010, b"US", b"\4\0"), (0x0028, 0x0011, b"US", b"\5\0"), (0x0028, 0x0100, b"US", b"\x10\0")),
+        *((0x0028, 0x0101, b"US", b"\x0c\0"), (0x0028, 0x0102, b"US", b"\x0b\0"), (0x0028, 0x0103, b"US", b"\0\0")),
+    ]
+    syntax = struct.pack("<HH2sH", 2, 0x10, b"UI", 20) + b"1.2.840.10008.1.2.1\0"
+    meta = bytes(128) + b"DICM" + struct.pack("<HH2sHI", 2, 0, b"UL", 4, len(syntax)) + syntax
+    header = b"".join(struct.pack("<HH2sH", *element[:3], len(element[3])) + element[3] for element in elements)
+    for number in range(3):
+        samples = (pixels(4, 5).astype(np.uint16) + number).tobytes()
+        packed = struct.pack("<HH2sHI", 0x7FE0, 0x10, b"OW", 0, len(samples)) + samples
+        fill(root / "studies", {f"a/{number}.dcm": meta + header + packed})
+    return root / "studies"
+
+
 def idx(array: Any) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
@@ -256,6 +274,7 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "CIFAR-10": ("cifar10", make_cifar10),
     "CIFAR-10 in a folder": ("cifar10", lambda root: make_cifar10(root).parent),
     "CIFAR-100": ("cifar100", cifar100),
+    "DICOM": ("dicom", dicom),
     "MNIST": ("idx", mnist("")),
     "MNIST, compressed": ("idx", mnist(".gz")),
     "HDF5": ("hdf5", hdf5("x_train", "y_train", "x_test", "y_test")),

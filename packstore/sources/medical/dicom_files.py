@@ -1,0 +1,422 @@
+"""A DICOM file: its header, its frames, the elements that are kept. Reads through pydicom.
+
+Names of elements are the keywords of DICOM PS3.6. Rescaling is PS3.3 C.11.1, windows C.11.2, functional groups of
+frames C.7.6.16, identifying elements PS3.15 E.1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError
+from packstore.core.modes import Mode
+from packstore.images.sniff import too_many_pixels
+
+MAGIC, MAGIC_AT = b"DICM", 128
+_DEFLATED, _EXPLICIT = b"1.2.840.10008.1.2.1.99", b"1.2.840.10008.1.2.1\0\0\0"
+_PIXELS = {0x7FE00008: "float32", 0x7FE00009: "float64", 0x7FE00010: None}
+_FIRST_BYTES, _LARGER = 1 << 16, 16
+_ITEM_BYTES = 8  # of an encapsulated frame, at least
+_MAX_FRAMES = 1 << 24
+KEPT = (
+    *("Modality", "SOPClassUID", "BodyPartExamined", "ViewPosition", "Laterality", "ImageLaterality"),
+    *("PatientPosition", "PhotometricInterpretation", "BitsStored", "PixelSpacing", "ImagerPixelSpacing"),
+    *("SliceThickness", "SpacingBetweenSlices", "ImagePositionPatient", "ImageOrientationPatient"),
+    *("ImageType", "RescaleType", "Units", "KVP", "ConvolutionKernel", "EchoTime", "RepetitionTime", "FlipAngle"),
+    *("MagneticFieldStrength", "Manufacturer", "ManufacturerModelName", "BurnedInAnnotation"),
+    *("LossyImageCompression", "LossyImageCompressionRatio", "PixelAspectRatio"),
+)
+"""Elements in the column ``dicom``: they say how an image was made, and nothing of whom it shows."""
+_READ = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction",
+         "VOILUTSequence")  # fmt: skip
+
+
+class Header(NamedTuple):
+    """The header of a file with pixels.
+
+    Attributes:
+        height: In pixels.
+        width: In pixels.
+        channels: 1 or 3.
+        low: Least value that a stored pixel may have; and ``high`` the greatest.
+        is_float: The pixels are floating point.
+        frames: How many there are.
+        rescaled: Least and greatest value that a rescaled pixel may have; None if some are no whole numbers.
+        series: Instance UID of its series; ``study`` and ``patient`` likewise.
+        position: Of its plane along the normal of the planes, in mm.
+        instance: Its number in the series.
+        left: How many elements no column has.
+    """
+
+    height: int
+    width: int
+    channels: int
+    low: int
+    high: int
+    is_float: bool
+    frames: int
+    rescaled: tuple[int, int] | None
+    series: str
+    study: str
+    patient: str
+    position: float
+    instance: int
+    left: int
+
+
+class NoPixelsError(ValueError):
+    """A DICOM file that is no image: a report, a plan, a directory."""
+
+
+def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, kept: Sequence[str]) -> Header:
+    """Reads a file up to its pixels.
+
+    Args:
+        read_start: Returns so many of the first bytes of the file.
+        size: Bytes of the whole file.
+        max_bytes: A deflated file may have so many when inflated.
+        kept: Elements that columns have.
+
+    Raises:
+        NoPixelsError: It is DICOM without pixels.
+        ValueError: It is damaged, or no DICOM.
+    """
+    length = min(size, _FIRST_BYTES)
+    while True:
+        data = read_start(length)
+        found: list[tuple[int, int]] = []
+        try:
+            dataset = parse(data, max_bytes, found)
+            if found or length >= size:
+                return _header(dataset, found, data, size, kept)
+        except ValueError:
+            if found or length >= size:
+                raise
+        length = min(size, _LARGER * length)
+
+
+def parse(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None = None) -> Any:
+    """A file as pydicom has it; with ``found`` up to its pixels, whose tag and length are appended.
+
+    Raises :class:`ValueError`."""
+
+    def is_pixels(tag: int, _vr: str | None, length: int) -> bool:
+        if found is not None and tag in _PIXELS:
+            found.append((int(tag), length))
+        return bool(found)
+
+    with quiet():
+        try:
+            data = _inflated(data, max_bytes)
+            return library().filereader.read_partial(io.BytesIO(data), stop_when=is_pixels, force=True)
+        except (MemoryError, SourceError):
+            raise
+        except Exception as error:  # pydicom raises almost anything on damaged files
+            raise ValueError(f"is a damaged DICOM file: {_describe(error)}") from error
+
+
+def _header(dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]) -> Header:
+    try:
+        with quiet():
+            if not found:
+                if "Rows" in dataset:
+                    raise ValueError("ends before its pixels")
+                if data[MAGIC_AT : MAGIC_AT + 4] != MAGIC and "SOPClassUID" not in dataset:
+                    raise ValueError("no DICOM header")
+                raise NoPixelsError
+            (tag, length), height, width = found[0], int(dataset.Rows), int(dataset.Columns)
+            channels, low, high = _range(dataset)
+            frames = int(dataset.get("NumberOfFrames") or 1)
+            bits = height * width * int(dataset.get("SamplesPerPixel", 1)) * int(dataset.get("BitsAllocated", 32))
+            most = size // _ITEM_BYTES if length == 0xFFFFFFFF else (8 * length + 7) // max(1, bits)
+            if height < 1 or width < 1:
+                raise ValueError(f"{width} x {height} pixels")
+            if not 1 <= frames <= min(max(1, most), _MAX_FRAMES):
+                raise ValueError(f"{frames:,} frames, and it has the bytes of {most:,}")
+            groups = range(frames if "PerFrameFunctionalGroupsSequence" in dataset else 1)
+            scaled = [_rescaled(dataset, frame, low, high) for frame in groups]
+            is_float = _PIXELS[tag] is not None
+            whole = None if is_float or None in scaled else [each for pair in scaled if pair for each in pair]
+            left = sum(element.keyword not in (*kept, *_READ) and element.tag.group >= 8 for element in dataset)
+            series, study, patient, name = (
+                str(dataset.get(keyword) or "")
+                for keyword in ("SeriesInstanceUID", "StudyInstanceUID", "PatientID", "PatientName")
+            )
+            return Header(
+                height, width, channels, low, high, is_float, frames, (min(whole), max(whole)) if whole else None,
+                series, study, patient or name or study, position_of(dataset, 0),
+                _whole(dataset.get("InstanceNumber")), left,
+            )  # fmt: skip
+    except (NoPixelsError, MemoryError, SourceError):
+        raise
+    except Exception as error:
+        raise ValueError(f"is a damaged DICOM file: {_describe(error)}") from error
+
+
+def _range(dataset: Any) -> tuple[int, int, int]:
+    """Channels, least and greatest value of stored pixels."""
+    if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
+        return 3, 0, (1 << int(dataset.RedPaletteColorLookupTableDescriptor[2])) - 1
+    bits = int(dataset.get("BitsStored") or dataset.get("BitsAllocated") or 32)
+    if not 1 <= bits <= 64:
+        raise ValueError(f"{bits} bits a pixel")
+    channels = int(dataset.get("SamplesPerPixel") or 1)
+    if channels not in (1, 3):
+        raise ValueError(f"{channels} samples a pixel")
+    signed = bool(dataset.get("PixelRepresentation")) and channels == 1
+    return channels, -(1 << bits - 1) if signed else 0, (1 << bits - signed) - 1
+
+
+def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int) -> NDArray[Any]:
+    """Pixels of a frame in a mode, ``(H, W, C)``.
+
+    Args:
+        dataset: The whole file.
+        frame: Its number from 0.
+        image: ``stored``, ``rescaled`` (by slope and intercept, or by a table) or ``window`` (8 bits by the file's
+            first window or table).
+        mode: Of the pixels.
+        max_pixels: A larger image is refused.
+
+    Raises:
+        ValueError: Damaged, too large, compressed in a way that no installed library reads, or beyond the mode.
+    """
+    reason = too_many_pixels(int(dataset.Columns), int(dataset.Rows), max_pixels)
+    if reason is not None:
+        raise ValueError(reason)
+    processing = library().pixels.processing
+    with quiet():
+        try:
+            _check_codestream(dataset, frame)
+            values = library().pixels.pixel_array(dataset, index=frame)
+            if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
+                values = processing.apply_color_lut(values, dataset)
+            elif values.ndim == 2 and image != "stored":
+                values = _shown(values, dataset, frame, image)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise ValueError(f"its pixels cannot be read: {_describe(error)}") from error
+    pixels = values.reshape(*values.shape[:2], -1)
+    held = pixels.astype(mode.dtype)
+    is_rounded = image == "rescaled" and mode.dtype == "float32"
+    if held.dtype != pixels.dtype and not (
+        is_rounded or np.array_equal(held, pixels, equal_nan=pixels.dtype.kind == "f")
+    ):
+        raise ValueError(f"found {pixels.dtype} from {pixels.min()} to {pixels.max()}, which {mode} does not hold")
+    return np.ascontiguousarray(held)
+
+
+def _check_codestream(dataset: Any, frame: int) -> None:
+    """Raises :class:`ValueError` for a compressed frame that has more pixels than its file says: a bomb."""
+    if not dataset.file_meta.TransferSyntaxUID.is_encapsulated:
+        return
+    offsets = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
+    data = importlib.import_module("pydicom.encaps").get_frame(
+        dataset.PixelData, frame, number_of_frames=int(dataset.get("NumberOfFrames") or 1),
+        extended_offsets=offsets if None not in offsets else None,
+    )  # fmt: skip
+    width, height = _codestream_size(bytes(data))
+    if width * height > int(dataset.Rows) * int(dataset.Columns):
+        raise ValueError(f"the compressed image has {width} x {height} pixels, the file {dataset.Columns} x "
+                         f"{dataset.Rows}")  # fmt: skip
+
+
+def _codestream_size(data: bytes) -> tuple[int, int]:
+    """Width and height that a JPEG, JPEG-LS or JPEG 2000 has by its header; (0, 0) for others."""
+    at = data.find(b"\xff\x4f\xff\x51")
+    if at >= 0 and data[:3] != b"\xff\xd8\xff":
+        right, bottom, left, top = struct.unpack_from(">IIII", data, at + 8)
+        return right - left, bottom - top
+    at = 2
+    while data[:2] == b"\xff\xd8" and at + 9 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return width, height
+        at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
+    return 0, 0
+
+
+def _shown(values: NDArray[Any], dataset: Any, frame: int, image: str) -> NDArray[Any]:
+    """Stored values of gray, rescaled or through the window."""
+    processing, view = library().pixels.processing, library().dataset.Dataset()
+    view.file_meta = dataset.file_meta
+    view.PhotometricInterpretation, view.PixelRepresentation, view.BitsStored = "MONOCHROME2", 0, 8
+    for keyword in _READ:
+        value = lookup(dataset, frame, keyword)
+        if value is not None and value != "":
+            setattr(view, keyword, value)
+    values = processing.apply_modality_lut(values, view)
+    if image == "rescaled":
+        return values
+    for keyword in ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"):
+        view.pop(keyword, None)
+    if "VOILUTSequence" in view:
+        top = (1 << int(view.VOILUTSequence[0].LUTDescriptor[2])) - 1
+        shown = processing.apply_voi(np.rint(values).astype(np.int32), view) * (255 / top)
+    elif "WindowCenter" in view and "WindowWidth" in view:
+        shown = processing.apply_windowing(values, view)
+    else:
+        raise ValueError("it names no window")
+    whole: NDArray[np.uint8] = np.rint(shown).astype(np.uint8)
+    return 255 - whole if dataset.PhotometricInterpretation == "MONOCHROME1" else whole
+
+
+def frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
+    """The values of a frame's columns that its file has: rescaling, windows, and further elements as JSON."""
+    try:
+        with quiet():
+            centers, widths = (_numbers(lookup(dataset, frame, name)) for name in ("WindowCenter", "WindowWidth"))
+            slope, intercept = _numbers(lookup(dataset, frame, "RescaleSlope")), _numbers(
+                lookup(dataset, frame, "RescaleIntercept"))  # fmt: skip
+            found = {
+                keyword: _plain(value) for keyword in kept if (value := lookup(dataset, frame, keyword)) is not None
+            }
+            position = position_of(dataset, frame)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(f"is a damaged DICOM file: {_describe(error)}") from error
+    return {
+        "slope": slope[0] if slope else None,
+        "intercept": intercept[0] if intercept else None,
+        "window": np.array([*zip(centers, widths, strict=False)], np.float64).reshape(-1, 2),
+        "position": position if math.isfinite(position) else None,
+        "dicom": found,
+    }
+
+
+def lookup(dataset: Any, frame: int, keyword: str) -> Any:
+    """An element of a frame: of its own functional groups, of those of all frames, or of the file. None if absent."""
+    for group in _groups(dataset, frame):
+        for element in group:
+            if element.VR == "SQ" and element.value and keyword in element.value[0]:
+                return element.value[0].get(keyword)
+    return dataset.get(keyword)
+
+
+def position_of(dataset: Any, frame: int) -> float:
+    """Where a plane lies along the normal of the planes, in mm; infinity if the file does not say."""
+    place = _numbers(lookup(dataset, frame, "ImagePositionPatient"))
+    axes = _numbers(lookup(dataset, frame, "ImageOrientationPatient"))
+    if len(place) != 3 or len(axes) != 6:
+        return math.inf
+    found = float(np.dot(np.cross(axes[:3], axes[3:]), place))
+    return found if math.isfinite(found) else math.inf
+
+
+def _groups(dataset: Any, frame: int) -> list[Any]:
+    own = dataset.get("PerFrameFunctionalGroupsSequence") or ()
+    return [*own[frame : frame + 1], *(dataset.get("SharedFunctionalGroupsSequence") or ())[:1]]
+
+
+def _rescaled(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] | None:
+    """Least and greatest value of rescaled pixels; None if some are no whole numbers."""
+    table = lookup(dataset, frame, "ModalityLUTSequence")
+    if table:
+        return 0, (1 << int(table[0].LUTDescriptor[2])) - 1
+    slope, intercept = (_numbers(lookup(dataset, frame, name)) for name in ("RescaleSlope", "RescaleIntercept"))
+    if not slope or not intercept:
+        return low, high
+    if not (slope[0].is_integer() and intercept[0].is_integer()):
+        return None
+    ends = sorted(int(slope[0]) * each + int(intercept[0]) for each in (low, high))
+    return ends[0], ends[1]
+
+
+def _numbers(value: Any) -> list[float]:
+    """One number or several as finite floats; none for other values."""
+    if value is None or isinstance(value, (str, bytes)):
+        return []
+    found = [float(each) for each in (value if isinstance(value, Sequence) else [value]) if each is not None]
+    return found if all(map(math.isfinite, found)) else []
+
+
+def _whole(value: Any) -> int:
+    return 0 if value in (None, "") else max(-(1 << 63), min(int(value), (1 << 63) - 1))
+
+
+def _plain(value: Any) -> Any:
+    """An element's value as JSON holds it."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, bool | int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping) or hasattr(value, "elements"):
+        return {element.keyword or str(element.tag): _plain(element.value) for element in value}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(each) for each in value]
+    return str(value)
+
+
+def _inflated(data: bytes, max_bytes: int) -> bytes:
+    """The file without the deflation of its transfer syntax, which pydicom would undo without a limit."""
+    at = data.find(_DEFLATED, MAGIC_AT, MAGIC_AT + 1024)
+    if at < 0:
+        return data
+    end = MAGIC_AT + 16 + int.from_bytes(data[MAGIC_AT + 12 : MAGIC_AT + 16], "little")
+    if data[MAGIC_AT : MAGIC_AT + 8] != b"DICM\x02\0\0\0" or not at < end <= len(data):
+        raise ValueError("deflated, without the length of its header")
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    rest = inflater.decompress(data[end:], max_bytes)
+    if inflater.unconsumed_tail:
+        raise ValueError(f"deflated, and more than {max_bytes} bytes when inflated")
+    return data[:end].replace(_DEFLATED, _EXPLICIT) + rest
+
+
+def library() -> Any:
+    """pydicom. Raises :class:`SourceError` without it."""
+    try:
+        found = importlib.import_module("pydicom")
+        importlib.import_module("pydicom.pixels.processing")
+    except ImportError as error:
+        raise SourceError(f"DICOM is read by pydicom 3 or newer: pip install 'packstore[dicom]' ({error})") from None
+    return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences pydicom's warnings while any thread is inside; what is wrong with a file becomes an error."""
+    with _inside.lock:
+        if not _inside.threads:
+            _inside.filters = warnings.catch_warnings()
+            _inside.filters.__enter__()
+            warnings.filterwarnings("ignore", module=r"pydicom|pylibjpeg|libjpeg|openjpeg")
+        _inside.threads += 1
+    try:
+        yield
+    finally:
+        with _inside.lock:
+            _inside.threads -= 1
+            if not _inside.threads:
+                _inside.filters.__exit__(None, None, None)
+
+
+class _Inside:
+    """How many threads are in :func:`quiet`, and the filters to go back to."""
+
+    def __init__(self) -> None:
+        self.lock, self.threads = threading.Lock(), 0
+        self.filters: Any = None
+
+
+_inside = _Inside()
+
+
+def _describe(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

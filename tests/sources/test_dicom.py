@@ -1,0 +1,311 @@
+"""DICOM as a source, against pydicom."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from packstore import PackedDataset, PackedLoader, convert, verify
+from packstore.core.errors import SampleError, SourceError, UsageError
+from packstore.sources import Entry, open_source
+from packstore.sources.base import Sample
+from packstore.testing import SourceSuite
+
+pydicom = pytest.importorskip("pydicom")
+PUBLISHED = Path(pytest.importorskip("pydicom.data").__file__).parent / "test_files"
+CT, EXPLICIT = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.1.2.1"
+
+
+def make_dataset(pixels: NDArray[Any], **elements: Any) -> Any:
+    """A CT of some pixels: ``(H, W)``, or ``(frames, H, W)``."""
+    dataset = pydicom.Dataset()
+    dataset.file_meta = pydicom.dataset.FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = EXPLICIT
+    dataset.file_meta.MediaStorageSOPClassUID = dataset.SOPClassUID = CT
+    dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID = "1.2.3"
+    dataset.PatientName, dataset.PatientID, dataset.PatientAge = "Secret^Name", "secret-id", "042Y"
+    dataset.StudyInstanceUID, dataset.SeriesInstanceUID, dataset.Modality = "1.2.9", "1.2.8", "CT"
+    dataset.Rows, dataset.Columns = pixels.shape[-2:]
+    bits = 8 * pixels.itemsize
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = bits, bits, bits - 1
+    dataset.PixelRepresentation = int(pixels.dtype.kind == "i")
+    if pixels.ndim == 3:
+        dataset.NumberOfFrames = len(pixels)
+    dataset.PixelData = pixels.tobytes()
+    for name, value in elements.items():
+        setattr(dataset, name, value)
+    return dataset
+
+
+def save(dataset: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dataset.save_as(path, enforce_file_format=True)
+    return path
+
+
+def pixels_of(number: int, dtype: str = "int16", shape: tuple[int, ...] = (6, 5)) -> NDArray[Any]:
+    random = np.random.default_rng(number)
+    info = np.iinfo(dtype)
+    return random.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+
+def records(path: Path, **options: Any) -> dict[str, Sample]:
+    """All samples of a source by key."""
+    found = {}
+    with closing(open_source(path, kind="dicom", **options)) as source:
+        source.survey()
+        for entry in source.entries():
+            sample = source.read(entry)
+            assert isinstance(sample, Sample)
+            found[entry.key] = sample
+    return found
+
+
+def array(sample: Sample) -> NDArray[Any]:
+    """The image of a sample, ``(H, W, C)``."""
+    assert isinstance(sample.image, np.ndarray)
+    return sample.image.transpose(1, 2, 0) if sample.image.dtype.kind == "f" else sample.image
+
+
+class TestDicom(SourceSuite):
+    kind = "dicom"
+    many = 200
+    damages = 12
+
+    def make(self, folder: Path, samples: int) -> Path:
+        for number in range(samples - 2):
+            dataset = make_dataset(pixels_of(number), InstanceNumber=number, SeriesInstanceUID=f"1.{number % 3}")
+            save(dataset, folder / f"study\udcfe {number % 2}" / f"{number}.dcm")
+        save(make_dataset(pixels_of(9999, shape=(2, 6, 5)), SeriesInstanceUID="1.9"), folder / "frames.dcm")
+        return folder
+
+    def change(self, path: Path) -> None:
+        save(make_dataset(pixels_of(77777, shape=(6, 6))), path / "study\udcfe 0" / "0.dcm")
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        file = path / entry.key
+        data = bytearray(file.read_bytes())
+        found = file.stat()
+        at = data.index(b"\x28\x00\x00\x01US\x02\x00") + 8  # BitsAllocated, which the listing does not need
+        data[at] = 11
+        file.write_bytes(data)
+        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+        return True
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CT_small", "MR_small_RLE", "MR_small_bigendian", "MR_small_implicit", "MR_small_jp2klossless", "image_dfl",
+     "MR_small_jpeg_ls_lossless", "JPEG2000", "JPGExtended", "693_J2KI", "SC_rgb_jpeg_gdcm", "SC_rgb_rle_16bit_2frame",
+     "SC_ybr_full_422_uncompressed", "SC_rgb_jls_lossy_sample", "examples_palette", "examples_overlay",
+     "examples_ybr_color", "liver_1frame", "rtdose", "rtdose_rle", "J2K_pixelrep_mismatch"],
+)  # fmt: skip
+def test_pixels_are_pydicoms(name: str, tmp_path: Path) -> None:
+    file = PUBLISHED / f"{name}.dcm"
+    (tmp_path / file.name).write_bytes(file.read_bytes())
+    found = records(tmp_path)
+    dataset = pydicom.dcmread(file)
+    wanted = dataset.pixel_array
+    if dataset.PhotometricInterpretation == "PALETTE COLOR":
+        wanted = pydicom.pixels.apply_color_lut(wanted, dataset)
+    if dataset.get("NumberOfFrames", 1) > 1:
+        assert list(found) == [f"{file.name}#{frame}" for frame in range(len(wanted))]
+        assert [sample.values["frame"] for sample in found.values()] == list(range(len(wanted)))
+    else:
+        wanted = wanted[None]
+    for sample, pixels in zip(found.values(), wanted, strict=True):
+        np.testing.assert_array_equal(array(sample).reshape(pixels.shape), pixels)
+
+
+def test_series_are_in_the_order_of_their_planes_and_identity_is_left_out(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    axes = [1, 0, 0, 0, 1, 0]
+    for number, (series, place) in enumerate([("a", 5.0), ("b", 1.0), ("a", -2.5), ("a", 1.5), ("b", 0.5)]):
+        dataset = make_dataset(
+            pixels_of(number), ImagePositionPatient=[0, 0, place], ImageOrientationPatient=axes,
+            SeriesInstanceUID=f"1.{ord(series)}", RescaleSlope=2, RescaleIntercept=-1024.5,
+            WindowCenter=[40, 400], WindowWidth=[80, 2000], InstanceNumber=number,
+        )  # fmt: skip
+        save(dataset, source / "anonymous" / f"{number}.dcm")
+    found = records(source)
+    assert [key[-5] for key in found] == ["2", "3", "0", "4", "1"]
+    assert [sample.values["series"] for sample in found.values()] == [0, 0, 0, 1, 1]
+    assert [sample.values["position"] for sample in found.values()] == [-2.5, 1.5, 5.0, 0.5, 1.0]
+    first = found["anonymous/2.dcm"].values
+    assert (first["slope"], first["intercept"], first["patient"], first["study"]) == (2, -1024.5, 0, 0)
+    np.testing.assert_array_equal(first["window"], [[40, 80], [400, 2000]])
+    assert first["dicom"]["Modality"] == "CT"
+    report = convert(source, tmp_path / "out.h5")
+    data = (tmp_path / "out.h5").read_bytes()
+    assert b"ecret" not in data
+    assert b"042Y" not in data
+    assert any("--column keep=" in reason for reason in report.ledger.passed_over)
+    kept = records(source, columns=["keep=PatientAge,PatientName"])["anonymous/2.dcm"].values["dicom"]
+    assert (kept["PatientAge"], kept["PatientName"]) == ("042Y", "Secret^Name")
+
+
+def test_rescaled_values_are_pydicoms(tmp_path: Path) -> None:
+    whole = make_dataset(pixels_of(1), BitsStored=16, RescaleSlope=1, RescaleIntercept=-1024)
+    save(whole, tmp_path / "whole" / "a.dcm")
+    found = records(tmp_path / "whole", columns="image=rescaled")["a.dcm"]
+    assert array(found).dtype == np.int32  # a short one does not hold -32,768 - 1,024
+    expected = pydicom.pixels.apply_modality_lut(whole.pixel_array, whole)
+    np.testing.assert_array_equal(array(found)[..., 0], expected)
+    part = make_dataset(pixels_of(2), RescaleSlope="0.37", RescaleIntercept="-3.5")
+    save(part, tmp_path / "part" / "a.dcm")
+    found = records(tmp_path / "part", columns="image=rescaled")["a.dcm"]
+    expected = pydicom.pixels.apply_modality_lut(part.pixel_array, part)
+    np.testing.assert_array_equal(array(found)[..., 0], expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
+def test_the_window_is_pydicoms(function: str, tmp_path: Path) -> None:
+    pixels = np.arange(-1500, 1500, 25, np.int16).reshape(10, 12)
+    dataset = make_dataset(
+        pixels, RescaleSlope=2, RescaleIntercept=-100, WindowCenter=40, WindowWidth=400, VOILUTFunction=function
+    )
+    save(dataset, tmp_path / "a.dcm")
+    shown = pydicom.pixels.apply_voi_lut(pydicom.pixels.apply_modality_lut(pixels, dataset), dataset)
+    low, high = (2 * end - 100 for end in (-32768, 32767))
+    expected = np.rint((shown - low) / (high - low) * 255)
+    np.testing.assert_array_equal(array(records(tmp_path, columns="image=window")["a.dcm"])[..., 0], expected)
+    dataset.PhotometricInterpretation = "MONOCHROME1"
+    save(dataset, tmp_path / "a.dcm")
+    np.testing.assert_array_equal(array(records(tmp_path, columns="image=window")["a.dcm"])[..., 0], 255 - expected)
+
+
+def test_a_window_that_no_file_names_is_an_error_with_the_files_name(tmp_path: Path) -> None:
+    save(make_dataset(pixels_of(1)), tmp_path / "a.dcm")
+    with pytest.raises(SampleError, match=r"a\.dcm: .*names no window"):
+        records(tmp_path, columns="image=window")
+
+
+def test_frames_of_functional_groups_have_their_own_values(tmp_path: Path) -> None:
+    def group(**sequences: Mapping[str, Any]) -> Any:
+        made = pydicom.Dataset()
+        for name, values in sequences.items():
+            item = pydicom.Dataset()
+            for keyword, value in values.items():
+                setattr(item, keyword, value)
+            setattr(made, name, pydicom.Sequence([item]))
+        return made
+
+    frames = [
+        group(
+            PlanePositionSequence={"ImagePositionPatient": [0, 0, place]},
+            PixelValueTransformationSequence={"RescaleSlope": slope, "RescaleIntercept": 0},
+        )
+        for place, slope in ((3, 2), (7, 5))
+    ]
+    shared = group(PlaneOrientationSequence={"ImageOrientationPatient": [1, 0, 0, 0, 1, 0]})
+    pixels = pixels_of(3, shape=(2, 4, 4))
+    dataset = make_dataset(
+        pixels, PerFrameFunctionalGroupsSequence=pydicom.Sequence(frames),
+        SharedFunctionalGroupsSequence=pydicom.Sequence([shared]),
+    )  # fmt: skip
+    save(dataset, tmp_path / "a.dcm")
+    found = records(tmp_path, columns="image=rescaled")
+    assert [(s.values["position"], s.values["slope"]) for s in found.values()] == [(3, 2), (7, 5)]
+    np.testing.assert_array_equal(array(found["a.dcm#1"])[..., 0], pixels[1].astype(np.int64) * 5)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "mode"),
+    [(["uint8"], "L"), (["uint16"], "I;16"), (["int16", "uint8"], "I;16S"), (["int16", "uint16"], "I")],
+)
+def test_the_mode_holds_all_files(dtypes: list[str], mode: str, tmp_path: Path) -> None:
+    for number, dtype in enumerate(dtypes):
+        save(make_dataset(pixels_of(number, dtype)), tmp_path / f"{number}.dcm")
+    with closing(open_source(tmp_path)) as source:
+        assert source.survey().mode == mode
+    for number, sample in enumerate(records(tmp_path).values()):
+        np.testing.assert_array_equal(array(sample)[..., 0], pixels_of(number, dtypes[number]))
+
+
+def test_gray_of_16_bits_and_colours_are_refused(tmp_path: Path) -> None:
+    save(make_dataset(pixels_of(1)), tmp_path / "gray.dcm")
+    (tmp_path / "colour.dcm").write_bytes((PUBLISHED / "SC_rgb_rle.dcm").read_bytes())
+    with (
+        closing(open_source(tmp_path)) as source,
+        pytest.raises(SourceError, match=r"gray\.dcm.*colour\.dcm.*--ignore"),
+    ):
+        source.survey()
+
+
+def test_reports_and_other_files_are_said(tmp_path: Path) -> None:
+    save(make_dataset(pixels_of(1)), tmp_path / "images" / "IM0001")  # without a suffix
+    for name in ("rtplan.dcm", "test-SR.dcm"):
+        (tmp_path / name).write_bytes((PUBLISHED / name).read_bytes())
+    (tmp_path / "DICOMDIR").write_bytes((PUBLISHED / "dicomdirtests" / "DICOMDIR").read_bytes())
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+    assert survey.records == 1
+    assert dict(survey.ledger.left) == {"DICOM without pixels (reports, plans, directories)": 2}
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    save(make_dataset(pixels_of(1)), tmp_path / "a.dcm")
+    for wrong, said in (("image=pretty", "stored"), ("keep=Nothing", "Nothing"), ("label=Modality", "keep=KEYWORD")):
+        with pytest.raises(UsageError, match=said):
+            open_source(tmp_path, kind="dicom", columns=wrong)
+
+
+def test_it_trains_and_proves(tmp_path: Path) -> None:
+    for number in range(4):
+        save(make_dataset(pixels_of(number, "uint16", (8, 8))), tmp_path / "source" / f"{number}.dcm")
+    convert(tmp_path / "source", tmp_path / "out.lmdb")
+    assert verify(tmp_path / "out.lmdb", decode=True, against=tmp_path / "source").ok
+    (batch,) = PackedLoader(PackedDataset(tmp_path / "out.lmdb"), batch_size=4)
+    assert batch.dtype == torch.int32
+    np.testing.assert_array_equal(batch[:, 0], [pixels_of(n, "uint16", (8, 8)) for n in range(4)])
+
+
+def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
+    save(make_dataset(pixels_of(1)), tmp_path / "good.dcm")
+    save(make_dataset(pixels_of(1), NumberOfFrames=1_000_000_000), tmp_path / "frames.dcm")
+    save(make_dataset(pixels_of(1), Rows=60000, Columns=60000), tmp_path / "large.dcm")
+    save(make_dataset(pixels_of(1), BitsStored=200), tmp_path / "bits.dcm")
+    plain = save(make_dataset(pixels_of(1)), tmp_path / "deflated.dcm").read_bytes()
+    head = 132 + 12 + int.from_bytes(plain[140:144], "little")
+    meta = plain[:head].replace(b"UI\x14\x001.2.840.10008.1.2.1\0", b"UI\x16\x001.2.840.10008.1.2.1.99")
+    meta = meta[:140] + (head - 144 + 2).to_bytes(4, "little") + meta[144:]
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    bomb = packer.compress(plain[head:]) + packer.compress(bytes(200 << 20)) + packer.flush()
+    (tmp_path / "deflated.dcm").write_bytes(meta + bomb)
+    (tmp_path / "text.dcm").write_text("no DICOM at all")
+    (tmp_path / "empty.dcm").write_bytes(b"")
+    stream = bytearray((PUBLISHED / "MR_small_jp2klossless.dcm").read_bytes())
+    at = stream.index(b"\xff\x4f\xff\x51") + 8
+    stream[at : at + 8] = (60000).to_bytes(4) * 2
+    (tmp_path / "stream.dcm").write_bytes(stream)
+    said = {}
+    with closing(open_source(tmp_path, max_pixels=1_000_000)) as source:
+        assert source.survey().records == 8
+        for entry in source.entries():
+            try:
+                source.read(entry)
+            except SampleError as error:
+                said[entry.key] = error.reason
+    expected = {"frames": "frames", "large": "max_pixels", "bits": "200 bits", "deflated": "inflated",
+                "text": "no DICOM", "empty": "no DICOM", "stream": "60000 x 60000"}  # fmt: skip
+    assert said.keys() == {f"{name}.dcm" for name in expected}
+    for name, part in expected.items():
+        assert part in said[f"{name}.dcm"], said[f"{name}.dcm"]
+
+
+def test_without_pydicom_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(make_dataset(pixels_of(1)), tmp_path / "a.dcm")
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with closing(open_source(tmp_path)) as source, pytest.raises(SourceError, match=r"packstore\[dicom\]"):
+        source.survey()
