@@ -1,6 +1,6 @@
-"""The contracts as test suites: inherit one to prove a format, a source, an encoding or an export of your own.
+"""The contracts as test suites: inherit one to prove your own format, source, encoding or export.
 
-Each suite loads on first use. Needs pytest and hypothesis, which packstore itself does not.
+Each suite is imported on first use. They need pytest and hypothesis, which packstore itself does not.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def __getattr__(name: str) -> Any:
     import pytest
 
     modules = {_SUITES[name], "packstore.testing.records", "packstore.testing.store_files"}
-    pytest.register_assert_rewrite(*modules - sys.modules.keys())  # so that an assertion that fails shows its values
+    pytest.register_assert_rewrite(*modules - sys.modules.keys())  # so that failing assertions show their values
     return getattr(import_module(_SUITES[name]), name)

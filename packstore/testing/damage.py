@@ -1,4 +1,4 @@
-"""Damage to the files of a source, as disks, downloads and strangers do it."""
+"""Damages files of a source, as disks, downloads and attackers do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARKS = b'0123456789{}[]",:\n'
 
 
 def damage(folder: Path, random: Random) -> str:
-    """Damages one file below ``folder``, of whatever suffix there is; returns what was done to which."""
+    """Damages a random file below ``folder``, each suffix equally likely. Returns a description of the damage."""
     by_suffix: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.is_symlink():
@@ -36,7 +36,7 @@ def damage(folder: Path, random: Random) -> str:
     file = random.choice(by_suffix[random.choice(sorted(by_suffix))])
     how = random.choice(["bytes"] * 14 + ["gone", "a folder", "a pipe", "a device", "a cycle", "8 GiB"])
     if how == "bytes":
-        file.write_bytes(changed(file.read_bytes(), random))
+        file.write_bytes(corrupt(file.read_bytes(), random))
     elif how == "8 GiB":
         os.truncate(file, 1 << 33)
     else:
@@ -52,8 +52,8 @@ def damage(folder: Path, random: Random) -> str:
     return f"{file.relative_to(folder)}: {how}"
 
 
-def changed(data: bytes, random: Random) -> bytes:
-    """``data`` cut off, overwritten, repeated, or with other numbers and marks in its text."""
+def corrupt(data: bytes, random: Random) -> bytes:
+    """Returns ``data`` truncated, overwritten, repeated, or with changed numbers and punctuation."""
     found, place = bytearray(data), random.randrange(len(data) or 1)
     some = random.choice((1, 4, 8, _CHUNK, 4096))
     how = random.randrange(8)
@@ -79,7 +79,7 @@ def changed(data: bytes, random: Random) -> bytes:
     return bytes(found)
 
 
-def damaged_copy(folder: Path, copy: Path, random: Random) -> str:
-    """Copies ``folder`` to ``copy``, and damages a file there. Returns what was done."""
+def copy_damaged(folder: Path, copy: Path, random: Random) -> str:
+    """Copies ``folder`` to ``copy`` and damages a file there. Returns a description of the damage."""
     shutil.copytree(folder, copy, symlinks=True)
     return damage(copy, random)

@@ -1,4 +1,4 @@
-"""The contract of an encoding as tests. Each encoding inherits :class:`EncodingSuite` and adds what is its own."""
+"""The contract of an encoding as tests. Each encoding inherits :class:`EncodingSuite` and adds tests of its own."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _GEOMETRY: dict[str, Any] = {"size": (16, 12), "resize": 20, "max_side": 24, "ex
 
 
 def picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """A smooth picture that differs with every seed, RGB."""
+    """Returns a smooth RGB picture, a different one for each seed."""
     y, x = np.mgrid[0:height, 0:width]
     planes = [np.sin(x / (6 + channel + seed % 7) + seed) + np.cos(y / (9 + seed % 5)) for channel in range(3)]
     return (np.stack(planes, -1) * 60 + 127).astype(np.uint8)
 
 
 def image_file(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
-    """The bytes of an image file of ``kind``, a format of Pillow."""
+    """Encodes pixels as an image file of ``kind``, a format of Pillow."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, kind)
     return out.getvalue()
@@ -53,20 +53,20 @@ _DAMAGED = {
     "header": b"\xff\xd8\xff\xe0\0\x10JFIF\0",
     **{kind: (data := image_file(picture(60, 80), kind))[: len(data) * 2 // 3] for kind in ("JPEG", "PNG", "WEBP")},
 }
-"""Files that are no images, or cut off."""
+"""Files that are not images, or truncated images."""
 
 
 class EncodingSuite:
-    """What every encoding has to do; a plug-in proves itself by it::
+    """Tests of the duties of every encoding. Inherit it to prove an encoding::
 
         class TestPng(EncodingSuite):
             encoding = "png"  # registered before, or an entry point
 
     Attributes:
-        encoding: Its name.
-        variants: Fields of :class:`EncodeOptions` besides ``encoding``; each test runs with each. An encoding whose
-            images must have one size names a ``size`` in all of them.
-        tolerance: Largest mean difference, of 255, of the pixels before and after; 0 for an encoding without loss.
+        encoding: Its name in the registry.
+        variants: Further fields of :class:`EncodeOptions`; each test runs with each variant. If all images must have
+            one size, every variant needs a ``size``.
+        tolerance: Largest mean difference of pixels before and after, of 255; 0 for a lossless encoding.
     """
 
     encoding: ClassVar[str]
@@ -74,7 +74,7 @@ class EncodingSuite:
     tolerance: ClassVar[float] = 0
 
     def files(self) -> dict[str, bytes]:
-        """Image files by name, of several kinds and sizes. Override to add more."""
+        """Returns image files of several kinds and sizes by name. Override to add more."""
         photo = picture(40, 61, 1)
         return {
             "png": image_file(picture(23, 37)),
@@ -85,12 +85,12 @@ class EncodingSuite:
         }
 
     def encoders(self, source: str = "original") -> Iterator[Encoder]:
-        """A new encoder of each variant."""
+        """Yields a new encoder for each variant."""
         for variant in self.variants:
             yield Encoder(EncodeOptions(self.encoding, **variant), source)
 
     def pixels(self, encoder: Encoder, encoded: Encoded) -> NDArray[np.uint8]:
-        """What a reader makes of a record."""
+        """Decodes a record to pixels as readers do."""
         encoding = encoder.encoding
         if encoding.layout is None:
             return get_decoder().decode(encoded.record)
@@ -145,7 +145,7 @@ class EncodingSuite:
                     assert self.pixels(encoder, Encoded(record, shape)).shape == shape
 
     def test_bytes_follow_from_the_image_and_the_options_alone(self) -> None:
-        """In any order, from many threads, by an encoder of which nothing was asked before."""
+        """In any order, from many threads, and with a fresh encoder."""
         files = self.files()
         for first, second in zip(self.encoders(), self.encoders(), strict=True):
             expected = {name: bytes(first(name, data).record) for name, data in files.items()}
@@ -204,7 +204,7 @@ class EncodingSuite:
         assert encoder("key", image).shape == expected.shape
 
     def test_a_store_of_it(self, tmp_path: Path) -> None:
-        """Packed from files, verified, compared with them, and brought to another format as it is."""
+        """Packs files into a store, verifies it against them, and converts it to another format unchanged."""
         (tmp_path / "images").mkdir()
         for number in range(5):
             (tmp_path / f"images/{number}.png").write_bytes(image_file(picture(40, 30, number)))

@@ -1,5 +1,5 @@
-"""The contract of an export as tests. Each kind inherits :class:`ExportSuite` and adds what is its own: above all, that
-the format's own library reads it."""
+"""The contract of an export as tests. Each kind inherits :class:`ExportSuite` and adds tests of its own, above all that
+the format's own library reads the export."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ NAMES = [
     "a, b", "line\nbreak", "tab\t", " ", "", "..", "../../up", "/abs", "\N{GRINNING FACE} ü", "no", "1", 'a: "b" # c',
     "c" * 400, "Cat", "cat", "\0", "%41", "A", "\u2028", "\udc80 no UTF-8",
 ]  # fmt: skip
-"""Names of classes."""
+"""Difficult class names."""
 
 
 def _first_fast(names: Iterable[str]) -> list[Any]:
-    """The names as parameters, all but the first one slow."""
+    """Returns the names as test parameters, all but the first marked slow."""
     first, *rest = names
     return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in rest)]
 
@@ -60,7 +60,7 @@ class ExportSuite:
 
     Attributes:
         kind: Its name in the registry.
-        refuses: Names of :data:`packstore.testing.records.KINDS` that it cannot hold for the sake of their columns.
+        refuses: Names of :data:`packstore.testing.records.KINDS` with columns that it cannot hold.
     """
 
     kind: ClassVar[str]
@@ -68,22 +68,22 @@ class ExportSuite:
 
     @property
     def registered(self) -> type[Export]:
-        """The kind itself."""
+        """The registered class."""
         found: type[Export] = EXPORTS[self.kind]
         return found
 
     def destination(self, folder: Path, name: str = "out") -> Path:
-        """A destination in ``folder`` whose name need not say the kind."""
+        """Returns a destination in ``folder``, with the kind's suffix if it has one."""
         suffixes = self.registered.suffixes
         return folder / f"{name}{suffixes[0] if suffixes else ''}"
 
     def export(self, store: Path, destination: Path, **options: Any) -> ExportReport:
-        """Exports to this kind."""
+        """Exports a store to this kind."""
         return export(store, destination, to=self.kind, **options)
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """An image folder with two splits of two classes."""
+        """Makes an image folder with two splits of two classes."""
         root = tmp_path / "images"
         for number in range(12):
             split, label = ("train", "val")[number % 3 == 2], ("cat", "dog: big")[number % 2]
@@ -94,13 +94,13 @@ class ExportSuite:
 
     @pytest.fixture
     def store(self, folder: Path, tmp_path: Path) -> Path:
-        """A store of it that this kind holds as it is."""
+        """Makes a store of the image folder whose images this kind holds unchanged."""
         encoding = "original" if "files" in self.registered.image_forms else "uint8"
         convert(folder, tmp_path / "in.lmdb", encoding=encoding)
         return tmp_path / "in.lmdb"
 
-    def imported(self, path: Path, tmp_path: Path, **options: Any) -> Manifest:
-        """The manifest of the store that ``convert`` makes of an export."""
+    def import_back(self, path: Path, tmp_path: Path, **options: Any) -> Manifest:
+        """Converts an export to a new store and returns its manifest."""
         number = len(list(tmp_path.glob("again-*")))
         return convert(path, tmp_path / f"again-{number}.h5", **options).manifest
 
@@ -122,7 +122,7 @@ class ExportSuite:
             options["encode"] = "png"
         report = self.export(store, out, **options)
         assert report.manifest.dataset_digest == manifest.dataset_digest
-        again = self.imported(out, tmp_path)
+        again = self.import_back(out, tmp_path)
         assert again.dataset_digest == manifest.dataset_digest
         assert again.origin.kind == (self.registered.source)
         assert again.origin.digest == manifest.dataset_digest
@@ -131,7 +131,7 @@ class ExportSuite:
 
     @pytest.mark.parametrize("kind", _first_fast(reversed(KINDS)))
     def test_records_of_every_type_come_back(self, tmp_path: Path, kind: str) -> None:
-        """With keys of all sorts, missing values, and columns of every type and dtype; of files that are no images."""
+        """Records with odd keys, missing values, columns of every type and dtype, and files that are not images."""
         write(tmp_path / "made.lmdb", make_records(kind, count=9))
         manifest = convert(tmp_path / "made.lmdb", tmp_path / "in.lmdb", check="none").manifest
         out = self.destination(tmp_path)
@@ -146,7 +146,7 @@ class ExportSuite:
             self.export(tmp_path / "in.lmdb", out, encode="png")
         else:
             self.export(tmp_path / "in.lmdb", out)
-        again = self.imported(out, tmp_path, check="none")
+        again = self.import_back(out, tmp_path, check="none")
         assert again.dataset_digest == manifest.dataset_digest
         assert again.skipped == manifest.skipped
 
@@ -157,7 +157,7 @@ class ExportSuite:
         manifest = convert(folder, tmp_path / "in.lmdb", encoding=encoding, **options).manifest
         out = self.destination(tmp_path)
         self.export(tmp_path / "in.lmdb", out)
-        assert self.imported(out, tmp_path).dataset_digest == manifest.dataset_digest
+        assert self.import_back(out, tmp_path).dataset_digest == manifest.dataset_digest
 
     def test_a_store_without_labels_and_splits_comes_back(self, tmp_path: Path) -> None:
         (tmp_path / "flat").mkdir()
@@ -167,10 +167,10 @@ class ExportSuite:
         manifest = convert(tmp_path / "flat", tmp_path / "in.lmdb", encoding=encoding).manifest
         out = self.destination(tmp_path)
         self.export(tmp_path / "in.lmdb", out)
-        assert self.imported(out, tmp_path).dataset_digest == manifest.dataset_digest
+        assert self.import_back(out, tmp_path).dataset_digest == manifest.dataset_digest
 
     def test_classes_of_any_name_and_labels_of_any_size_come_back(self, tmp_path: Path) -> None:
-        """Names that no line, folder or text of C can be, and all of int64."""
+        """Names that cannot be lines, folders or C strings, and labels of the whole range of int64."""
         from packstore import Label, Writer
 
         fields: dict[str, Any] = {"image": "image", "label": Label(NAMES), "number": Label()}
@@ -183,14 +183,14 @@ class ExportSuite:
         assert manifest is not None
         out = self.destination(tmp_path)
         self.export(tmp_path / "in.lmdb", out)
-        again = self.imported(out, tmp_path)
+        again = self.import_back(out, tmp_path)
         assert again.dataset_digest == manifest.dataset_digest
         assert again.classes == tuple(NAMES)
 
     def test_one_split_of_an_export(self, store: Path, tmp_path: Path) -> None:
         out = self.destination(tmp_path)
         self.export(store, out)
-        again = self.imported(out, tmp_path, split="val")
+        again = self.import_back(out, tmp_path, split="val")
         with open_store(store) as reader, open_store(tmp_path / "again-0.h5") as other:
             split = reader.manifest.split("val")
             assert again.records == len(split)
@@ -206,7 +206,7 @@ class ExportSuite:
                     self.export(store, self.destination(tmp_path, encode), encode=encode)
                 continue
             report = self.export(store, self.destination(tmp_path, encode), encode=encode)
-            again = self.imported(report.destination, tmp_path)
+            again = self.import_back(report.destination, tmp_path)
             assert again.encoding == form
             assert again.dataset_digest == report.manifest.dataset_digest
             assert (again.dataset_digest == digest) == (encode == "png"), number
@@ -289,7 +289,7 @@ class ExportSuite:
     ) -> None:
         whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
         self.export(store, whole)
-        monkeypatch.setattr(ExportStaging, "publish", killed)
+        monkeypatch.setattr(ExportStaging, "publish", kill)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt) as caught:
                 self.export(store, out)
@@ -302,7 +302,7 @@ class ExportSuite:
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         out = self.destination(tmp_path)
-        monkeypatch.setattr(WorkDirectory, "remove", killed)
+        monkeypatch.setattr(WorkDirectory, "remove", kill)
         with pytest.raises(KeyboardInterrupt):
             self.export(store, out)
         monkeypatch.undo()
@@ -316,7 +316,7 @@ class ExportSuite:
     def test_a_run_that_was_killed_after_replacing_another_export_is_complete(
         self, store: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What it has replaced lies where it had staged the new one, and is not taken for that."""
+        """The replaced export, which lies at the staged one's path then, is not mistaken for it."""
         out, whole = self.destination(tmp_path), self.destination(tmp_path, "whole")
         self.export(store, whole)
         for number, path in enumerate(sorted(file for file in folder.rglob("*") if file.is_file())):
@@ -324,7 +324,7 @@ class ExportSuite:
         encoding = "original" if "files" in self.registered.image_forms else "uint8"
         convert(folder, tmp_path / "old.lmdb", encoding=encoding)
         self.export(tmp_path / "old.lmdb", out)
-        monkeypatch.setattr(WorkDirectory, "remove", killed)
+        monkeypatch.setattr(WorkDirectory, "remove", kill)
         with pytest.raises(KeyboardInterrupt):
             self.export(store, out, overwrite=True)
         monkeypatch.undo()
@@ -336,7 +336,7 @@ class ExportSuite:
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         out = self.destination(tmp_path)
-        monkeypatch.setattr(WorkDirectory, "remove", killed)
+        monkeypatch.setattr(WorkDirectory, "remove", kill)
         with pytest.raises(KeyboardInterrupt):
             self.export(store, out)
         monkeypatch.undo()
@@ -374,19 +374,19 @@ class ExportSuite:
         }.items():
             (out / MANIFEST_FILE).write_text(json.dumps(plain | {name: value}))
             with pytest.raises(SourceError, match=r"packstore\.json"):
-                self.imported(out, tmp_path)
+                self.import_back(out, tmp_path)
         (out / MANIFEST_FILE).write_text(json.dumps(plain))
         if (out / ROWS_FILE).exists():
             lines = (out / ROWS_FILE).read_bytes().splitlines(keepends=True)
             (out / ROWS_FILE).write_bytes(b"".join(lines[:-1]))
             with pytest.raises(SourceError, match=r"packstore\.json"):
-                self.imported(out, tmp_path)
+                self.import_back(out, tmp_path)
             (out / ROWS_FILE).write_bytes(b"".join(lines))
         if self.registered.source == "exported":
             first = next(file for file in files_of(out) if file.suffix in (".jpg", ".png"))
             (first.parent / "mine.png").write_bytes(picture(99, kind="PNG"))
             with pytest.raises(SourceError, match="1 images that"):
-                self.imported(out, tmp_path)
+                self.import_back(out, tmp_path)
 
     def test_progress_ends_with_all_records(self, store: Path, tmp_path: Path) -> None:
         seen: list[Progress] = []
@@ -401,7 +401,7 @@ class ExportSuite:
 
 
 class Stop:
-    """Progress that ends a run once so many records are done."""
+    """Progress callback that interrupts a run once more than ``done`` records are done."""
 
     def __init__(self, done: int) -> None:
         self.done = done
@@ -411,14 +411,14 @@ class Stop:
             raise KeyboardInterrupt
 
 
-def killed(at: WorkDirectory | ExportStaging, *_: object) -> None:
-    """Ends a run when it is about to publish, or to remove its work directory."""
+def kill(at: WorkDirectory | ExportStaging, *_: object) -> None:
+    """Replaces a method that publishes or removes a work directory: releases the lock and interrupts the run."""
     (at.work if isinstance(at, ExportStaging) else at).release()
     raise KeyboardInterrupt
 
 
 def picture(seed: int, height: int = 20, width: int = 30, kind: str = "JPEG") -> bytes:
-    """An image file that differs from those of other seeds."""
+    """Returns an image file, a different one for each seed."""
     from PIL import Image
 
     pixels = np.random.default_rng(seed).integers(0, 255, (4, 4, 3), np.uint8)
@@ -428,17 +428,17 @@ def picture(seed: int, height: int = 20, width: int = 30, kind: str = "JPEG") ->
 
 
 def pixels_of(data: Any) -> Any:
-    """The pixels of an image file, by Pillow."""
+    """Decodes an image file with Pillow."""
     from PIL import Image
 
     return np.asarray(Image.open(io.BytesIO(bytes(data))).convert("RGB"))
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """The bytes of a file, or of all in a folder by their paths."""
+    """Reads a file, or all files in a folder, by relative path."""
     return {str(file.relative_to(path)): file.read_bytes() for file in files_of(path)}
 
 
 def files_of(path: Path) -> list[Path]:
-    """A file, or all in a folder."""
+    """Returns a file, or all files in a folder."""
     return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())

@@ -1,4 +1,4 @@
-"""Records for tests: made, written into a store, compared with what comes out, without packstore's own arithmetic."""
+"""Records for tests: makes them, writes them into a store, and compares a store with them, by independent code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ ODD_KEYS = ["a/b.jpg", "ünï/コード.png", "caf\udce9.JPEG", "new\nline", "",
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """What goes into a store, and should come out."""
+    """Records to write into a store, and to expect from it.
+
+    Attributes:
+        encoding: The store's encoding.
+        columns: The store's columns.
+        images: Stored images.
+        values: Values of the other columns, by name.
+        splits: Name of each record's split.
+    """
 
     encoding: str
     columns: tuple[Column, ...]
@@ -45,7 +53,7 @@ class Records:
 
 
 def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Sequence[int] | None = None) -> Records:
-    """Records of a kind (see ``KINDS``) that are all different, in two splits."""
+    """Makes records of a kind (see ``KINDS``), all different, in two splits."""
     rng = np.random.default_rng(seed)
     encoding, image, shapes = kind, Column("image", "ragged", "uint8", type="image"), None
     if kind in ("ragged", "typed"):
@@ -83,7 +91,7 @@ def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Seq
 
 
 def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
-    """Columns of every type, kind and dtype, with values at rest; every third record misses what it may miss."""
+    """Makes columns of every type, kind and dtype with stored values; every third record lacks nullable values."""
     there = np.array([i % 3 != 1 for i in range(count)])
     boxes = rng.integers(0, 4, count)
 
@@ -92,7 +100,7 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
         return [rng.bytes(size * i % 4000) if kept[i] else b"" for i in range(count)]
 
     def arrays(column: Column, rows: NDArray[Any]) -> list[bytes]:
-        """Rows of numbers: classes where the column has them."""
+        """Makes random rows of numbers; valid class numbers if the column has classes."""
         if column.classes is not None:
             return [rng.integers(0, len(column.classes), n).astype("<i8").tobytes() for n in rows]
         return [rng.bytes(int(n) * column.record_nbytes) for n in rows]
@@ -138,12 +146,14 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
 
 
 def begin(path: Path, records: Records, **options: Any) -> StoreBuilder:
+    """Begins a store for ``records``; appends none."""
     format = options.pop("format", None) or format_of(path)
     assert format is not None
     return create_store(path, format=format, encoding=records.encoding, columns=records.columns, **options)
 
 
 def append(builder: StoreBuilder, records: Records, batch: int = 3) -> None:
+    """Appends all records in batches of one split."""
     start = 0
     while start < len(records):
         stop = start + 1
@@ -154,20 +164,21 @@ def append(builder: StoreBuilder, records: Records, batch: int = 3) -> None:
 
 
 def write(path: Path, records: Records, *, batch: int = 3, **options: Any) -> Manifest:
+    """Writes a store of ``records`` and returns its manifest."""
     with begin(path, records, **options) as builder:
         append(builder, records, batch)
         return builder.commit(origin=ORIGIN, versions={"packstore": "0"}, skipped=[Skipped("bad", "empty")])
 
 
-def interrupted(path: Path, records: Records, error: BaseException, **options: Any) -> None:
-    """A run that fails between the last record and the commit."""
+def interrupt_write(path: Path, records: Records, error: BaseException, **options: Any) -> None:
+    """Begins a store, appends all records, and raises ``error`` before the commit."""
     with begin(path, records, **options) as builder:
         append(builder, records)
         raise error
 
 
-def finished(records: Records) -> tuple[tuple[Column, ...], dict[str, Any]]:
-    """Columns with sizes and digests and the values of all but ``image``, reckoned here and not by packstore."""
+def expected_columns(records: Records) -> tuple[tuple[Column, ...], dict[str, Any]]:
+    """Computes, without packstore's code, the columns with sizes and digests, and the values of all but ``image``."""
     data: dict[str, Any] = {}
     columns = []
     for column in records.columns:
@@ -211,12 +222,12 @@ def sha256_hex(data: bytes) -> str:
 
 
 def assert_holds(reader: Reader, records: Records) -> None:
-    """Every record and every column of ``reader`` is what was put in."""
+    """Asserts that every record and every column of ``reader`` equals ``records``."""
     assert len(reader) == len(records)
     assert [bytes(reader.read(i)) for i in range(len(reader))] == records.images
     assert [bytes(reader.view(i)) for i in range(len(reader))] == records.images
     assert [reader.key(i) for i in range(len(reader))] == records.values["key"]
-    columns, data = finished(records)
+    columns, data = expected_columns(records)
     if reader.manifest.shards is not None:  # these have the digests
         columns = tuple(dataclasses.replace(column, digest=None) for column in columns)
     assert reader.manifest.columns == columns
@@ -234,24 +245,26 @@ def assert_holds(reader: Reader, records: Records) -> None:
 
 
 def open_files(folder: Path) -> list[str]:
-    """The files below ``folder`` that this process has open; skips the test where that cannot be told.
+    """Lists the files below ``folder`` that this process has open; skips the test if the system cannot tell.
 
-    What other tests have left elsewhere may be closed by a thread, or by the garbage collector, at any time."""
+    Only below ``folder``, since threads and the garbage collector may close files of other tests at any time."""
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
         pytest.skip("open files are listed in /proc")
     found = []
     for descriptor in descriptors.iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile, as that of the listing is
+        with suppress(FileNotFoundError):  # closed meanwhile, like the descriptor of the listing itself
             found.append(str(descriptor.readlink()))
     return [file for file in found if file.startswith(f"{folder}/")]
 
 
 def listing(directory: Path) -> set[str]:
+    """Returns the relative paths of everything below a directory."""
     return {str(p.relative_to(directory)) for p in directory.rglob("*")}
 
 
 def flip(path: Path, position: int, mask: int = 0x01) -> None:
+    """Flips the bits ``mask`` of one byte of a file."""
     with path.open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]

@@ -1,4 +1,4 @@
-"""The contract of a source as tests. Each kind inherits :class:`SourceSuite` and adds what is its own."""
+"""The contract of a source as tests. Each kind inherits :class:`SourceSuite` and adds tests of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from packstore.packing.conversion import convert
 from packstore.sources import Entry, Source, open_source
 from packstore.sources.ledger import Role
 from packstore.stores.builder import journal
-from packstore.testing.damage import damaged_copy
+from packstore.testing.damage import copy_damaged
 from packstore.testing.records import open_files
 
 _FEW = 12
@@ -41,17 +41,17 @@ _STRANGE = ("notes.odd", ".hidden", "Thumbs.db", "copy of it.odd", "LICENSE")
 
 
 class SourceSuite:
-    """Tests of one kind of source. A subclass says how to make a source, and how to harm it.
+    """Tests of one kind of source. A subclass makes a source and damages it.
 
     Attributes:
         kind: The name of the kind in the registry.
-        recognised: The path alone tells the kind; False where ``--source`` has to name it.
-        exact_sizes: ``Entry.size_bytes`` is the exact size of each image, so that all add up to the survey's.
-        undecodable_keys: A key can have bytes that are not UTF-8; :meth:`make` makes at least one such key.
-        has_files: It is read from files of its own, which its ledger lists; not so a store.
-        many: Number of samples that the memory for listing is measured with.
-        bytes_per_sample: Memory that listing may take for each sample; a list of all entries takes 300 bytes and more.
-        damages: How many times its files are damaged, each time in another way.
+        recognised: The kind is recognised by its path; False if ``--source`` has to name it.
+        exact_sizes: ``Entry.size_bytes`` is the exact size of each image, so their sum is the survey's.
+        undecodable_keys: Keys can have bytes that are not UTF-8; :meth:`make` then makes at least one such key.
+        has_files: The source consists of files that its ledger lists; False for a store.
+        many: Number of samples for measuring the memory of listing.
+        bytes_per_sample: Most memory that listing may take for each sample; a list of all entries takes 300 or more.
+        damages: Number of random damages to test.
     """
 
     kind: ClassVar[str]
@@ -64,26 +64,26 @@ class SourceSuite:
     damages: ClassVar[int] = 30
 
     def make(self, folder: Path, samples: int) -> Path:
-        """Makes a source of about ``samples`` samples, at least six, in the empty ``folder``; returns the path to open.
+        """Makes a source of about ``samples`` samples, at least six, in the empty ``folder``. Returns the path to open.
 
-        The images can be decoded and differ from each other.
+        All images must be decodable and different.
         """
         raise NotImplementedError
 
     def options(self, path: Path) -> Mapping[str, Any]:
-        """What :func:`open_source` needs besides the path: ``labels``."""
+        """Returns further arguments of :func:`open_source`, such as ``labels``."""
         return {}
 
     def change(self, path: Path) -> None:
-        """Exchanges an image, a label or a key for another."""
+        """Changes an image, a label or a key of the source."""
         raise NotImplementedError
 
     def spoil(self, path: Path, entry: Entry) -> bool:
-        """Makes the image of one sample unreadable; the listing stays. False where only the whole source can be."""
+        """Makes the image of one sample unreadable without changing the listing. Returns False if impossible."""
         return False
 
     def enlarge(self, path: Path, entry: Entry) -> bool:
-        """Makes the file of one sample larger than ``max_file_bytes(1)``. False where images are no files."""
+        """Makes the file of one sample larger than ``max_file_bytes(1)``. Returns False if images are not files."""
         return False
 
     @pytest.fixture
@@ -98,7 +98,7 @@ class SourceSuite:
             yield source
 
     def open(self, path: Path, **more: Any) -> Source:
-        """Opens the source, by its name only where it has to be."""
+        """Opens the source; names its kind only if it is not recognised."""
         return open_source(path, kind=None if self.recognised else self.kind, **self.options(path), **more)
 
     def test_the_kind_is_recognised_and_can_be_named(self, path: Path) -> None:
@@ -176,8 +176,8 @@ class SourceSuite:
 
     @pytest.mark.hypothesis
     def test_the_ledger_shows_what_comes_and_goes(self, path: Path, source: Source) -> None:
-        """Whatever files are taken away, and whatever strange ones are put beside the others: the ledger lists just
-        what lies there, strange files are left, and a file that goes is missing; or an error says so."""
+        """With any files removed, and any strange files added, the ledger lists exactly the existing files, strange
+        files as left; or opening raises an error, if files were removed."""
         if not self.has_files or not path.is_dir():
             pytest.skip("no files can be put beside it")
         before = source.survey().ledger
@@ -284,12 +284,12 @@ class SourceSuite:
             with Path(found.path).open("rb") as file:
                 file.seek(found.offset)
                 data = file.read(len(image) if found.within is None else found.within)
-            # What is not there is refused when it is linked.
+            # Linking refuses an image that lies beyond the file's end.
             assert data == image if found.within is None else len(data) == found.within
 
     def test_several_threads_read_at_once(self, source: Source) -> None:
         entries = list(source.entries())
-        expected = [copied(source.image(entry)) for entry in entries]
+        expected = [copy_image(source.image(entry)) for entry in entries]
         start = threading.Barrier(4)
 
         def read_all(thread: int) -> bool:
@@ -303,7 +303,7 @@ class SourceSuite:
     def test_closing_twice_and_reading_after_it(self, source: Source) -> None:
         entry = next(source.entries())
         image = source.image(entry)
-        expected = copied(image)
+        expected = copy_image(image)
         source.close()
         source.close()
         assert same(image, expected)  # an image outlives its source
@@ -322,7 +322,7 @@ class SourceSuite:
 
     def test_a_sample_that_cannot_be_read_is_named(self, path: Path) -> None:
         with closing(self.open(path)) as source:
-            good = {entry.key: copied(source.image(entry)) for entry in source.entries()}
+            good = {entry.key: copy_image(source.image(entry)) for entry in source.entries()}
             spoiled = list(source.entries())[2]
         if not self.spoil(path, spoiled):
             pytest.skip("a single sample cannot be spoiled")
@@ -341,11 +341,11 @@ class SourceSuite:
                 assert str(caught.value).isprintable()
 
     def test_damage_is_said_in_one_line(self, path: Path, tmp_path: Path) -> None:
-        """Whatever happens to its files: only errors of packstore come, and nothing waits for a pipe."""
+        """For any damage to its files, only packstore's errors are raised, and nothing waits for a pipe."""
         random = Random(self.kind)
         for number in range(self.damages):
             copy = tmp_path / f"damaged {number}"
-            what = damaged_copy(tmp_path / "source", copy, random)
+            what = copy_damaged(tmp_path / "source", copy, random)
             for kind in (None, self.kind):
                 said = ""
                 try:
@@ -359,7 +359,7 @@ class SourceSuite:
             shutil.rmtree(copy)
 
     def use(self, path: Path, kind: str | None) -> None:
-        """Does all that a conversion does, going on after bad samples. Raises :class:`PackstoreError`."""
+        """Reads the source as a conversion does, skipping bad samples. Raises :class:`PackstoreError`."""
         with closing(open_source(path, kind=kind, **self.options(path))) as source:
             source.survey()
             for entry in islice(source.entries(), 10 * _FEW):
@@ -404,7 +404,7 @@ class SourceSuite:
             folder.mkdir()
             with closing(self.open(self.make(folder, samples))) as source:
                 records = source.survey().records
-                assert sum(1 for _ in source.entries()) == records  # what the interpreter caches is not counted
+                assert sum(1 for _ in source.entries()) == records  # fills the interpreter's caches first
                 entries = source.entries()
                 assert iter(entries) is entries
                 tracemalloc.start()
@@ -444,7 +444,7 @@ class SourceSuite:
 
 
 def files_at(path: Path) -> list[Path]:
-    """All files at or below a path, found without packstore; members of an archive as paths that do not exist."""
+    """Lists all files at or below a path without packstore; members of an archive as paths within it."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             return [path / info.filename for info in archive.infolist() if not info.is_dir()]
@@ -458,11 +458,11 @@ def files_at(path: Path) -> list[Path]:
 
 
 class _CutError(BaseException):
-    """What ends a run."""
+    """Interrupts a run."""
 
 
-def copied(image: Any) -> Any:
-    """An image that does not depend on its source."""
+def copy_image(image: Any) -> Any:
+    """Copies an image, so that it does not depend on its source."""
     return image.copy() if isinstance(image, np.ndarray) else bytes(image)
 
 

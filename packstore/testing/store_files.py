@@ -1,4 +1,4 @@
-"""The contract of a format as tests: its files, published, damaged and sharded. Part of :class:`StoreSuite`."""
+"""Part of :class:`StoreSuite`: tests of a store's files: publishing, damage, shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from packstore.testing.records import (
     assert_holds,
     begin,
     flip,
-    interrupted,
+    interrupt_write,
     listing,
     make_records,
     sha256_hex,
@@ -36,23 +36,23 @@ from packstore.testing.records import (
 
 
 class StoreFilesSuite:
-    """What holds for the files of a store, whatever their format."""
+    """Tests of the files of a store of any format."""
 
     format: str
 
     @property
     def registered(self) -> Format:
-        """The format itself."""
+        """The registered format."""
         found: Format = FORMATS[self.format]
         return found
 
     @property
     def suffix(self) -> str:
-        """The suffix of stores."""
+        """The usual suffix of a store."""
         return self.registered.suffixes[0]
 
     def data_file(self, path: Path) -> Path:
-        """The file with the data of the store, or the shard, at ``path``."""
+        """Returns the data file of the store or shard at ``path``."""
         return self.registered.data_file(path)
 
     @pytest.fixture
@@ -97,7 +97,7 @@ class StoreFilesSuite:
             builder.commit(origin=ORIGIN)
         assert_holds(open_store(path), new)
         assert listing(path.parent) == {path.name} | {f"{path.name}/{n}" for n in listing(path) if path.is_dir()}
-        assert_holds(reader, old)  # whoever has it open keeps what he opened
+        assert_holds(reader, old)  # an open reader keeps reading the old store
         assert labels.tolist() == old.values["label"]
 
     def test_failed_overwrite_keeps_the_old_store(self, path: Path) -> None:
@@ -105,7 +105,7 @@ class StoreFilesSuite:
         write(path, old)
         before = listing(path.parent)
         with pytest.raises(RuntimeError, match="stop"):
-            interrupted(path, new, RuntimeError("stop"), overwrite=True)
+            interrupt_write(path, new, RuntimeError("stop"), overwrite=True)
         assert listing(path.parent) == before
         assert_holds(open_store(path), old)
 
@@ -117,12 +117,12 @@ class StoreFilesSuite:
         with pytest.raises(StoreError, match="committed or aborted"):
             builder.append([], {}, "")
         with pytest.raises(KeyboardInterrupt):
-            interrupted(path, records, KeyboardInterrupt(), shard_size=shard_size)
+            interrupt_write(path, records, KeyboardInterrupt(), shard_size=shard_size)
         assert listing(path.parent) == set()
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_each_failing_fsync(self, path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where the disk fails at any step, everything is as before."""
+        """If the disk fails at any step, everything stays as before."""
         old, new = make_records(seed=1), make_records(seed=2)
         real, calls = os.fsync, 0
 
@@ -154,7 +154,7 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("shard_size", [None, 3000])
     def test_an_interrupted_run(self, path: Path, shard_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Another run takes over what is proven, and what nobody takes over can be removed."""
+        """Another run reuses the proven records, and leftovers can be removed."""
         monkeypatch.setattr(journal, "EVERY_SECONDS", 0)
         records = make_records()
         identity = journal.Identity({"source": "the same"}, lambda _: None)
@@ -224,7 +224,7 @@ class StoreFilesSuite:
                 assert not is_store(path)
 
     def test_any_flipped_byte_is_found_or_harmless(self, path: Path, records: Records) -> None:
-        """Structure, record checksums and column digests together leave no byte of the data uncovered."""
+        """Structure, record checksums and column digests together cover every byte of the data."""
         write(path, records)
         file = self.data_file(path)
         size = file.stat().st_size

@@ -33,7 +33,7 @@ from packstore.testing.records import (
     append,
     assert_holds,
     begin,
-    finished,
+    expected_columns,
     make_records,
     write,
 )
@@ -41,14 +41,14 @@ from packstore.testing.store_files import StoreFilesSuite
 
 
 def read_all(path: str, format: Format) -> list[bytes]:
-    """For a spawned process, in which a format that was registered by a call is not."""
+    """Reads all images in a spawned process; registers the format there first."""
     FORMATS.register(format.name, format)
     with open_store(path) as reader:
         return [bytes(reader.read(i)) for i in range(len(reader))]
 
 
 def in_child(work: Callable[[], bool]) -> bool:
-    """Whether ``work`` returns True in a forked child."""
+    """Runs ``work`` in a forked child. Returns whether it returned True."""
     pid = os.fork()
     if pid == 0:  # pragma: no cover - the child
         code = 1
@@ -60,7 +60,7 @@ def in_child(work: Callable[[], bool]) -> bool:
 
 
 class StoreSuite(StoreFilesSuite):
-    """Everything that holds for every format. Inherit it to prove one, and add tests of what is the format's own::
+    """Tests of the duties of every format. Inherit it to prove a format, and add tests of its own::
 
         from packstore.core.registry import FORMATS
         from packstore.testing import StoreSuite
@@ -70,17 +70,17 @@ class StoreSuite(StoreFilesSuite):
         class TestTar(StoreSuite):
             format = "tar"
 
-    What a store holds should be proven without packstore as well, where a plain library can read or write it: set
-    ``PLAIN_READER`` and define ``write_plain``.
+    If a plain library can read or write the format, prove the content without packstore too: set ``PLAIN_READER`` and
+    define ``write_plain``.
 
-    The suite takes for granted that the manifest's JSON lies in the data file as it is, and that the data file of a
-    store is as long as it has to be: a shorter one is damaged.
+    The suite assumes that the data file contains the manifest's JSON verbatim, and that a truncated data file is
+    damaged.
 
     Attributes:
         format: The format's registered name.
         PLAIN_READER: A program without packstore. ``argv[1]`` is a store; it prints JSON with ``images`` and ``key``
             (lists of hexadecimal strings), ``label`` and ``checksum`` (lists of numbers), and ``manifest`` (a string).
-            Empty where no plain library reads the format.
+            Empty if no plain library reads the format.
     """
 
     PLAIN_READER: str = ""
@@ -89,14 +89,14 @@ class StoreSuite(StoreFilesSuite):
         """Writes a store without packstore's writer, by the documented layout.
 
         Args:
-            path: Of the store; does not exist.
-            manifest: The store's.
+            path: Path of the new store; does not exist.
+            manifest: The store's manifest.
             records: The records; their images are ``records.images``.
-            data: All other columns by name: an array, or for a ragged one its bytes and its ``int64`` offsets.
+            data: All other columns by name: an array; for a ragged column its bytes and its ``int64`` offsets.
         """
         pytest.skip("the suite has no plain writer of this format")
 
-    # What comes back
+    # Round trips
 
     def test_round_trip(self, path: Path, records: Records) -> None:
         manifest = write(path, records)
@@ -135,7 +135,7 @@ class StoreSuite(StoreFilesSuite):
         done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
-        data = finished(records)[1]
+        data = expected_columns(records)[1]
         assert [bytes.fromhex(i) for i in found["images"]] == records.images
         assert found["label"] == records.values["label"]
         assert [bytes.fromhex(k).decode("utf-8", "surrogateescape") for k in found["key"]] == records.values["key"]
@@ -143,7 +143,7 @@ class StoreSuite(StoreFilesSuite):
         assert Manifest.from_json(found["manifest"]) == manifest
 
     def test_reads_what_the_plain_library_wrote(self, path: Path, records: Records) -> None:
-        columns, data = finished(records)
+        columns, data = expected_columns(records)
         manifest = Manifest(self.format, records.encoding, len(records), columns, ORIGIN)
         self.write_plain(path, manifest, records, data)
         with open_store(path) as reader:
@@ -154,7 +154,7 @@ class StoreSuite(StoreFilesSuite):
     def test_any_bytes_round_trip(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         plain = make_records("ragged", 12)
 
-        # Inside, because Hypothesis does not like one decorated test in several classes.
+        # Inside, because Hypothesis refuses a decorated test that several classes share.
         @given(
             images=st.lists(st.binary(max_size=5000), min_size=1, max_size=12),
             keys=st.lists(st.binary(max_size=40), min_size=12, max_size=12, unique=True),
@@ -176,7 +176,7 @@ class StoreSuite(StoreFilesSuite):
         check()
 
     def test_memory_while_writing(self, path: Path) -> None:
-        """A writer may keep 32 MiB until it has them together, but never all."""
+        """A writer may buffer 32 MiB, but never all records."""
         records = make_records()
         tracemalloc.start()
         try:
@@ -268,8 +268,8 @@ class StoreSuite(StoreFilesSuite):
         assert [bytes(i) for i in views] == records.images
         assert [a.tobytes() for a in arrays] == records.images[: len(arrays)]
         assert label.tolist() == records.values["label"]
-        assert bytes(key.data) == finished(records)[1]["key"][0]
-        assert checksum.tolist() == finished(records)[1]["checksum"].tolist()
+        assert bytes(key.data) == expected_columns(records)[1]["key"][0]
+        assert checksum.tolist() == expected_columns(records)[1]["checksum"].tolist()
 
     def test_closed(self, path: Path, records: Records) -> None:
         write(path, records)
@@ -316,7 +316,7 @@ class StoreSuite(StoreFilesSuite):
 
     @pytest.mark.parametrize("shard_size", [None, 3000])
     def test_closed_while_others_read(self, path: Path, records: Records, shard_size: int | None) -> None:
-        """What a thread reads is right, or the reader is closed; never wrong bytes, never the end of the process."""
+        """Threads read the right bytes or get the error of a closed reader; never wrong bytes, never a crash."""
         write(path, records, shard_size=shard_size)
         wrong: list[object] = []
         stop = threading.Event()

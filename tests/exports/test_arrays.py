@@ -20,7 +20,7 @@ from packstore.exports.staging import ExportStaging
 from packstore.stores import open_store
 from packstore.stores.builder.work_directory import work_path
 from packstore.testing import ExportSuite
-from packstore.testing.exports import contents, killed
+from packstore.testing.exports import contents, kill
 from tests.makers.images import tiny
 from tests.makers.typed import COLUMNS, make_typed
 
@@ -120,7 +120,7 @@ def test_pixels_as_png_files(kind: str, tmp_path: Path) -> None:
 def test_what_zarrs_library_leaves_behind_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("zarr")
     convert(folder(tmp_path / "in"), tmp_path / "in.h5")
-    monkeypatch.setattr(ExportStaging, "publish", killed)
+    monkeypatch.setattr(ExportStaging, "publish", kill)
     with pytest.raises(KeyboardInterrupt):
         export(tmp_path / "in.h5", tmp_path / "out.zarr")
     monkeypatch.undo()

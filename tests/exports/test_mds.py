@@ -57,7 +57,7 @@ class TestMds(ExportSuite):
         out = self.destination(tmp_path)
         self.export(store, out)
         (out / "packstore.json").unlink()
-        assert self.imported(out, tmp_path).origin.kind == "mds"
+        assert self.import_back(out, tmp_path).origin.kind == "mds"
         with open_store(store) as reader, open_store(tmp_path / "again-0.h5") as other:
             assert other.manifest.splits == reader.manifest.splits
             for i in range(len(reader)):

@@ -47,14 +47,14 @@ class TestRecordio(ExportSuite):
         digest = packstore.PackedDataset(tmp_path / "in.lmdb").manifest.dataset_digest
         report = self.export(tmp_path / "in.lmdb", tmp_path / "out")
         assert any("'label'" in line for line in report.losses)
-        assert self.imported(tmp_path / "out", tmp_path).dataset_digest == digest
+        assert self.import_back(tmp_path / "out", tmp_path).dataset_digest == digest
 
     def test_it_is_recordio_without_the_manifest(self, store: Path, tmp_path: Path) -> None:
         out = self.destination(tmp_path)
         self.export(store, out)
         (out / "packstore.json").unlink()
         (out / "packstore.rows.jsonl").unlink()
-        assert self.imported(out, tmp_path).origin.kind == "recordio"
+        assert self.import_back(out, tmp_path).origin.kind == "recordio"
         with open_store(store) as reader, open_store(tmp_path / "again-0.h5") as other:
             assert other.manifest.splits == reader.manifest.splits
             for i in range(len(reader)):

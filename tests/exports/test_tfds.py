@@ -67,7 +67,7 @@ class TestTfds(ExportSuite):
         (out / "packstore.json").unlink()
         items = [{"featureKey": "image"}, {"featureKey": "label"}]
         assert json.loads((out / "dataset_info.json").read_text())["supervisedKeys"] == {"tuple": {"items": items}}
-        again = self.imported(out, tmp_path)
+        again = self.import_back(out, tmp_path)
         assert again.origin.kind == "tfds"
         with open_store(store) as reader, open_store(tmp_path / "again-0.h5") as other:
             assert again.classes == reader.manifest.classes

@@ -30,8 +30,8 @@ from packstore.testing.records import (
     append,
     assert_holds,
     begin,
-    finished,
-    interrupted,
+    expected_columns,
+    interrupt_write,
     listing,
     make_records,
     write,
@@ -510,7 +510,7 @@ def test_commit_and_abort_once(tmp_path: Path) -> None:
         builder.abort()
     assert_holds(open_store(tmp_path / "x.h5"), records)
     with pytest.raises(ValueError, match="stop"):
-        interrupted(tmp_path / "y.h5", records, ValueError("stop"))
+        interrupt_write(tmp_path / "y.h5", records, ValueError("stop"))
     assert listing(tmp_path) == {"x.h5"}
 
 
@@ -592,7 +592,7 @@ def test_one_dataset_digest_in_all_formats(tmp_path: Path) -> None:
     digests = {write(tmp_path / f"x{suffix}", records).dataset_digest for suffix in SUFFIXES}
     digests |= {write(tmp_path / f"y{suffix}", records, shard_size=3000).dataset_digest for suffix in SUFFIXES}
     assert len(digests) == 1
-    assert finished(records)[0] == open_store(tmp_path / "x.h5").manifest.columns
+    assert expected_columns(records)[0] == open_store(tmp_path / "x.h5").manifest.columns
     with open_store(tmp_path / "y.h5") as reader:
         assert_holds(reader, records)
 

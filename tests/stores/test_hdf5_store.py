@@ -16,7 +16,16 @@ from packstore.core.manifest import Manifest
 from packstore.stores import is_store, open_store
 from packstore.stores.hdf5 import store as hdf5_store
 from packstore.testing import StoreSuite
-from packstore.testing.records import ORIGIN, Records, append, assert_holds, begin, finished, make_records, write
+from packstore.testing.records import (
+    ORIGIN,
+    Records,
+    append,
+    assert_holds,
+    begin,
+    expected_columns,
+    make_records,
+    write,
+)
 
 
 class TestHdf5(StoreSuite):
@@ -110,7 +119,7 @@ with h5py.File(sys.argv[1], "r") as file:
     )
     def test_datasets_that_are_not_plain(self, path: Path, what: str) -> None:
         records = make_records("uint8")
-        columns, data = finished(records)
+        columns, data = expected_columns(records)
         manifest = Manifest("hdf5", "uint8", len(records), columns, ORIGIN)
         self.write_plain(path, manifest, records, data)
         label = data["label"]

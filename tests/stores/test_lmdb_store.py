@@ -28,7 +28,16 @@ from packstore.stores.lmdb import store as lmdb_store
 from packstore.stores.lmdb.bulk_lookup import list_leaves, locate_images
 from packstore.stores.lmdb.pages import Entry, Pages, _first_record_from
 from packstore.testing import StoreSuite
-from packstore.testing.records import ORIGIN, Records, assert_holds, finished, flip, listing, make_records, write
+from packstore.testing.records import (
+    ORIGIN,
+    Records,
+    assert_holds,
+    expected_columns,
+    flip,
+    listing,
+    make_records,
+    write,
+)
 
 
 def npy(array: Any) -> bytes:
@@ -118,7 +127,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         """Whatever is put when the map is full is put again: nothing lost, nothing twice."""
         monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 40_000)
         records = make_records("ragged", 500, sizes=[(i * 37) % 6000 for i in range(500)])
-        columns, data = finished(records)
+        columns, data = expected_columns(records)
         manifest = Manifest("lmdb", "original", len(records), columns, ORIGIN)
         writer = lmdb_store.LmdbWriter(tmp_path / "x.lmdb", records.columns[0], map_size=map_size)
         for start in range(0, 500, 50):
@@ -473,7 +482,7 @@ def test_suspended_or_not_it_has_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(lmdb_store, "_TXN_BYTES", transaction)
     records = make_records("ragged", 90, sizes=[100 * (i % 60) for i in range(90)])
-    columns, data = finished(records)
+    columns, data = expected_columns(records)
     manifest = Manifest("lmdb", records.encoding, len(records), columns, ORIGIN)
     values = {n: Ragged(v[1], np.frombuffer(v[0], "u1")) if isinstance(v, tuple) else v for n, v in data.items()}
     for name in ("kept", "suspended"):

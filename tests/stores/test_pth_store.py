@@ -25,7 +25,7 @@ from packstore.stores.pth import zip as pth_zip
 from packstore.stores.pth.pickle_reader import unpickle
 from packstore.stores.pth.pickle_writer import Tensor, dump_dict
 from packstore.testing import StoreSuite
-from packstore.testing.records import ORIGIN, Records, assert_holds, finished, flip, make_records, write
+from packstore.testing.records import ORIGIN, Records, assert_holds, expected_columns, flip, make_records, write
 
 
 def as_tensors(manifest: Manifest, records: Records, data: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
 
     def test_it_is_what_torch_saves(self, path: Path, records: Records, tmp_path: Path) -> None:
         manifest = write(path, records)
-        expected = as_tensors(manifest, records, finished(records)[1])
+        expected = as_tensors(manifest, records, expected_columns(records)[1])
         for mmap in (False, True):
             loaded = torch.load(path, mmap=mmap, weights_only=True)
             assert_equal(loaded, {name: expected[name] for name in loaded} | {n: expected[n] for n in expected})
@@ -174,7 +174,7 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
     )
     def test_tensors_that_are_not_what_the_manifest_says(self, path: Path, name: str, value: Any) -> None:
         records = make_records()
-        columns, data = finished(records)
+        columns, data = expected_columns(records)
         content = as_tensors(Manifest("pth", "original", 7, columns, ORIGIN), records, data)
         content[name] = value
         torch.save(content, path)
@@ -275,7 +275,7 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
     def test_a_view_of_a_storage(self, path: Path) -> None:
         """torch saves a slice with the whole storage and an offset."""
         records = make_records("uint8")
-        columns, data = finished(records)
+        columns, data = expected_columns(records)
         content = as_tensors(Manifest("pth", "uint8", 7, columns, ORIGIN), records, data)
         labels = torch.cat([torch.full((5,), -1), content["label"], torch.full((3,), -1)])
         content["label"] = labels[5:12]
