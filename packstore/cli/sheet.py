@@ -40,6 +40,10 @@ _PIXELS_A_COLUMN = 9
 @click.option(
     "--side", type=click.IntRange(8, 4096), default=128, show_default=True, metavar="PX", help="Size of the images."
 )
+@click.option(
+    "--window", nargs=2, type=float, metavar="LO HI",
+    help="More than 8 bits: these values are black and white.  [default: 1st and 99th percentile of each image]",
+)  # fmt: skip
 @cache_options
 def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
     """Draw a contact sheet of STORE to OUT, a .png or .pdf file: some records of each class, chosen by --seed.

@@ -22,7 +22,7 @@ _ANSWERS = {
 """How a command line answers for each loss."""
 
 
-def find_losses(data: bytes | memoryview, info: ImageInfo, reading: Reading) -> dict[str, str]:
+def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> dict[str, str]:
     """Finds out what of an image file a reading would lose without having been asked to.
 
     Args:

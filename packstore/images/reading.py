@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError, ManifestError, UsageError
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 
-_NUMBER = r"-?\d+(?:\.\d+)?"
+_NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _DEPTH = re.compile(rf"scale|clip|window:({_NUMBER}),({_NUMBER})")
 _OVER = re.compile(r"over:(black|white|#[0-9a-fA-F]{6})")
 _FRAMES = re.compile(r"first|0|[1-9][0-9]{0,5}")

@@ -14,6 +14,7 @@ from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.display import Window, to_display
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
 from packstore.seeing.colors import class_color, text_color_on
@@ -51,10 +52,13 @@ def make_pictures(
     return Pictures(column, decoder, turned, manifest.normalization, None, _CPU)
 
 
-def thumbnail(pictures: Pictures, reader: Reader, record: int, side: int) -> Pixels | None:
+def thumbnail(
+    pictures: Pictures, reader: Reader, record: int, side: int, window: Window | None = None
+) -> Pixels | None:
     """Returns a record's image with sides of at most ``side`` pixels, never enlarged: uint8 ``(h, w, 3)``, RGB.
 
-    Scales a large JPEG while decoding it. Undoes normalisation. Returns None if the record has no image.
+    Scales a large JPEG while decoding it. Undoes normalisation. Shows values beyond 8 bits through ``window``, see
+    :mod:`packstore.images.display`. Returns None if the record has no image.
 
     Raises:
         DecodeError: The image cannot be decoded; names the record and its key.
@@ -64,11 +68,12 @@ def thumbnail(pictures: Pictures, reader: Reader, record: int, side: int) -> Pix
     if column.nullable and not reader.has_value(column.name, record):
         return None
     if column.layout is not None:
-        image = pictures.pil(reader, record)
+        image = pictures.shown(reader, record, window)
     else:
         data = stored_bytes(reader, column, record)
         try:
-            image = Image.fromarray(pictures.decoder.decode_small(data, side, exif_transpose=pictures.exif_transpose))
+            pixels = pictures.decoder.decode_small(data, side, exif_transpose=pictures.exif_transpose)
+            image = Image.fromarray(to_display(pixels, pictures.mode, window))
         except DecodeError as error:
             raise at_record(error, reader, record, column.name) from None
     image.thumbnail((side, side), reducing_gap=2.0)

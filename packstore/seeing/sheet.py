@@ -46,6 +46,8 @@ class SheetOptions:
         seed: Seed of the choice of records, and of the loader.
         epoch: Epoch of the loader.
         side: Longest side of a thumbnail in pixels.
+        window: Values of images of more than 8 bits that are shown black and white; None for the 1st and 99th
+            percentile of each.
     """
 
     split: str | None = None
@@ -55,6 +57,7 @@ class SheetOptions:
     seed: int = 0
     epoch: int = 0
     side: int = 128
+    window: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("per_class", 1), ("side", 8), ("seed", 0), ("epoch", 0)):
@@ -230,7 +233,7 @@ class Cells:
 
     def _draw_stored(self, record: int) -> NDArray[np.uint8] | None:
         """Returns the thumbnail of the stored image, with the chosen columns drawn over it."""
-        image = thumbnail(self._pictures, self.reader, record, self.options.side)
+        image = thumbnail(self._pictures, self.reader, record, self.options.side, self.options.window)
         if image is None or not self._drawn:
             return image
         return draw_record(image, self.reader, record, self._pictures.exif_transpose, self._drawn)

@@ -313,9 +313,15 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             )
         return self.show(items[key])
 
-    def show(self, index: int) -> Image:
-        """Item ``index`` as a ``PIL.Image`` to look at, from any store: without ``transform``, normalisation undone."""
-        return self.pictures.pil(self.reader, self._record(_whole(index)))
+    def show(self, index: int, window: tuple[float, float] | None = None) -> Image:
+        """Item ``index`` as an RGB ``PIL.Image`` to look at: without ``transform``, normalisation undone.
+
+        Args:
+            index: Of the item.
+            window: Of values that are not 8 bits: those that are shown black and white; None for the 1st and 99th
+                percentile of the image.
+        """
+        return self.pictures.shown(self.reader, self._record(_whole(index)), window)
 
     def close(self) -> None:
         """Closes the store; the next access opens it again. Reads under way in other threads finish."""

@@ -15,6 +15,7 @@ from packstore.core.errors import DecodeError, PackstoreError, StoreError, Usage
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import Mode
 from packstore.images.decoders import Decoder
+from packstore.images.display import Window, from_planes, to_display
 from packstore.stores.base import Reader
 
 if TYPE_CHECKING:
@@ -137,19 +138,18 @@ class Pictures:
 
     def pil(self, reader: Reader, record: int) -> Image:
         """One image as a picture, its normalisation undone."""
-        if not self.floats:
-            return _picture(self.pixels(reader, record), self.mode)
-        pixels = self.numpy(reader, record).astype(np.float32)
-        if self.normalization is not None:
-            mean, std = (
-                np.array(values, np.float32)[:, None, None]
-                for values in (self.normalization.mean, self.normalization.std)
-            )
-            pixels = pixels * std + mean
-        if self.mode.dtype != "float32":
-            limits = np.iinfo(self.mode.dtype)
-            pixels = (pixels.astype(np.float64) * self.mode.white).round().clip(limits.min, limits.max)
-        return _picture(pixels.astype(self.mode.dtype).transpose(1, 2, 0), self.mode)
+        return _picture(self.stored_pixels(reader, record), self.mode)
+
+    def stored_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
+        """One image as pixels of the mode, ``(H, W, C)``, its normalisation undone."""
+        pixels = self.pixels(reader, record)
+        return from_planes(pixels, self.column, self.normalization) if self.floats else pixels
+
+    def shown(self, reader: Reader, record: int, window: Window | None = None) -> Image:
+        """One image as an RGB picture to look at, see :func:`packstore.images.display.to_display`."""
+        from PIL.Image import fromarray
+
+        return fromarray(to_display(self.stored_pixels(reader, record), self.mode, window))
 
 
 def check_pil(mode: Mode) -> None:

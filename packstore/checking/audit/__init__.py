@@ -24,6 +24,7 @@ from packstore.core.findings import KINDS
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.decoders import get_decoder
+from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -165,7 +166,8 @@ class _Audit:
             mask_classes=options.mask_classes,
             mirrored=options.mirrored,
         )
-        decoder = get_decoder(max_pixels=options.max_pixels)
+        reading = Reading.recorded(manifest.image.mode, manifest.options)
+        decoder = get_decoder(max_pixels=options.max_pixels, reading=reading)
         inspection = Inspection(CheckedReader(self.reader), decoder, limits)
         pixels, decoded = np.zeros(count, np.uint64), np.zeros(count, np.bool_)
         greys, sizes = np.zeros(count, np.bool_), np.zeros((count, 2), np.int32)

@@ -16,9 +16,12 @@ from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreErro
 from packstore.core.manifest import Manifest
 from packstore.images.decoders import Decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
+from packstore.images.display import from_planes, to_display
 from packstore.images.encode.options import turned_by_readers
+from packstore.images.losses import find_losses
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.images.perceptual import CROPS, SIDE, WHOLE, WORDS, grey, hashes, shrunk
+from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
 from packstore.stores.base import Reader
 
@@ -26,6 +29,8 @@ _FLAT = 8
 """Largest difference of two values of a channel in a flat image, of 255: JPEG changes a single colour by less."""
 _GREY = 2
 """Largest difference between the channels of a grey image."""
+_CLIPPED = 0.25
+"""Largest share of an image's values that may lie at its lowest or highest value."""
 _NO_CLASS = 255
 _WINDOWS = (WHOLE, *CROPS)
 _MIRRORED = (WHOLE,)
@@ -91,12 +96,14 @@ class Inspection:
     """Inspects the images of a store; from several threads."""
 
     def __init__(self, reader: Reader, decoder: Decoder, limits: Limits) -> None:
-        """``reader`` checks the records that it reads."""
+        """``reader`` checks the records that it reads; ``decoder`` reads images as the store says."""
         self._reader = reader
         self._manifest: Manifest = reader.manifest
         self._decoder = decoder
         self._limits = limits
         self._turned = turned_by_readers(self._manifest)
+        column = self._manifest.image
+        self._mode = decoder.reading.pixels if column.layout is None else column.pixels
         self._masks = [column for column in self._manifest.columns if column.type == "mask"]
 
     def inspect(self, records: range) -> Inspected:
@@ -126,8 +133,10 @@ class Inspection:
             seen.decoded[row] = True
             seen.pixels[row] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
             seen.sizes[row] = image.shape[:2]
-            small[row] = shrunk(image)
-            seen.detailed[row] = not self._check_pixels(record, image, small[row], seen)
+            shown = to_display(image, self._mode)
+            small[row] = shrunk(shown)
+            self._check_values(record, image, seen)
+            seen.detailed[row] = not self._check_pixels(record, image, shown, small[row], seen)
             seen.greys[row] = seen.detailed[row] and _is_grey(small[row])
             for mask in self._masks:
                 self._check_mask(mask.name, record, image.shape[:2], seen)
@@ -137,13 +146,14 @@ class Inspection:
             seen.hashes[:, len(_WINDOWS) :] = hashes(greys[:, :, ::-1], _MIRRORED)
         return seen
 
-    def _read_image(self, record: int, seen: Inspected) -> NDArray[np.uint8]:
-        """Returns the pixels as they are shown, uint8 ``(H, W, 3)``; adds findings of file and header."""
+    def _read_image(self, record: int, seen: Inspected) -> NDArray[Any]:
+        """Returns the pixels of the store's mode, ``(H, W, C)``, turned as they are shown; adds findings of file and
+        header."""
         column = self._manifest.image
         if column.layout is not None:
             array = self._reader.array(record)
             seen.nbytes += array.nbytes
-            return array if column.layout == "HWC" else self._as_uint8(array)
+            return array if column.layout == "HWC" else from_planes(array, column, self._manifest.normalization)
         data = self._reader.view(record)
         seen.nbytes += len(data)
         try:
@@ -167,9 +177,9 @@ class Inspection:
         record: int,
         data: bytes | bytearray | memoryview,
         info: ImageInfo,
-        image: NDArray[np.uint8],
+        image: NDArray[Any],
         seen: Inspected,
-    ) -> NDArray[np.uint8]:
+    ) -> NDArray[Any]:
         """Adds findings of an image file; returns the image as it is shown."""
         if info.kind == "jpeg" and info.components == 4:
             seen.findings.append(("cmyk", record, "a JPEG with 4 components"))
@@ -177,34 +187,51 @@ class Inspection:
         suffix = PurePosixPath(key).suffix.lower()
         if _SUFFIXES.get(suffix, info.kind) != info.kind and self._manifest.encoding == "original":
             seen.findings.append(("suffix", record, f"{printable(suffix)}, and the content is {info.kind}"))
+        for what in find_losses(data, info, Reading(self._decoder.reading.mode)).values():
+            seen.findings.append(("mode", record, f"it has {what}"))
         orientation = read_orientation(data, info)
         if orientation != 1 and not self._turned:
             seen.findings.append(("orientation", record, f"EXIF orientation {orientation}"))
         turned = self._turned and swaps_sides(orientation)
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
-    def _check_pixels(self, record: int, image: NDArray[np.uint8], small: NDArray[np.uint8], seen: Inspected) -> bool:
-        """Adds findings of the pixels; returns whether they are flat."""
+    def _check_values(self, record: int, image: NDArray[Any], seen: Inspected) -> None:
+        """Adds findings of values that are cut off at a bound, or not finite."""
+        reading = self._decoder.reading
+        if image.dtype == np.uint8:
+            if reading.depth is not None and self._manifest.image.layout is None:
+                share = float(np.mean((image == 0) | (image == 255)))
+                if share > _CLIPPED:
+                    what = f"{share:.0%} of the values are black or white by depth {reading.depth}"
+                    seen.findings.append(("wrong_window", record, what))
+            return
+        low, high = image.min(), image.max()
+        if not (np.isfinite(low) and np.isfinite(high)):
+            seen.findings.append(("not_finite", record, "some values are infinite or not a number"))
+        elif low < high:
+            for bound in (low, high):
+                share = float(np.mean(image == bound))
+                if share > _CLIPPED and bound != 0:
+                    seen.findings.append(("clipped", record, f"{share:.0%} of the values are {bound}, a bound"))
+
+    def _check_pixels(
+        self, record: int, image: NDArray[Any], shown: NDArray[np.uint8], small: NDArray[np.uint8], seen: Inspected
+    ) -> bool:
+        """Adds findings of the picture; returns whether it is flat."""
         height, width = image.shape[:2]
         short, long = sorted((height, width))
         if short < self._limits.min_side:
             seen.findings.append(("tiny", record, f"{width} x {height} pixels"))
         if long > self._limits.max_aspect * short:
             seen.findings.append(("aspect", record, f"{width} x {height} pixels"))
-        flat = _value_range(small) <= _FLAT and _value_range(image) <= _FLAT
+        if image.dtype == np.uint8:
+            flat = _value_range(small) <= _FLAT and _value_range(shown) <= _FLAT
+        else:
+            flat = bool((image.max((0, 1)) - image.min((0, 1)) <= (0 if image.dtype.kind == "f" else _FLAT)).all())
         if flat:
-            seen.findings.append(("flat", record, f"one colour: {image.reshape(-1, 3).mean(0).round().tolist()}"))
+            colour = image.reshape(-1, image.shape[2]).mean(0).round().tolist()
+            seen.findings.append(("flat", record, f"one colour: {colour}"))
         return flat
-
-    def _as_uint8(self, array: NDArray[Any]) -> NDArray[np.uint8]:
-        """Undoes normalisation: converts a floating-point array ``(C, H, W)`` to uint8 ``(H, W, C)``."""
-        if self._manifest.image.dtype == "bfloat16":
-            array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        values = array.astype(np.float32).transpose(1, 2, 0)
-        if self._manifest.normalization is not None:
-            values = values * np.array(self._manifest.normalization.std, np.float32)
-            values += np.array(self._manifest.normalization.mean, np.float32)
-        return np.nan_to_num(values * 255).round().clip(0, 255).astype(np.uint8)
 
     def _check_mask(self, name: str, record: int, size: tuple[int, ...], seen: Inspected) -> None:
         """Adds findings of a mask, whose image has ``size``."""

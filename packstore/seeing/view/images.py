@@ -16,9 +16,11 @@ from packstore.core.checksums import image_checksum
 from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, printable
 from packstore.core.manifest import Column
-from packstore.images.decoders import get_decoder
+from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.decoders.orientation import read_orientation
+from packstore.images.display import Window, find_window, from_planes, to_display
 from packstore.images.encode.options import turned_by_readers
+from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import parse_header
 from packstore.stores.base import Reader
@@ -54,7 +56,8 @@ class Images:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._decoder = get_decoder()
+        manifest = reader.manifest
+        self._decoder = get_decoder(reading=Reading.recorded(manifest.image.mode, manifest.options))
         self._turned = turned_by_readers(reader.manifest)
         self._cache: OrderedDict[tuple[int, int, bool], File | PackstoreError] = OrderedDict()
         self._cached_bytes = 0
@@ -97,7 +100,9 @@ class Images:
                 info = parse_header(memoryview(data).cast("B"))
             except HeaderError as error:
                 raise DecodeError(f"record {record} {error.reason}") from None
-            if info.kind == "jpeg" and info.components in (1, 3) and read_orientation(data, info) == 1:
+            as_stored = column.mode is None or (column.mode == "L" and info.components == 1)
+            plain = info.kind == "jpeg" and info.components in (1, 3) and read_orientation(data, info) == 1
+            if plain and as_stored:
                 file = bytes(data)
                 if b"ICC_PROFILE\0" not in file:
                     return File(file, "image/jpeg")
@@ -114,30 +119,39 @@ class Images:
             return data, "bin"
         return data, _SUFFIXES.get(kind, kind)
 
+    def window(self, record: int, column: Column) -> Window | None:
+        """Returns the window through which a record's image is shown; None if it has 8 bits."""
+        mode = column.pixels
+        return None if mode.dtype == "uint8" else find_window(self._pixels(record, column), mode)
+
     def pixels(self, record: int, column: Column, data: Buffer | None = None, side: int | None = None) -> NDArray[Any]:
-        """Decodes a record's image: uint8 ``(h, w, 3)``, RGB; without normalisation; turned if loaders turn it.
+        """Decodes a record's image to look at: uint8 ``(h, w, 3)``, RGB; without normalisation; turned if loaders turn
+        it.
+
+        With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels."""
+        return to_display(self._pixels(record, column, data, side), column.pixels)
+
+    def _pixels(self, record: int, column: Column, data: Buffer | None = None, side: int | None = None) -> NDArray[Any]:
+        """Decodes a record's image as its mode has it, ``(h, w, C)``.
 
         With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels."""
         reader = self._reader
         if column.layout is None:
             data = _stored_bytes(reader, column, record) if data is None else data
             try:
+                decoder = self._decoder_of(column)
                 if side is None:
-                    return self._decoder.decode(data, exif_transpose=self._turned)
-                return self._decoder.decode_small(data, _shorter_side(data, side), exif_transpose=self._turned)
+                    return decoder.decode(data, exif_transpose=self._turned)
+                return decoder.decode_small(data, _shorter_side(data, side), exif_transpose=self._turned)
             except DecodeError as error:
                 raise DecodeError(f"record {record} ({printable_key(reader, record)}): {error}") from None
         array: NDArray[Any] = reader.array(record) if column.name == "image" else reader.item(column.name, record)
-        return array if column.layout == "HWC" else self._from_floats(array, column)
+        return array if column.layout == "HWC" else from_planes(array, column, self._reader.manifest.normalization)
 
-    def _from_floats(self, array: NDArray[Any], column: Column) -> NDArray[np.uint8]:
-        if column.dtype == "bfloat16":  # the upper half of a float32
-            array = (array.astype(np.uint32) << 16).view(np.float32)
-        pixels = array.astype(np.float32).transpose(1, 2, 0)
-        normalization = self._reader.manifest.normalization
-        if normalization is not None:
-            pixels = pixels * np.array(normalization.std, np.float32) + np.array(normalization.mean, np.float32)
-        return np.nan_to_num(pixels * 255).round().clip(0, 255).astype(np.uint8)
+    def _decoder_of(self, column: Column) -> Decoder:
+        if column.name == "image":
+            return self._decoder
+        return get_decoder(reading=Reading(column.pixels.name))
 
     def _thumbnail(self, record: int, side: int, drawn: bool) -> File:
         reader = self._reader

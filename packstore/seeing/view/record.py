@@ -121,7 +121,8 @@ def _describe_image(reader: Reader, images: Images, record: int) -> dict[str, An
         height, width = images.pixels(record, column).shape[:2]
     except PackstoreError as error:
         return about | {"error": str(error)}
-    return about | {"shown": [width, height]}
+    window = images.window(record, column)
+    return about | {"shown": [width, height]} | ({} if window is None else {"window": window})
 
 
 def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:

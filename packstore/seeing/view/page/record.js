@@ -317,6 +317,10 @@ function facts(about) {
   if (about.split !== null) rows.push(["split", about.split]);
   if (about.shard) rows.push(["shard", about.shard]);
   if (image.width) rows.push(["image", `${number(image.width)} × ${number(image.height)} pixels, ${kind}`]);
+  if (image.window) {
+    const [black, white] = image.window.map((value) => number(Math.round(value * 1000) / 1000));
+    rows.push(["shown", `${black} as black, ${white} as white: the 1st and 99th percentile`]);
+  }
   if (image.orientation > 1) {
     const turned = image.shown && image.width !== image.height && image.shown[0] === image.height && image.orientation > 4;
     rows.push(["EXIF orientation", `${image.orientation}${turned ? ", applied" : ""}`]);
