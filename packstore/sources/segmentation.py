@@ -397,7 +397,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     palette = find_palette(tree, _palette_folders(pairs))
     known = (_SCENES, *(palette.files if palette is not None else ()))
-    further = [phrase for phrase in find_further(tree) if not phrase.startswith(known)]
+    read = tuple(f" in {printable(pair.masks)}/" for pair in pairs.values() if "polygons" in pair.ends)
+    phrases = (phrase for phrase in find_further(tree) if not phrase.startswith(known))
+    further = [phrase for phrase in phrases if not any(place in f"{phrase}/" for place in read)]
     odd = further or _others(tree, pairs) or any(_has_other_ends(tree, pair) for pair in pairs.values())
     return Certainty.PARTIAL if odd else Certainty.CERTAIN
 

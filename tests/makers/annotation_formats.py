@@ -276,8 +276,8 @@ def mots(samples: int) -> Files:
 def kitti_mots(samples: int) -> Files:
     """As KITTI has them: images, text and masks apart, a sequence each; more sequences than files that are probed."""
     files: Files = {}
-    for sequence in range(20):
-        own = range(sequence, samples, 20)
+    for sequence in range(min(20, samples)):
+        own = range(sequence, samples, min(20, samples))
         files |= {f"training/image_02/{sequence:04}/{n:06}.png": jpeg(n) for n in own}
         files |= {f"instances/{sequence:04}/{n:06}.png": mask(n, mode="L") for n in own}
         files[f"instances_txt/{sequence:04}.txt"] = "".join(f"{n} 1001 1 8 16 {DOG_RUNS}\n" for n in own)
