@@ -26,7 +26,7 @@ _MEANINGS = {
     "labels": "class numbers",
     "boxes": "left, top, right, bottom in pixels",
     "keypoints": "points",
-    "mask": "a class number a pixel",
+    "mask": "a value a pixel",
     "image": "another image",
     "text": "text",
     "json": "JSON",

@@ -4,7 +4,7 @@
 type            stored as
 ==============  ============================================================================================
 ``image``       image files (ragged uint8), or arrays: ``HWC`` whole numbers, ``CHW`` floating point
-``mask``        PNG files (ragged uint8), or ``HW`` arrays of uint8, uint16 or int32
+``mask``        PNG files (ragged uint8), or ``HW`` arrays of uint8, uint16, int32 or float32
 ``label``       fixed int64: a class number
 ``labels``      ragged int64: class numbers
 ``boxes``       ragged float32 ``(n, 4)``: left, top, right, bottom in pixels
@@ -44,6 +44,8 @@ ITEM_SIZE = {
 }
 """Bytes of one element by dtype name, for all dtypes that a column may have. Stored values are little-endian."""
 
+MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
+"""Of masks that are arrays; float32 for what is measured of each pixel, such as its depth."""
 TYPES = ("image", "mask", "label", "labels", "boxes", "keypoints", "text", "json", "bytes", "array")
 
 MAX_ARRAY_BYTES = 1 << 62
@@ -195,7 +197,7 @@ def _fits(type: str, kind: str, dtype: str, shape: tuple[int, ...], layout: str 
         floats = dtype in ("float16", "bfloat16", "float32")
         return layout == "CHW" and kind == "fixed" and floats and len(shape) == 3 and shape[0] == mode.channels
     if type == "mask" and layout is not None:
-        return layout == "HW" and dtype in ("uint8", "uint16", "int32") and len(shape) == (2 if kind == "fixed" else 0)
+        return layout == "HW" and dtype in MASK_DTYPES and len(shape) == (2 if kind == "fixed" else 0)
     if type == "label":
         return found == ("fixed", "int64", (), None)
     if type == "labels":

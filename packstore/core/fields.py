@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import index as as_index
 from typing import Literal
 
-from packstore.core.column import INTERNAL, ITEM_SIZE, Column
+from packstore.core.column import INTERNAL, ITEM_SIZE, MASK_DTYPES, Column
 from packstore.core.errors import ManifestError, UsageError, printable
 from packstore.core.modes import RGB, parse_mode
 
@@ -144,12 +144,16 @@ class Array:
         shape: Shape of each sample's array; of one row where ``ragged``.
         ragged: Arrays ``(n, *shape)`` with any n.
         optional: A sample may have none.
+        spatial: One value a pixel, ``(H, W)`` with the height and width of the image, such as depth: it is cropped,
+            resized (to the nearest pixel) and mirrored with the image. Of ``uint8``, ``uint16``, ``int32`` or
+            ``float32``; the column is then of type ``mask``.
     """
 
     dtype: str
     shape: tuple[int, ...] = ()
     ragged: bool = False
     optional: bool = False
+    spatial: bool = False
 
 
 Field = Image | Mask | Label | Labels | Boxes | Keypoints | Text | Json | Bytes | Array
@@ -231,6 +235,10 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
                     name, "ragged", "float32", shape, type="keypoints", nullable=nullable,
                     coordinates=coordinates, parallel=_name(field.of or None),
                 )  # fmt: skip
+            case Array() if field.spatial:
+                if field.dtype not in MASK_DTYPES or field.shape or field.ragged:
+                    raise ManifestError(f"spatial takes one of {', '.join(MASK_DTYPES)} and no shape")
+                return Column(name, "ragged", field.dtype, (), "HW", type="mask", nullable=nullable)
             case Array():
                 kind: Literal["fixed", "ragged"] = "ragged" if field.ragged else "fixed"
                 return Column(name, kind, field.dtype, tuple(map(as_index, field.shape)), nullable=nullable)

@@ -20,7 +20,7 @@ def mask_file(mask: Any) -> bytes | None:
     if mask is None:
         return None
     if isinstance(mask, np.ndarray):
-        if not mask.size:
+        if not mask.size or mask.dtype.kind == "f":
             return None
         if mask.dtype != np.uint8 and not 0 <= mask.min() <= mask.max() <= _MOST:
             return None

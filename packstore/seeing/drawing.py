@@ -131,8 +131,10 @@ def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
 
 
 def drawable_columns(manifest: Manifest, which: Collection[str] | None = None) -> list[Column]:
-    """Returns the columns that :func:`overlay` can draw; only those in ``which``, if given."""
-    return [c for c in manifest.columns if c.type in DRAWN and (which is None or c.name in which)]
+    """Returns the columns that :func:`overlay` can draw; only those in ``which``, if given. Masks of floating point are
+    left out: their values are no classes."""
+    drawn = [c for c in manifest.columns if c.type in DRAWN and not (c.type == "mask" and c.dtype == "float32")]
+    return [c for c in drawn if which is None or c.name in which]
 
 
 def overlay(

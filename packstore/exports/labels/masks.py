@@ -35,8 +35,11 @@ class MasksExport(ObjectsExport):
 
     def losses(self) -> Sequence[str]:
         lost = [] if self._masks else ["masks: the store has none"]
-        if any(self.manifest.column(name).dtype == "int32" for name in self._masks):
+        dtypes = {self.manifest.column(name).dtype for name in self._masks}
+        if "int32" in dtypes:
             lost.append("masks with values below 0 or above 65,535: PNG cannot hold them")
+        if "float32" in dtypes:
+            lost.append("masks of floating point, such as depth: PNG cannot hold them")
         return [*lost, *super().losses()[-1:]]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:

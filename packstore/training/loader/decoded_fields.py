@@ -139,7 +139,9 @@ class MaskField(Field):
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 
     def _dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
-        """uint8, or int32 where some values have more bits, or the one that stands for what lies outside."""
+        """float32; or uint8, or int32 if values or the fill value do not fit uint8."""
+        if self.column.dtype == "float32":
+            return torch.float32
         narrow = self.column.dtype == "uint8" and 0 <= self._fill_value <= 255
         narrow = narrow and all(header is None or header.bits <= 8 for header in headers)
         return torch.uint8 if narrow else torch.int32
