@@ -130,7 +130,7 @@ def test_folders_of_tasks_are_left_alone_while_these_run(scratch: Path) -> None:
 
     def looking(file: Any, operation: int) -> None:
         if not operation & fcntl.LOCK_NB:
-            scratch_module._remove_left(scratch, "packstore-convert-x-")
+            scratch_module._remove_leftovers(scratch, "packstore-convert-x-")
             seen.append(sorted(path.name.rpartition("-")[0] for path in scratch.iterdir()))
         real(file, operation)
 
@@ -166,7 +166,7 @@ def test_a_task_that_kills_every_worker(folder: Path, url: str, monkeypatch: pyt
     assert job.plan.shards is not None
     entries = next(job.plan.shards.shards(job.plan.source.entries()))
     with ProcessRunner(job, 1) as runner:
-        monkeypatch.setattr(ProcessRunner, "_start", _start_dead(ProcessRunner._start))
+        monkeypatch.setattr(ProcessRunner, "_start_worker", _start_dead(ProcessRunner._start_worker))
         runner.submit(0, entries)
         ((number, result),) = runner.wait()
     assert number == 0

@@ -117,8 +117,8 @@ def test_interrupted_while_all_workers_hang(
     folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers: list[Any] = []
-    start = ProcessRunner._start
-    monkeypatch.setattr(ProcessRunner, "_start", lambda self: workers.append(start(self)) or workers[-1])
+    start = ProcessRunner._start_worker
+    monkeypatch.setattr(ProcessRunner, "_start_worker", lambda self: workers.append(start(self)) or workers[-1])
     kills, main = tmp_path / "kills", threading.get_ident()
     objects = KillingObjects(url, kills, "done/", sent=signal.SIGSTOP, times=2)
 

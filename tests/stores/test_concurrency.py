@@ -104,14 +104,14 @@ def test_a_store_that_is_replaced_while_it_is_opened(
 ) -> None:
     out = tmp_path / "out.lmdb"
     packstore.convert(folder, out, encoding="original", shard_size=3000)
-    hold = sharded._hold
+    hold = sharded._open_files
 
     def replaced(manifest: Any, path: Path) -> Any:
-        monkeypatch.setattr(sharded, "_hold", hold)
+        monkeypatch.setattr(sharded, "_open_files", hold)
         packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
         return hold(manifest, path)
 
-    monkeypatch.setattr(sharded, "_hold", replaced)
+    monkeypatch.setattr(sharded, "_open_files", replaced)
     with packstore.open(out) as reader:
         assert reader.manifest.encoding == "uint8"
         assert len(digests(reader)) == len(reader)

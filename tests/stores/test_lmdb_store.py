@@ -390,9 +390,9 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             with reader:
                 pages, manifest = reader._open(), reader.manifest
                 for overflow in (False, True):
-                    if entries._in_order(pages, manifest, overflow=overflow):
+                    if entries._is_sound(pages, manifest, overflow=overflow):
                         in_order += 1
-                        assert list(entries._faults(pages, manifest, not overflow, no_progress)) == [], (
+                        assert list(entries._walk_faults(pages, manifest, not overflow, no_progress)) == [], (
                             place,
                             overflow,
                         )
@@ -402,7 +402,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         file.write_bytes(data)
         with open_store(path) as whole:
             pages = cast("lmdb_store.LmdbReader", whole)._open()
-            assert entries._in_order(pages, whole.manifest, overflow=True)
+            assert entries._is_sound(pages, whole.manifest, overflow=True)
             assert spanned(whole) == [whole.view(index) for index in range(len(sizes))]
         assert in_order > 5
 
