@@ -388,7 +388,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             except StoreError:
                 continue
             with reader:
-                pages, manifest = reader._open(), reader.manifest
+                pages, manifest = reader._require_open(), reader.manifest
                 for overflow in (False, True):
                     if entries._is_sound(pages, manifest, overflow=overflow):
                         in_order += 1
@@ -401,7 +401,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
                     assert image == reader.view(index)
         file.write_bytes(data)
         with open_store(path) as whole:
-            pages = cast("lmdb_store.LmdbReader", whole)._open()
+            pages = cast("lmdb_store.LmdbReader", whole)._require_open()
             assert entries._is_sound(pages, whole.manifest, overflow=True)
             assert spanned(whole) == [whole.view(index) for index in range(len(sizes))]
         assert in_order > 5
