@@ -87,7 +87,7 @@ def salvage(
 ) -> SalvageReport:
     """Writes the undamaged records of a damaged store to a new one. ``damaged`` is only read.
 
-    The records keep their order, and their splits where a manifest still names them. Nothing in the store is executed;
+    The records keep their order, and their splits if a manifest still names them. Nothing in the store is executed;
     memory grows by about 40 bytes a record.
 
     Args:

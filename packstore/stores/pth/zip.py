@@ -157,7 +157,7 @@ class _Mapped(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
         if base + offset < 0:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))  # as a file says it
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))  # as for a file
         self._position = base + offset
         return self._position
 
