@@ -198,7 +198,7 @@ static struct file checkpoints(struct decoder *const *decoders, const struct fil
         index.at[any((uint64_t)index.nbytes)] ^= (uint8_t)(1 << any(8));
     if (changed && !any(9))
         index.nbytes = (int64_t)any((uint64_t)index.nbytes);
-    struct headers *headers = &decoders[0]->headers;
+    struct headers *headers = &decoders[0]->input.headers;
     if (index.nbytes > 20 && any(4) && read_headers(headers, file->at, file->nbytes) == DONE)
         repair(&index, headers, file->nbytes);
     struct file exact = {malloc((size_t)index.nbytes + !index.nbytes), index.nbytes};

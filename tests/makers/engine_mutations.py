@@ -129,7 +129,9 @@ MUTATIONS = [
     Mutation("entropy.c", "step < 57 / LOOKUP_BITS", "step < 7"),
     Mutation("entropy.c", "        lane->mcu += lane->count;\n", ""),
     Mutation("entropy.c", "    memset(lane->predicted, 0, sizeof lane->predicted);\n", ""),
-    Mutation("entropy.c", "        memset(decoder->coefficients, 0, sizeof decoder->coefficients);", "        ;"),
+    Mutation(
+        "entropy.c", "        memset(decoder->input.coefficients, 0, sizeof decoder->input.coefficients);", "        ;"
+    ),
     Mutation("entropy.c", "        *out++ = 0xFF;\n", ""),
     Mutation(
         "tables.c",
@@ -143,8 +145,8 @@ MUTATIONS = [
     Mutation("entropy.c", "team->lanes[ended] = team->lanes[--team->count];", "--team->count;"),
     Mutation("entropy.c", "lane->outcome == NO_MORE ? DONE : REFUSED", "DONE"),
     Mutation("entropy.c", "        end_lane(lanes[i], &hot[i]);\n    lanes[stopped]", "        ;\n    lanes[stopped]"),
-    Mutation("entropy.c", "decoder->lanes[alone == decoder->lanes]", "decoder->lanes[0]"),
-    Mutation("answer.c", "decoder->making.request ? decoder->second : decoder;", "decoder;"),
+    Mutation("entropy.c", "decoder->input.lanes[alone == decoder->input.lanes]", "decoder->input.lanes[0]"),
+    Mutation("answer.c", "decoder->output.making.request ? decoder->second : decoder;", "decoder;"),
     Mutation("answer.c", ".refused = &refused[next]", ".refused = &refused[0]"),
     Mutation(
         "answer.c",
@@ -165,7 +167,7 @@ MUTATIONS = [
     Mutation("skip.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {", "0)) {"),
     Mutation("skip.c", "if (entry & ESCAPE || taken + length > SKIP_BITS)", "if (entry & ESCAPE)"),
     Mutation("answer.c", "begin_again(ended, &team, max_pixels)", "REFUSED"),
-    Mutation("answer.c", "    decoder->making.without_index = true;\n", ""),
+    Mutation("answer.c", "    decoder->output.making.without_index = true;\n", ""),
     # Samples and pixels: A.3.3, jdsample.c, jdcolor.c
     Mutation("idct.c", "if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))", "if (0)"),
     Mutation("idct.c", "dc <= -MOST_PREDICTED", "dc < -MOST_PREDICTED"),
@@ -191,13 +193,13 @@ MUTATIONS = [
     Mutation("pixels.c", "int64_t above = headers->mcu_height > 8,", "int64_t above = 0,"),
     Mutation("pixels.c", "beside = headers->mcu_width > 8;", "beside = 0;"),
     # Rows that become pixels while others are decoded
-    Mutation("entropy.c", ">= decoder->whole + decoder->kept - 1)", ">= decoder->whole + decoder->kept)"),
-    Mutation("entropy.c", "            decoder->held = false;\n            lane", "            lane"),
+    Mutation("entropy.c", ">= output->whole + output->kept - 1)", ">= output->whole + output->kept)"),
+    Mutation("entropy.c", "            decoder->output.held = false;\n            lane", "            lane"),
     Mutation("pixels.c", "* headers->mcu_height - (headers->mcu_height > 8);", "* headers->mcu_height;"),
-    Mutation("pixels.c", "!in_order && decoder->kept < rows + 1", "0"),
-    Mutation("pixels.c", "while (decoder->whole < rows && !missing[decoder->whole])", "while (decoder->whole < rows)"),
-    Mutation("pixels.c", "stop = stop < decoder->column1 ? stop : decoder->column1;", ";"),
-    Mutation("idct.c", "(row & (decoder->kept - 1)) * component->v", "row * component->v"),
+    Mutation("pixels.c", "!in_order && output->kept < rows + 1", "0"),
+    Mutation("pixels.c", "while (output->whole < rows && !missing[output->whole])", "while (output->whole < rows)"),
+    Mutation("pixels.c", "stop = stop < output->column1 ? stop : output->column1;", ";"),
+    Mutation("idct.c", "(row & (output->kept - 1)) * component->v", "row * component->v"),
     # Resizing
     Mutation("resize.c", "if (at + down->taps > y && y", "if (at + down->taps > y + 1 && y"),
     Mutation("resize.c", "        resizing->first = first;\n", ""),
@@ -274,7 +276,7 @@ MUTATIONS = [
         "if (!whole)\n        memset(making->to, 0,",
         "if (whole)\n        memset(making->to, 0,",
     ),
-    Mutation("answer.c", "making->resized || making->request->mirrored ? pixels : to", "making->resized ? pixels : to"),
+    Mutation("pixels.c", "making->resized || making->request->mirrored ? pixels : to", "making->resized ? pixels : to"),
     Mutation(
         "answer.c",
         "if (!whole && !making->resized && (making->form->padding",

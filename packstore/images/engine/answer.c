@@ -10,15 +10,21 @@ static bool is_within(const struct box *box, int64_t height, int64_t width)
            box->left <= width - box->width;
 }
 
+/* Whether the source is a JPEG file, and not pixels. */
+static bool is_file(const struct request *request)
+{
+    return request->height == 0;
+}
+
 static bool is_side(int64_t side)
 {
     return side > 0 && side <= MOST_SIDE;
 }
 
 /* Whether a JPEG file's headers can be right: a block takes two bits at least. */
-static int check_file(struct decoder *decoder, const struct request *request, int64_t max_pixels)
+static enum outcome check_file(struct decoder *decoder, const struct request *request, int64_t max_pixels)
 {
-    struct headers *headers = &decoder->headers;
+    struct headers *headers = &decoder->input.headers;
     if (read_headers(headers, request->source, request->nbytes) != DONE)
         return REFUSED;
     int64_t blocks = (int64_t)headers->rows * headers->across * headers->blocks;
@@ -49,10 +55,10 @@ static struct box visible_part(const struct request *request, int64_t *at)
 }
 
 /* The window of planes that are resized, in planes of float32. */
-static int make_planes(struct decoder *decoder, const struct request *request, int kind, float *to)
+static enum outcome make_planes(struct decoder *decoder, const struct request *request, int kind, float *to)
 {
     const struct box *window = &request->window;
-    struct float_taps *across = &decoder->float_across, *down = &decoder->float_down;
+    struct float_taps *across = &decoder->output.float_across, *down = &decoder->output.float_down;
     int64_t at, plane = window->height * window->width;
     struct box visible = visible_part(request, &at);
     if (visible.height != window->height || visible.width != window->width)
@@ -60,18 +66,18 @@ static int make_planes(struct decoder *decoder, const struct request *request, i
     if (visible.height <= 0 || visible.width <= 0)
         return DONE;
     if (make_float_taps(across, request->box.width, request->size_width, window->left + visible.left, visible.width,
-                        request->mirrored) ||
+                        request->mirrored) != DONE ||
         make_float_taps(down, request->box.height, request->size_height, window->top + visible.top, visible.height,
-                        false))
+                        false) != DONE)
         return REFUSED;
     return resize_planes(decoder, kind, request->source, request->height, request->width, &request->box, to + at, plane,
                          window->width, visible.height, visible.width);
 }
 
 /* What was made goes through its program and becomes the answer. */
-static int convert(struct decoder *decoder)
+static enum outcome convert(struct decoder *decoder)
 {
-    const struct making *making = &decoder->making;
+    const struct making *making = &decoder->output.making;
     const struct request *request = making->request;
     int64_t pixels = request->window.height * request->window.width;
     struct image image = {making->to, request->window.height, request->window.width};
@@ -86,46 +92,22 @@ static int convert(struct decoder *decoder)
     return DONE;
 }
 
-/* The image's rows above `bottom` have samples: makes pixels of those that are new, while they are in the caches. */
-void use_rows(struct decoder *decoder, int64_t bottom)
-{
-    struct making *making = &decoder->making;
-    const struct box *box = &making->box;
-    int64_t stop = bottom - box->top < box->height ? bottom - box->top : box->height;
-    uint8_t *pixels = decoder->pixels.at;
-    while (making->rows < stop) {
-        int64_t count = making->resized ? 2 : 1;
-        if (making->rows + count > stop) {
-            if (stop < box->height)
-                return;
-            count = 1;
-        }
-        const struct box rows = {box->top + making->rows, box->left, count, box->width};
-        uint8_t *to = making->shown + making->rows * 3 * making->request->window.width;
-        write_pixels(decoder, &rows, making->resized || making->request->mirrored ? pixels : to);
-        if (making->resized)
-            resize_rows(decoder, pixels, pixels + (count - 1) * 3 * box->width);
-        else if (making->request->mirrored)
-            decoder->kernels->mirror(to, pixels, box->width);
-        making->rows += count;
-    }
-}
-
 /* The box of the image whose pixels the visible part needs. */
-static int plan_box(struct decoder *decoder)
+static enum outcome plan_box(struct decoder *decoder)
 {
-    struct making *making = &decoder->making;
+    struct output *output = &decoder->output;
+    struct making *making = &output->making;
     const struct request *request = making->request;
     const struct box *box = &request->box, *window = &request->window, *visible = &making->visible;
-    struct taps *across = &decoder->across, *down = &decoder->down;
+    struct taps *across = &output->across, *down = &output->down;
     int64_t top = window->top + visible->top, left = window->left + visible->left;
     if (!making->resized) {
         making->box = (struct box){box->top + top, box->left + left, visible->height, visible->width};
         return DONE;
     }
     across->sampling = down->sampling = request->sampling;
-    if (make_taps(across, box->width, request->size_width, left, visible->width, request->mirrored, 4) ||
-        make_taps(down, box->height, request->size_height, top, visible->height, false, 2))
+    if (make_taps(across, box->width, request->size_width, left, visible->width, request->mirrored, 4) != DONE ||
+        make_taps(down, box->height, request->size_height, top, visible->height, false, 2) != DONE)
         return REFUSED;
     making->box = (struct box){box->top + down->first, box->left + across->first, down->stop - down->first,
                                across->stop - across->first};
@@ -133,15 +115,15 @@ static int plan_box(struct decoder *decoder)
 }
 
 /* Bytes, three channels in turn: makes what is wanted of pixels, and begins to decode what is wanted of a JPEG file. */
-static int begin_pixels(struct decoder *decoder, struct team *team)
+static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
 {
-    struct making *making = &decoder->making;
+    struct making *making = &decoder->output.making;
     const struct request *request = making->request;
     int64_t at;
     making->visible = visible_part(request, &at);
     const struct box *visible = &making->visible;
     bool whole = visible->height == request->window.height && visible->width == request->window.width;
-    if (request->height && !making->resized) {
+    if (!is_file(request) && !making->resized) {
         place(decoder, request, making->form, making->to);
         return DONE;
     }
@@ -154,25 +136,25 @@ static int begin_pixels(struct decoder *decoder, struct team *team)
     making->shown = making->to + 3 * at;
     if (plan_box(decoder) != DONE)
         return REFUSED;
-    if (request->height) {
+    if (!is_file(request)) {
         int64_t first = 3 * (making->box.top * request->width + making->box.left);
         return resize(decoder, request->source + first, request->nbytes - first, 3 * request->width);
     }
-    decoder->checkpoints = making->without_index ? NULL : request->checkpoints;
-    decoder->checkpoint_bytes = request->checkpoint_bytes;
+    decoder->input.checkpoints = making->without_index ? NULL : request->checkpoints;
+    decoder->input.checkpoint_bytes = request->checkpoint_bytes;
     making->rows = 0;
     if (making->resized && begin_resizing(decoder, visible->width) != DONE)
         return REFUSED;
-    if (make_room(&decoder->pixels, (size_t)(6 * making->box.width + decoder->resizing.reach)) != DONE ||
+    if (make_room(&decoder->scratch.pixels, (size_t)(6 * making->box.width + decoder->output.resizing.reach)) != DONE ||
         begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
         return REFUSED;
     return BEGUN;
 }
 
 /* Begins with an image that is known to be well described: DONE, REFUSED, or BEGUN where it is decoded first. */
-static int begin_image(struct decoder *decoder, struct team *team)
+static enum outcome begin_image(struct decoder *decoder, struct team *team)
 {
-    struct making *making = &decoder->making;
+    struct making *making = &decoder->output.making;
     const struct request *request = making->request;
     const struct form *form = making->form;
     const struct box *window = &request->window;
@@ -184,7 +166,7 @@ static int begin_image(struct decoder *decoder, struct team *team)
         return REFUSED;
     making->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
     bool as_it_is = making->kind == form->to && form->planes == (making->kind != UINT8);
-    if (request->height && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
+    if (!is_file(request) && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
         window->height == request->height && window->width == request->width) {
         if (making->kind == UINT8)
             convert_pixels(decoder, form, request->source, request->to, pixels);
@@ -192,10 +174,10 @@ static int begin_image(struct decoder *decoder, struct team *team)
             convert_planes(decoder, form, making->kind, request->source, request->to, pixels);
         return DONE;
     }
-    if (!as_it_is && make_room(&decoder->made, (size_t)(3 * pixels * size_of(making->kind))) != DONE)
+    if (!as_it_is && make_room(&decoder->scratch.made, (size_t)(3 * pixels * size_of(making->kind))) != DONE)
         return REFUSED;
-    making->to = as_it_is ? request->to : decoder->made.at;
-    int outcome = DONE;
+    making->to = as_it_is ? request->to : decoder->scratch.made.at;
+    enum outcome outcome = DONE;
     if (form->from == UINT8)
         outcome = begin_pixels(decoder, team);
     else if (resized)
@@ -206,25 +188,25 @@ static int begin_image(struct decoder *decoder, struct team *team)
 }
 
 /* Ends with an image that was decoded. */
-static int end_image(struct decoder *decoder)
+static enum outcome end_image(struct decoder *decoder)
 {
-    if (decoder->making.rows != decoder->making.box.height)
+    if (decoder->output.making.rows != decoder->output.making.box.height)
         return REFUSED;
     return convert(decoder);
 }
 
 /* Begins with an image as begin_image() does. */
-static int begin_request(struct decoder *decoder, struct team *team, int64_t max_pixels)
+static enum outcome begin_request(struct decoder *decoder, struct team *team, int64_t max_pixels)
 {
-    const struct request *request = decoder->making.request;
-    const struct form *form = decoder->making.form;
+    const struct request *request = decoder->output.making.request;
+    const struct form *form = decoder->output.making.form;
     const struct box *window = &request->window;
     if (!is_side(request->size_height) || !is_side(request->size_width) || !is_side(window->height) ||
         !is_side(window->width) || window->top < -MOST_SIDE || window->top > MOST_SIDE || window->left < -MOST_SIDE ||
         window->left > MOST_SIDE || request->nbytes < 0 || request->steps < 0 ||
         (request->steps && form->from != UINT8))
         return REFUSED;
-    if (request->height || form->from != UINT8) {
+    if (!is_file(request) || form->from != UINT8) {
         if (!is_side(request->height) || !is_side(request->width) ||
             !is_within(&request->box, request->height, request->width) ||
             request->nbytes != 3 * request->height * request->width * size_of(form->from))
@@ -236,13 +218,14 @@ static int begin_request(struct decoder *decoder, struct team *team, int64_t max
 }
 
 /* Of a file that was refused with its index, which may be at fault: begins once more, without. */
-static int begin_again(struct decoder *decoder, struct team *team, int64_t max_pixels)
+static enum outcome begin_again(struct decoder *decoder, struct team *team, int64_t max_pixels)
 {
-    if (!decoder->checkpoints)
+    struct input *input = &decoder->input;
+    if (!input->checkpoints)
         return REFUSED;
-    decoder->unindexed++;
-    decoder->checkpoints = NULL;
-    decoder->making.without_index = true;
+    input->unindexed++;
+    input->checkpoints = NULL;
+    decoder->output.making.without_index = true;
     return begin_request(decoder, team, max_pixels);
 }
 
@@ -254,11 +237,11 @@ static bool is_known(const struct form *form)
 }
 
 /* The request that the decoder was given has its answer. */
-static void end_request(struct decoder *decoder, int outcome)
+static void end_request(struct decoder *decoder, enum outcome outcome)
 {
-    *decoder->making.refused = outcome != DONE;
-    decoder->making.request = NULL;
-    decoder->checkpoints = NULL;
+    *decoder->output.making.refused = outcome != DONE;
+    decoder->output.making.request = NULL;
+    decoder->input.checkpoints = NULL;
     keep_little(decoder);
 }
 
@@ -267,7 +250,7 @@ static void end_request(struct decoder *decoder, int outcome)
 static bool has_room(const struct team *team)
 {
     const struct decoder *decoder = team->count ? team->lanes[0]->decoder : NULL;
-    return !decoder || (team->count < LANES && decoder->next_segment == decoder->segments);
+    return !decoder || (team->count < LANES && decoder->input.next_segment == decoder->input.segments);
 }
 
 /* Answers requests: `refused` says of each whether somebody else has to. */
@@ -281,17 +264,17 @@ void answer_all(struct decoder *decoder, const struct request *requests, int64_t
         return;
     while (team.count || next < count) {
         if (next < count && has_room(&team)) {
-            struct decoder *idle = decoder->making.request ? decoder->second : decoder;
-            idle->making = (struct making){.request = &requests[next], .form = form, .refused = &refused[next]};
+            struct decoder *idle = decoder->output.making.request ? decoder->second : decoder;
+            idle->output.making = (struct making){.request = &requests[next], .form = form, .refused = &refused[next]};
             next++;
-            int outcome = begin_request(idle, &team, max_pixels);
+            enum outcome outcome = begin_request(idle, &team, max_pixels);
             if (outcome == REFUSED)
                 outcome = begin_again(idle, &team, max_pixels);
             if (outcome != BEGUN)
                 end_request(idle, outcome);
             continue;
         }
-        int outcome;
+        enum outcome outcome;
         struct decoder *ended = decode_together(&team, &outcome);
         outcome = outcome == DONE ? end_image(ended) : begin_again(ended, &team, max_pixels);
         if (outcome != BEGUN)

@@ -62,7 +62,7 @@ static bool is_valid(const struct step *step)
 
 /* Steps `steps` one after the other, in place. REFUSED if one is not valid, or there is no memory: what the pixels are
  * then means nothing. */
-int run_program(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count)
+enum outcome run_program(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count)
 {
     bool kept = false; /* whether there is an image, and a sum, that the step can do something with */
     for (int64_t i = 0; i < count; i++) {
@@ -71,7 +71,7 @@ int run_program(struct decoder *decoder, const struct image *image, const struct
             return REFUSED;
         kept = kept || code == STEP_KEEP;
     }
-    int outcome = DONE;
+    enum outcome outcome = DONE;
     for (int64_t i = 0; i < count && outcome == DONE;) {
         const struct step *step = &steps[i];
         int64_t done = 1;

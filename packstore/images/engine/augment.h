@@ -130,6 +130,16 @@ INLINE float round_even(float value)
     return (value + 0x1.8p23f) - 0x1.8p23f;
 }
 
+/* Weights of four pixels, as get_cubic_upsample_coefficients() with A = -0.75. */
+INLINE void cubic_weights(float *weights, float part)
+{
+    const float a = -0.75f;
+    for (int n = 0; n < 4; n++) {
+        float d = n == 0 ? part + 1 : n == 1 ? part : n == 2 ? 1 - part : 2 - part;
+        weights[n] = n == 1 || n == 2 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
+    }
+}
+
 /* Rounded down. */
 INLINE int64_t floor_of(float value)
 {
@@ -162,24 +172,23 @@ VECTORS_FMA INLINE void store_bytes(uint8_t *to, const __m256 values[4])
 #endif
 
 /* augment.c */
-int run_program(struct decoder *, const struct image *, const struct step *, int64_t count);
+enum outcome run_program(struct decoder *, const struct image *, const struct step *, int64_t count);
 /* points.c */
-int run_points(struct decoder *, const struct image *, const struct step *, int64_t count, int64_t *done);
+enum outcome run_points(struct decoder *, const struct image *, const struct step *, int64_t count, int64_t *done);
 /* blur.c */
-int sharpen(struct decoder *, const struct image *, const struct step *);
-int blur(struct decoder *, const struct image *, const struct step *);
+enum outcome sharpen(struct decoder *, const struct image *, const struct step *);
+enum outcome blur(struct decoder *, const struct image *, const struct step *);
 /* warp.c */
-int warp(struct decoder *, const struct image *, const struct step *);
-void cubic_weights(float *weights, float part);
+enum outcome warp(struct decoder *, const struct image *, const struct step *);
 /* shift.c */
 bool moves_one_axis(const struct step *);
-int warp_one_axis(struct decoder *, const struct image *, const struct step *, const struct taps_of_warp *);
+enum outcome warp_one_axis(struct decoder *, const struct image *, const struct step *, const struct taps_of_warp *);
 /* erase.c */
-int erase(struct decoder *, const struct image *, const struct step *);
-int add_noise(struct decoder *, const struct image *, const struct step *);
-int mirror_image(struct decoder *, const struct image *);
-int flip_image(struct decoder *, const struct image *);
-int keep_image(struct decoder *, const struct image *, const struct step *);
+enum outcome erase(struct decoder *, const struct image *, const struct step *);
+enum outcome add_noise(struct decoder *, const struct image *, const struct step *);
+enum outcome mirror_image(struct decoder *, const struct image *);
+enum outcome flip_image(struct decoder *, const struct image *);
+enum outcome keep_image(struct decoder *, const struct image *, const struct step *);
 void add_image(struct decoder *, const struct image *, const struct step *);
 void mix_images(struct decoder *, const struct image *);
 

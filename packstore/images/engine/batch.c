@@ -1,4 +1,5 @@
-/* What Python calls: many images at once, without the GIL. native.py of this folder has the same structures. */
+/* What Python calls: many images at once, without the GIL. native.py of this folder has the same structures. What can
+ * fail returns an outcome of engine.h. */
 #include "augment.h"
 
 #include <stdlib.h>
@@ -11,68 +12,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 16
-
-enum { KEPT_BYTES = 64 << 20 }; /* of memory, in a decoder between two images */
-
-int make_room(struct room *room, size_t size)
-{
-    if (size <= room->size)
-        return DONE;
-    free(room->at);
-    size += size / 4; /* so that a little more each time does not mean new memory each time */
-    room->at = malloc(size);
-    room->size = room->at ? size : 0;
-    return room->at ? DONE : REFUSED;
-}
-
-/* Calls `each` with every room of the decoder. */
-static void for_all_rooms(struct decoder *decoder, void (*each)(struct room *, size_t *), size_t *argument)
-{
-    struct room *rooms[] = {&decoder->located,
-                            &decoder->points,
-                            &decoder->missing,
-                            &decoder->skips,
-                            &decoder->unstuffed[0],
-                            &decoder->unstuffed[1],
-                            &decoder->plane[0],
-                            &decoder->plane[1],
-                            &decoder->plane[2],
-                            &decoder->sums[0],
-                            &decoder->sums[1],
-                            &decoder->wide[0],
-                            &decoder->wide[1],
-                            &decoder->pixels,
-                            &decoder->resized,
-                            &decoder->line,
-                            &decoder->copied,
-                            &decoder->floats,
-                            &decoder->remembered,
-                            &decoder->sum,
-                            &decoder->made,
-                            &decoder->float_across.room,
-                            &decoder->float_down.room,
-                            &decoder->across.places,
-                            &decoder->across.exact,
-                            &decoder->across.rounded,
-                            &decoder->down.places,
-                            &decoder->down.exact,
-                            &decoder->down.rounded};
-    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
-        each(rooms[i], argument);
-}
-
-static void add_size(struct room *room, size_t *total)
-{
-    *total += room->size;
-}
-
-static void give_back(struct room *room, size_t *unused)
-{
-    (void)unused;
-    free(room->at);
-    *room = (struct room){NULL, 0};
-}
+#define INTERFACE 17
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -118,7 +58,7 @@ EXPORT void packstore_engine_free(struct decoder *decoder)
     if (!decoder)
         return;
     packstore_engine_free(decoder->second);
-    for_all_rooms(decoder, give_back, NULL);
+    give_back(decoder);
     free(decoder);
 }
 
@@ -144,23 +84,14 @@ EXPORT void packstore_engine_sizes(const uint8_t *const *files, const int64_t *n
     }
 }
 
-/* So that one large image does not fix the memory of each thread. */
-void keep_little(struct decoder *decoder)
-{
-    size_t kept = 0;
-    for_all_rooms(decoder, add_size, &kept);
-    if (kept > KEPT_BYTES)
-        for_all_rooms(decoder, give_back, NULL);
-}
-
 /* Answers requests; `refused` says of each whether somebody else has to. Images of more than `max_pixels` are refused.
  * Returns how many images had checkpoints that are not theirs, and were decoded without. */
 EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count,
                                     const struct form *form, int64_t max_pixels, uint8_t *refused)
 {
-    decoder->unindexed = decoder->second->unindexed = 0;
+    decoder->input.unindexed = decoder->second->input.unindexed = 0;
     answer_all(decoder, requests, count, form, max_pixels, refused);
-    return decoder->unindexed + decoder->second->unindexed;
+    return decoder->input.unindexed + decoder->second->input.unindexed;
 }
 
 /* Runs a program on each of `count` images, (height, width, 3), in place; see run_program() in augment.c. Returns the
@@ -184,17 +115,17 @@ EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t 
     make_checkpoints(decoder, files, nbytes, count, to, rooms, sizes);
 }
 
-/* Height and width of a JPEG file; whether it is one for this engine, and has no more pixels. */
+/* Height and width of a JPEG file; REFUSED if it is none for this engine, or has more pixels. */
 EXPORT int packstore_engine_size(const uint8_t *file, int64_t nbytes, int64_t max_pixels, int64_t *size)
 {
     struct headers headers;
     bool known = read_headers(&headers, file, nbytes) == DONE && (int64_t)headers.height * headers.width <= max_pixels;
     size[0] = known ? headers.height : 0;
     size[1] = known ? headers.width : 0;
-    return known;
+    return known ? DONE : REFUSED;
 }
 
-/* All pixels of such a file, (height, width, 3); whether it is refused. */
+/* All pixels of such a file, (height, width, 3). */
 EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t height,
                                   int64_t width, int64_t max_pixels, uint8_t *to)
 {
@@ -209,14 +140,14 @@ EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, 
                               .to = to};
     uint8_t refused;
     answer_all(decoder, &request, 1, &form, max_pixels, &refused);
-    return refused;
+    return refused ? REFUSED : DONE;
 }
 
-/* See png_rows() in png.c: whether the file is refused. */
+/* See png_rows() in png.c. */
 EXPORT int packstore_engine_png(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,
                                 int64_t step, int is_all)
 {
-    return png_rows(packed, packed_bytes, to, rows, nbytes, step, is_all != 0) != DONE;
+    return png_rows(packed, packed_bytes, to, rows, nbytes, step, is_all != 0);
 }
 
 #if !defined(_WIN32)

@@ -144,14 +144,14 @@ VECTORS_FMA void weigh_vector(float *to, const float *const *rows, const float *
 /* ---- passes ---- */
 
 /* As adjust_sharpness_image(): pixels at the edges stay as they are. */
-int sharpen(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome sharpen(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     int64_t row_bytes = 3 * image->width;
     if (image->height <= 2 || image->width <= 2)
         return DONE;
-    if (make_room(&decoder->copied, (size_t)(2 * row_bytes)) != DONE)
+    if (make_room(&decoder->scratch.copied, (size_t)(2 * row_bytes)) != DONE)
         return REFUSED;
-    uint8_t *above = decoder->copied.at, *row = above + row_bytes;
+    uint8_t *above = decoder->scratch.copied.at, *row = above + row_bytes;
     memcpy(above, image->at, (size_t)row_bytes);
     for (int64_t y = 1; y < image->height - 1; y++) {
         uint8_t *at = image->at + y * row_bytes, *next = above;
@@ -233,24 +233,25 @@ static void blur_row(const struct decoder *decoder, const struct strip *strip, c
 }
 
 /* As gaussian_blur_image(), of a kernel that is a product: along the rows, then along the columns. */
-int blur(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome blur(struct decoder *decoder, const struct image *image, const struct step *step)
 {
+    struct scratch *scratch = &decoder->scratch;
     const struct augment_kernels *kernels = decoder->kernels->augment;
     float weights_across[MOST_KERNEL / 2 + 1], weights_down[MOST_KERNEL / 2 + 1];
     int across = make_weights(weights_across, (int)step->p[0], step->p[2]);
     int down = make_weights(weights_down, (int)step->p[1], step->p[3]);
     int64_t size = 3 * image->height * image->width, rows = 2 * down + 1;
     struct strip strip = {.row_floats = 3 * COLUMNS + 32};
-    if (make_room(&decoder->copied, (size_t)size + PADDING) != DONE ||
-        make_room(&decoder->floats,
+    if (make_room(&scratch->copied, (size_t)size + PADDING) != DONE ||
+        make_room(&scratch->floats,
                   (size_t)(strip.row_floats * (rows + 1) + strip.row_floats + 6 * across) * sizeof(float)) != DONE)
         return REFUSED;
-    memcpy(decoder->copied.at, image->at, (size_t)size);
-    struct image source = {decoder->copied.at, image->height, image->width};
-    strip.ring = decoder->floats.at;
+    memcpy(scratch->copied.at, image->at, (size_t)size);
+    struct image source = {scratch->copied.at, image->height, image->width};
+    strip.ring = scratch->floats.at;
     strip.sum = strip.ring + strip.row_floats * rows;
     strip.line = strip.sum + strip.row_floats;
-    memset(decoder->floats.at, 0, (size_t)(strip.row_floats * (rows + 2) + 6 * across) * sizeof(float));
+    memset(scratch->floats.at, 0, (size_t)(strip.row_floats * (rows + 2) + 6 * across) * sizeof(float));
     for (; strip.first < image->width; strip.first += COLUMNS) {
         strip.count = image->width - strip.first < COLUMNS ? image->width - strip.first : COLUMNS;
         int64_t made = 0;

@@ -77,7 +77,7 @@ static bool ends_with_marker(const struct headers *headers, int64_t next)
 /* Of the index, and of what decides in its file where pieces lie: sizes, sampling, restarts, Huffman tables. */
 static uint32_t checkpoints_crc(const struct decoder *decoder, const uint8_t *at, int64_t size, int64_t nbytes)
 {
-    const struct headers *headers = &decoder->headers;
+    const struct headers *headers = &decoder->input.headers;
     const int64_t facts[] = {nbytes,
                              headers->scan_at,
                              headers->height,
@@ -102,10 +102,10 @@ static uint32_t checkpoints_crc(const struct decoder *decoder, const uint8_t *at
 /* ---- using them ---- */
 
 /* Reads the head; whether the index is that of this file. */
-static int read_head(const struct decoder *decoder, int64_t nbytes, struct fields *fields)
+static enum outcome read_head(const struct decoder *decoder, int64_t nbytes, struct fields *fields)
 {
-    const uint8_t *at = decoder->checkpoints;
-    int64_t size = decoder->checkpoint_bytes;
+    const uint8_t *at = decoder->input.checkpoints;
+    int64_t size = decoder->input.checkpoint_bytes;
     uint32_t least, crc;
     int16_t changes[COMPONENTS];
     if (size <= HEAD || size > MOST_BYTES || at[0] != VERSION || !at[1])
@@ -130,10 +130,10 @@ static int read_head(const struct decoder *decoder, int64_t nbytes, struct field
  */
 INLINE uint64_t read_fields(const struct decoder *decoder, int64_t bit)
 {
-    int64_t byte = HEAD + (bit >> 3), last = decoder->checkpoint_bytes - 8;
+    int64_t byte = HEAD + (bit >> 3), last = decoder->input.checkpoint_bytes - 8;
     uint64_t entry;
     byte = byte < last ? byte : last;
-    memcpy(&entry, decoder->checkpoints + byte, 8);
+    memcpy(&entry, decoder->input.checkpoints + byte, 8);
     return entry >> (8 * (HEAD - byte) + bit);
 }
 
@@ -146,10 +146,10 @@ static bool is_wide(const int *predicted)
 }
 
 /* Ends a part with MCU `last`, of a piece that goes on up to `next`, in the file up to bit `position`. */
-static int end_part(const struct decoder *decoder, struct located *part, int64_t last, int64_t next, int64_t position,
-                    const int *predicted)
+static enum outcome end_part(const struct decoder *decoder, struct located *part, int64_t last, int64_t next,
+                             int64_t position, const int *predicted)
 {
-    const struct headers *headers = &decoder->headers;
+    const struct headers *headers = &decoder->input.headers;
     part->count = last - part->mcu;
     part->cut_short = last < next;
     part->at_marker = ends_with_marker(headers, next);
@@ -160,7 +160,7 @@ static int end_part(const struct decoder *decoder, struct located *part, int64_t
         bool ended = next == (int64_t)headers->rows * headers->across;
         part->marker -= ended ? 0 : 2;
         int expected = ended ? EOI : RST0 | (int)((next / headers->interval - 1) & 7);
-        const uint8_t *marker = decoder->file + part->marker;
+        const uint8_t *marker = decoder->input.file + part->marker;
         if (part->end_bit || part->marker < part->start || marker[0] != 0xFF || marker[1] != expected)
             return REFUSED;
     }
@@ -169,26 +169,28 @@ static int end_part(const struct decoder *decoder, struct located *part, int64_t
 
 /* Notes the parts that hold the MCUs that are needed: in each row, pieces that follow each other up to the last column
  * or a marker. */
-int locate_checkpoints(struct decoder *decoder, int64_t nbytes)
+enum outcome locate_checkpoints(struct decoder *decoder, int64_t nbytes)
 {
-    const struct headers *headers = &decoder->headers;
+    struct output *output = &decoder->output;
+    struct input *input = &decoder->input;
+    const struct headers *headers = &input->headers;
     struct fields fields;
     if (read_head(decoder, nbytes, &fields) != DONE)
         return REFUSED;
     int64_t across = headers->across, interval = headers->interval, found = 0;
-    int64_t in_row = 1 + (interval ? across / interval + 1 : 0), most = (decoder->row1 - decoder->row0) * in_row;
-    if (most > MOST_SEGMENTS || make_room(&decoder->located, (size_t)most * sizeof(struct located)) != DONE)
+    int64_t in_row = 1 + (interval ? across / interval + 1 : 0), most = (output->row1 - output->row0) * in_row;
+    if (most > MOST_SEGMENTS || make_room(&decoder->scratch.located, (size_t)most * sizeof(struct located)) != DONE)
         return REFUSED;
-    struct located *located = decoder->located.at, *part = NULL;
+    struct located *located = decoder->scratch.located.at, *part = NULL;
     int64_t position = 8 * headers->scan_at, end = 8 * (nbytes - 2), bit = 0;
-    int64_t bits = 8 * (decoder->checkpoint_bytes - HEAD), stop = decoder->row1 * across;
+    int64_t bits = 8 * (input->checkpoint_bytes - HEAD), stop = output->row1 * across;
     int predicted[COMPONENTS] = {0};
     for (int64_t mcu = 0, next; mcu < stop; mcu = next, bit += fields.width) {
         next = mcu + piece_at(headers, fields.piece, mcu);
         if (UNLIKELY(bit + fields.width > bits))
             return REFUSED;
-        int64_t row = mcu / across, last = row * across + decoder->column1;
-        if (row >= decoder->row0 && !part && mcu < last && next > row * across + decoder->column0) {
+        int64_t row = mcu / across, last = row * across + output->column1;
+        if (row >= output->row0 && !part && mcu < last && next > row * across + output->column0) {
             part = &located[found++];
             *part = (struct located){.start = position >> 3, .bit = (int)(position & 7), .mcu = mcu};
             memcpy(part->predicted, predicted, sizeof predicted);
@@ -209,7 +211,7 @@ int locate_checkpoints(struct decoder *decoder, int64_t nbytes)
             part = NULL;
         }
     }
-    decoder->segments = found;
+    input->segments = found;
     return DONE;
 }
 
@@ -219,14 +221,15 @@ int locate_checkpoints(struct decoder *decoder, int64_t nbytes)
  * `base`, on: makes bits of the file of them. The last one lies behind the marker, `length` bytes on. */
 void place_points(struct decoder *decoder, int64_t base, int64_t first, int64_t stop, int64_t length)
 {
-    const struct headers *headers = &decoder->headers;
-    struct point *points = decoder->points.at;
-    const uint8_t *file = decoder->file, *at = file + base;
+    struct input *input = &decoder->input;
+    const struct headers *headers = &input->headers;
+    struct point *points = decoder->scratch.points.at;
+    const uint8_t *file = input->file, *at = file + base;
     bool ended = stop == (int64_t)headers->rows * headers->across;
-    int64_t done = 0;                                                       /* bytes, without stuffing, before `at` */
-    const uint8_t *ff = memchr(at, 0xFF, (size_t)(decoder->file_end - at)); /* there is a marker at least */
+    int64_t done = 0;                                                     /* bytes, without stuffing, before `at` */
+    const uint8_t *ff = memchr(at, 0xFF, (size_t)(input->file_end - at)); /* there is a marker at least */
     for (int64_t mcu = first; mcu < stop;) {
-        mcu += piece_at(headers, decoder->piece, mcu);
+        mcu += piece_at(headers, input->piece, mcu);
         int64_t byte = mcu == stop ? length : points[mcu].bit >> 3;
         while (byte > done) {
             int64_t step = ff - at + 1;
@@ -236,7 +239,7 @@ void place_points(struct decoder *decoder, int64_t base, int64_t first, int64_t 
             } else {
                 done += step;
                 at = ff + 2;
-                ff = memchr(at, 0xFF, (size_t)(decoder->file_end - at));
+                ff = memchr(at, 0xFF, (size_t)(input->file_end - at));
             }
         }
         if (mcu == stop)
@@ -254,23 +257,24 @@ static int bits_for(int64_t value)
 /* What the piece from `mcu` to `next` has in its fields; how many of them mean something. */
 static int values_of(const struct decoder *decoder, int64_t mcu, int64_t next, int64_t *values)
 {
-    const struct point *points = decoder->points.at;
+    const struct point *points = decoder->scratch.points.at;
     values[0] = points[next].bit - points[mcu].bit;
     for (int i = 0; i < COMPONENTS; i++)
         values[1 + i] = points[next].predicted[i] - points[mcu].predicted[i];
-    return ends_with_marker(&decoder->headers, next) ? 1 : FIELDS;
+    return ends_with_marker(&decoder->input.headers, next) ? 1 : FIELDS;
 }
 
 /* Writes the index of a file whose points are known; its bytes, 0 where there is none. */
 int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t room)
 {
-    const struct headers *headers = &decoder->headers;
+    struct input *input = &decoder->input;
+    const struct headers *headers = &input->headers;
     int64_t total = (int64_t)headers->rows * headers->across, pieces = 0, values[FIELDS], least[FIELDS], most[FIELDS];
-    ((struct point *)decoder->points.at)[0] = (struct point){.bit = 8 * headers->scan_at};
+    ((struct point *)decoder->scratch.points.at)[0] = (struct point){.bit = 8 * headers->scan_at};
     for (int f = 0; f < FIELDS; f++)
         least[f] = INT64_MAX, most[f] = INT64_MIN;
     for (int64_t mcu = 0, next; mcu < total; mcu = next, pieces++) {
-        next = mcu + piece_at(headers, decoder->piece, mcu);
+        next = mcu + piece_at(headers, input->piece, mcu);
         for (int f = 0, count = values_of(decoder, mcu, next, values); f < count; f++) {
             least[f] = values[f] < least[f] ? values[f] : least[f];
             most[f] = values[f] > most[f] ? values[f] : most[f];
@@ -294,14 +298,14 @@ int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t room)
     int16_t changes[COMPONENTS] = {(int16_t)least[1], (int16_t)least[2], (int16_t)least[3]};
     memset(to, 0, (size_t)size + 8);
     to[0] = VERSION;
-    to[1] = (uint8_t)decoder->piece;
+    to[1] = (uint8_t)input->piece;
     for (int f = 0; f < FIELDS; f++)
         to[2 + f] = (uint8_t)bits[f];
     memcpy(to + 6, &first, sizeof first);
     memcpy(to + 10, changes, sizeof changes);
     int64_t bit = 0;
     for (int64_t mcu = 0, next; mcu < total; mcu = next, bit += width) {
-        next = mcu + piece_at(headers, decoder->piece, mcu);
+        next = mcu + piece_at(headers, input->piece, mcu);
         uint64_t entry = 0, there;
         for (int f = 0, shift = 0, count = values_of(decoder, mcu, next, values); f < count; shift += bits[f++])
             entry |= (uint64_t)(values[f] - least[f]) << shift;
@@ -310,22 +314,22 @@ int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t room)
         there |= entry << (bit & 7);
         memcpy(at, &there, 8);
     }
-    uint32_t crc = checkpoints_crc(decoder, to, size, decoder->file_end - decoder->file);
+    uint32_t crc = checkpoints_crc(decoder, to, size, input->file_end - input->file);
     memcpy(to + CRC_AT, &crc, sizeof crc);
     return size;
 }
 
-/* Gets ready to pass over the scan of a file. */
-int begin_checkpoints(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
+/* Reads the headers of a file whose scan is passed over, and chooses how long pieces are. */
+enum outcome begin_checkpoints(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
-    struct headers *headers = &decoder->headers;
+    struct headers *headers = &decoder->input.headers;
     if (read_headers(headers, file, nbytes) != DONE || nbytes > MOST_BYTES)
         return REFUSED;
     int64_t total = (int64_t)headers->rows * headers->across, coded = nbytes - headers->scan_at;
     if (coded * 4 < total * headers->blocks || coded < LEAST_BYTES ||
-        make_room(&decoder->points, (size_t)(total + 1) * sizeof(struct point)) != DONE)
+        make_room(&decoder->scratch.points, (size_t)(total + 1) * sizeof(struct point)) != DONE)
         return REFUSED;
     int64_t piece = (PIECE_BYTES * total + coded / 2) / (coded ? coded : 1);
-    decoder->piece = piece < 1 ? 1 : piece > MOST_PIECE ? MOST_PIECE : piece;
-    return prepare_scan(decoder, file, nbytes);
+    decoder->input.piece = piece < 1 ? 1 : piece > MOST_PIECE ? MOST_PIECE : piece;
+    return DONE;
 }

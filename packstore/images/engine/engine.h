@@ -19,6 +19,7 @@
  * kernels.c   the loops that there are twice
  * vectors.h   the vector instructions of these
  * answer.c    requests: what is wanted of an image
+ * memory.c    memory that grows and is used again
  * batch.c     what Python calls
  *
  * Files come from anybody, so no number in them is believed. Everything that is not flawless, or not known here, is
@@ -58,7 +59,10 @@ enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
 enum { SAMPLE_BILINEAR, SAMPLE_NEAREST, SAMPLE_BICUBIC, SAMPLE_BOX, SAMPLE_LANCZOS };
 enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
 enum { AC_TABLE, DC_TABLE };
-enum { DONE = 0, REFUSED = 1, NO_MORE = 2, BEGUN = 3, HELD = 4 };
+/* What can fail says how it ended, and is compared with one of these; only the first means that all is well. */
+enum outcome { DONE, REFUSED, NO_MORE, BEGUN, HELD };
+/* How the segments of a scan are found: those between checkpoints beforehand, or restart segments on the way. */
+enum segment_way { LOCATED, FOLLOWING };
 enum {
     COMPONENTS = 3,    /* at most */
     MCU_BLOCKS = 6,    /* at most, with the samplings that are known here */
@@ -131,7 +135,7 @@ struct lane {
     const struct block_tables *block, *block_end;
     int64_t mcu, count, left;   /* first of the stretch; its MCUs; those of the segment from there on */
     bool open, cut_short;       /* whether it has a segment; whether more of that follows than is wanted */
-    int outcome;                /* once it has stopped: NO_MORE, HELD or REFUSED */
+    enum outcome outcome;       /* once it has stopped: NO_MORE, HELD or REFUSED */
     const struct located *part; /* of a part between checkpoints; else NULL */
     int64_t base;               /* where in the file the segment begins, as long as segments are found on the way */
     int predicted[COMPONENTS];
@@ -219,10 +223,10 @@ struct skipper;
 struct kernels {
     int (*one_lane)(struct lane *const *);
     int (*two_lanes)(struct lane *const *);
-    int (*samples)(struct decoder *, const struct lane *, int *predicted);
+    enum outcome (*samples)(struct decoder *, const struct lane *, int *predicted);
     const uint8_t *place; /* the order of the coefficients that `samples` takes */
-    int (*pass_one)(struct skipper *const *, int *outcome);
-    int (*pass_two)(struct skipper *const *, int *outcome);
+    int (*pass_one)(struct skipper *const *, enum outcome *outcome);
+    int (*pass_two)(struct skipper *const *, enum outcome *outcome);
     void (*colours)(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
     void (*blend)(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
     void (*widen)(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift);
@@ -256,43 +260,59 @@ struct making {
     uint8_t *refused;
 };
 
-struct decoder {
-    struct decoder *second; /* for the image that is decoded together with this one's */
-    struct making making;
-    const struct kernels *kernels;
-    uint32_t crc[8][256];
+/* The coded data of an image. */
+struct input {
     struct headers headers;
+    enum segment_way way;
+    const uint8_t *file, *file_end, *scan; /* `scan`: what follows of it, if segments are found on the way */
+    int64_t segments, next_segment;
+    const uint8_t *checkpoints; /* of the image that is decoded; NULL where they are not used */
+    int64_t checkpoint_bytes;
+    int64_t unindexed; /* images whose checkpoints were none of theirs, since somebody asked */
+    int64_t piece;     /* MCUs between the points that are noted */
+    struct lane lanes[LANES];
+    int16_t coefficients[LANES][STRETCH * 64] __attribute__((aligned(64)));
+};
+
+struct tables {
     struct huffman dc[TABLES], ac[TABLES];
     struct block_tables sequence[STRETCH];
     int16_t quantisation[COMPONENTS][64] __attribute__((aligned(32)));
     int16_t limit[COMPONENTS][64] __attribute__((aligned(32)));
-    int16_t coefficients[LANES][STRETCH * 64] __attribute__((aligned(64)));
-    struct lane lanes[LANES];
-    /* MCUs that are needed */
-    int64_t row0, row1, column0, column1;
-    struct room missing; /* of each row of them, how many have no samples yet */
-    int64_t whole;       /* rows before the first of which some are missing */
-    /* segments: either `located`, one after the other, or found on the way */
-    const uint8_t *file, *file_end, *scan; /* what follows of the scan; NULL where segments are located */
-    struct room located, unstuffed[LANES];
-    int64_t segments, next_segment;
-    const uint8_t *checkpoints; /* of the image that is decoded; NULL where they are not used */
-    int64_t checkpoint_bytes;
-    int64_t unindexed;         /* images whose checkpoints were none of theirs, since somebody asked */
-    int64_t piece;             /* MCUs between the points that are noted */
-    struct room points, skips; /* one for each MCU and the end; see skip.c */
-    int skips_known;
+    int skips_known; /* of the tables in `skips` */
     uint8_t skip_counts[TABLES][16 + 256];
-    /* samples of these MCUs */
-    struct room plane[COMPONENTS];
-    int64_t stride[COMPONENTS];
+};
+
+/* What is made of an image, and how far that is. */
+struct output {
+    struct making making;
+    int64_t row0, row1, column0, column1; /* MCUs that are needed */
+    int64_t whole;                        /* rows before the first of which some samples are missing */
+    int64_t stride[COMPONENTS];           /* of the planes of samples */
     int64_t kept; /* rows of MCUs that a plane has room for, one after the other and from the start again */
     bool held;    /* a lane waits until rows before its own are pixels */
-    struct room sums[2], wide[2], pixels, resized, line, made;
     struct taps across, down;
     struct resizing resizing;
     struct float_taps float_across, float_down;
+};
+
+/* Memory that grows and is used again, rooms alone: see memory.c. */
+struct scratch {
+    struct room located, unstuffed[LANES]; /* segments */
+    struct room points, skips;             /* one for each MCU and the end; see skip.c */
+    struct room missing;                   /* of each row of MCUs, how many have no samples yet */
+    struct room plane[COMPONENTS], sums[2], wide[2], pixels, resized, line, made;
     struct room copied, floats, remembered, sum; /* of a step of a program; of several: an image, and a sum of images */
+};
+
+struct decoder {
+    struct decoder *second; /* for the image that is decoded together with this one's */
+    const struct kernels *kernels;
+    uint32_t crc[8][256];
+    struct input input;
+    struct tables tables;
+    struct output output;
+    struct scratch scratch;
 };
 
 /* Where a part of the scan between checkpoints lies, and which MCUs it has. */
@@ -316,49 +336,49 @@ extern const struct kernels vector_kernels;
 #endif
 
 /* headers.c */
-int read_headers(struct headers *, const uint8_t *file, int64_t nbytes);
+enum outcome read_headers(struct headers *, const uint8_t *file, int64_t nbytes);
 
 /* checkpoints.c */
 void make_crc_table(uint32_t table[8][256]);
-int locate_checkpoints(struct decoder *, int64_t nbytes);
+enum outcome locate_checkpoints(struct decoder *, int64_t nbytes);
 int64_t piece_at(const struct headers *, int64_t piece, int64_t mcu);
-int begin_checkpoints(struct decoder *, const uint8_t *file, int64_t nbytes);
+enum outcome begin_checkpoints(struct decoder *, const uint8_t *file, int64_t nbytes);
 void place_points(struct decoder *, int64_t base, int64_t first, int64_t stop, int64_t length);
 int64_t pack_checkpoints(struct decoder *, uint8_t *to, int64_t room);
 
 /* skip.c */
 void make_checkpoints(struct decoder *, const uint8_t *const *files, const int64_t *nbytes, int64_t count,
                       uint8_t *const *to, const int64_t *rooms, int64_t *sizes);
-int pass_one_plain(struct skipper *const *, int *outcome);
-int pass_two_plain(struct skipper *const *, int *outcome);
-int pass_one_vector(struct skipper *const *, int *outcome);
-int pass_two_vector(struct skipper *const *, int *outcome);
+int pass_one_plain(struct skipper *const *, enum outcome *outcome);
+int pass_two_plain(struct skipper *const *, enum outcome *outcome);
+int pass_one_vector(struct skipper *const *, enum outcome *outcome);
+int pass_two_vector(struct skipper *const *, enum outcome *outcome);
 
 /* tables.c */
-int make_table(struct huffman *, const struct huffman_spec *, int kind);
-int make_tables(struct decoder *);
+extern const uint8_t natural_place[256];
+enum outcome make_table(struct huffman *, const struct huffman_spec *, int kind);
+enum outcome make_tables(struct decoder *);
 
 /* entropy.c */
-extern const uint8_t natural_place[256];
-int open_segment(struct decoder *, struct lane *);
-int close_segment(struct lane *);
-int join(struct team *, struct decoder *);
-struct decoder *decode_together(struct team *, int *outcome);
+enum outcome open_segment(struct decoder *, struct lane *);
+enum outcome close_segment(struct lane *);
+enum outcome join(struct team *, struct decoder *);
+struct decoder *decode_together(struct team *, enum outcome *outcome);
 int one_lane_plain(struct lane *const *);
 int two_lanes_plain(struct lane *const *);
 int one_lane_vector(struct lane *const *);
 int two_lanes_vector(struct lane *const *);
 
 /* pixels.c */
-int prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
-int begin_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *);
+enum outcome prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
+enum outcome begin_box(struct decoder *, const uint8_t *file, int64_t nbytes, const struct box *);
 int64_t note_samples(struct decoder *, int64_t mcu, int64_t count);
-void write_pixels(struct decoder *, const struct box *, uint8_t *to);
+void use_rows(struct decoder *, int64_t bottom);
 
 /* idct.c */
 extern const uint8_t paired_place[256];
-int samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted);
-int samples_vector(struct decoder *decoder, const struct lane *lane, int *predicted);
+enum outcome samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted);
+enum outcome samples_vector(struct decoder *decoder, const struct lane *lane, int *predicted);
 
 /* colours.c */
 void blend_plain(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight);
@@ -373,10 +393,11 @@ void colours_vector(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint
 void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels);
 
 /* resize.c */
-int make_taps(struct taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored, int multiple);
-int begin_resizing(struct decoder *, int64_t columns);
+enum outcome make_taps(struct taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored,
+                       int multiple);
+enum outcome begin_resizing(struct decoder *, int64_t columns);
 void resize_rows(struct decoder *, const uint8_t *a, const uint8_t *b);
-int resize(struct decoder *, const uint8_t *pixels, int64_t nbytes, int64_t stride);
+enum outcome resize(struct decoder *, const uint8_t *pixels, int64_t nbytes, int64_t stride);
 
 void rows_plain(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
 void rows_vector(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
@@ -386,9 +407,11 @@ void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights,
                     int64_t bytes);
 
 /* planes.c */
-int make_float_taps(struct float_taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored);
-int resize_planes(struct decoder *, int kind, const uint8_t *planes, int64_t height, int64_t width, const struct box *,
-                  float *to, int64_t to_plane, int64_t to_stride, int64_t rows, int64_t columns);
+enum outcome make_float_taps(struct float_taps *, int64_t source, int64_t target, int64_t from, int64_t count,
+                             bool mirrored);
+enum outcome resize_planes(struct decoder *, int kind, const uint8_t *planes, int64_t height, int64_t width,
+                           const struct box *, float *to, int64_t to_plane, int64_t to_stride, int64_t rows,
+                           int64_t columns);
 void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
                     int64_t count);
 void sum_rows_vector(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
@@ -429,16 +452,16 @@ int list_names(int directory, int64_t room, char *files, char *folders, int64_t 
 uint64_t highway_hash(const uint8_t *data, uint64_t size);
 
 /* png.c */
-int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step,
-             bool is_all);
+enum outcome png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,
+                      int64_t step, bool is_all);
 
 /* answer.c */
-void use_rows(struct decoder *, int64_t bottom);
 void answer_all(struct decoder *, const struct request *, int64_t count, const struct form *, int64_t max_pixels,
                 uint8_t *refused);
 
-/* batch.c */
+/* memory.c */
+enum outcome make_room(struct room *, size_t size);
 void keep_little(struct decoder *);
-int make_room(struct room *, size_t size);
+void give_back(struct decoder *);
 
 #endif

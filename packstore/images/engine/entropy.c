@@ -1,12 +1,6 @@
 /* Huffman decoding of restart segments, two at a time: ITU-T T.81, F.2.2 and B.1.1.5. */
 #include "reader.h"
 
-/* Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6. Beyond
- * 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors. */
-const uint8_t natural_place[256] = {
-    63, 0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40,
-    48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15,
-    23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [65 ... 255] = 63};
 /* Copies coded data without the zero bytes behind 0xFF (B.1.1.5) up to the next marker; its place, or NULL for none. */
 static const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
 {
@@ -42,18 +36,20 @@ static uint8_t *unstuff_part(uint8_t *out, const uint8_t *from, const uint8_t *s
 }
 
 /* Gives the lane the next of the parts that were located. The first byte of one is none of stuffing. */
-static int take_located(struct decoder *decoder, struct lane *lane)
+static enum outcome take_located(struct decoder *decoder, struct lane *lane)
 {
-    if (decoder->next_segment >= decoder->segments)
+    struct output *output = &decoder->output;
+    struct input *input = &decoder->input;
+    if (input->next_segment >= input->segments)
         return NO_MORE;
-    const struct located *part = (const struct located *)decoder->located.at + decoder->next_segment;
+    const struct located *part = (const struct located *)decoder->scratch.located.at + input->next_segment;
     /* Pixels of the last row that is whole are not made before the next one is, too. */
-    if (part->mcu / decoder->headers.across - decoder->row0 >= decoder->whole + decoder->kept - 1) {
-        decoder->held = true;
+    if (part->mcu / input->headers.across - output->row0 >= output->whole + output->kept - 1) {
+        output->held = true;
         return HELD;
     }
-    decoder->next_segment++;
-    const uint8_t *from = decoder->file + part->start, *stop = decoder->file + part->marker + (part->end_bit > 0);
+    input->next_segment++;
+    const uint8_t *from = input->file + part->start, *stop = input->file + part->marker + (part->end_bit > 0);
     uint8_t *end = from[-1] == 0xFF ? NULL : unstuff_part(lane->room, from, stop);
     if (!end)
         return REFUSED;
@@ -69,20 +65,21 @@ static int take_located(struct decoder *decoder, struct lane *lane)
 
 /* The same of a file whose restart segments are found on the way: all of them, to the end of the image, in their order.
  */
-static int take_following(struct decoder *decoder, struct lane *lane)
+static enum outcome take_following(struct decoder *decoder, struct lane *lane)
 {
-    const struct headers *headers = &decoder->headers;
+    struct input *input = &decoder->input;
+    const struct headers *headers = &input->headers;
     int64_t total = (int64_t)headers->rows * headers->across, each = headers->interval ? headers->interval : total;
-    int64_t first = decoder->row0 * headers->across, stop = decoder->row1 * headers->across;
-    while (decoder->next_segment < decoder->segments) {
-        int64_t n = decoder->next_segment++, mcu = n * each, count = total - mcu < each ? total - mcu : each;
+    int64_t first = decoder->output.row0 * headers->across, stop = decoder->output.row1 * headers->across;
+    while (input->next_segment < input->segments) {
+        int64_t n = input->next_segment++, mcu = n * each, count = total - mcu < each ? total - mcu : each;
         uint8_t *end = lane->room;
-        lane->base = decoder->scan - decoder->file;
-        const uint8_t *marker = unstuff(&end, decoder->scan, decoder->file_end);
-        int expected = n == decoder->segments - 1 ? EOI : RST0 | (int)(n & 7);
+        lane->base = input->scan - input->file;
+        const uint8_t *marker = unstuff(&end, input->scan, input->file_end);
+        int expected = n == input->segments - 1 ? EOI : RST0 | (int)(n & 7);
         if (!marker || marker[1] != expected)
             return REFUSED;
-        decoder->scan = marker + 2;
+        input->scan = marker + 2;
         if (mcu + count <= first || mcu >= stop)
             continue;
         lane->end = end;
@@ -96,7 +93,7 @@ static int take_following(struct decoder *decoder, struct lane *lane)
 
 /* Finishes the lane's segment: exactly its bytes have to have been read, and of a part that ends with a checkpoint its
  * bits, with the predictions that go on there. */
-int close_segment(struct lane *lane)
+enum outcome close_segment(struct lane *lane)
 {
     const uint8_t *at = lane->at + ((lane->taken & 255) + 7) / 8;
     const struct located *part = lane->part;
@@ -110,13 +107,13 @@ int close_segment(struct lane *lane)
 }
 
 /* Gives the lane its next segment: DONE, REFUSED, NO_MORE, or HELD where others have to come first. */
-int open_segment(struct decoder *decoder, struct lane *lane)
+enum outcome open_segment(struct decoder *decoder, struct lane *lane)
 {
     lane->cut_short = false;
     lane->taken = 0;
     lane->part = NULL;
     memset(lane->predicted, 0, sizeof lane->predicted);
-    int outcome = decoder->scan ? take_following(decoder, lane) : take_located(decoder, lane);
+    enum outcome outcome = decoder->input.way == LOCATED ? take_located(decoder, lane) : take_following(decoder, lane);
     if (outcome != DONE)
         return outcome;
     memset((uint8_t *)lane->end, 0, PADDING);
@@ -126,10 +123,10 @@ int open_segment(struct decoder *decoder, struct lane *lane)
 }
 
 /* Finishes what the lane has decoded and gives it more: DONE, REFUSED, NO_MORE or HELD. */
-static NOT_INLINE int next_stretch(struct lane *lane)
+static NOT_INLINE enum outcome next_stretch(struct lane *lane)
 {
     struct decoder *decoder = lane->decoder;
-    const struct headers *headers = &decoder->headers;
+    const struct headers *headers = &decoder->input.headers;
     if (lane->count) {
         if (decoder->kernels->samples(decoder, lane, lane->predicted) != DONE)
             return REFUSED;
@@ -144,9 +141,9 @@ static NOT_INLINE int next_stretch(struct lane *lane)
     if (!lane->left) {
         if (lane->open && close_segment(lane) != DONE)
             return REFUSED;
-        if (decoder->held) /* both lanes go on */
+        if (decoder->output.held) /* both lanes go on */
             return HELD;
-        int outcome = open_segment(decoder, lane);
+        enum outcome outcome = open_segment(decoder, lane);
         if (outcome != DONE)
             return outcome;
     }
@@ -155,8 +152,8 @@ static NOT_INLINE int next_stretch(struct lane *lane)
     if (lane->count > most)
         lane->count = most;
     lane->out = lane->coefficients;
-    lane->block = decoder->sequence;
-    lane->block_end = decoder->sequence + lane->count * headers->blocks;
+    lane->block = decoder->tables.sequence;
+    lane->block_end = decoder->tables.sequence + lane->count * headers->blocks;
     return DONE;
 }
 
@@ -208,7 +205,7 @@ INLINE void end_lane(struct lane *lane, const struct hot *hot)
 }
 
 /* The first coefficient of a block: F.2.2.1. */
-INLINE int decode_dc(struct hot *hot)
+INLINE enum outcome decode_dc(struct hot *hot)
 {
     refill(hot);
     uint32_t entry = hot->block->dc->look[hot->bits >> (64 - LOOKUP_BITS)];
@@ -223,7 +220,7 @@ INLINE int decode_dc(struct hot *hot)
 }
 
 /* Keeps what the loop has of all lanes; the number of the one that stops, and why. */
-INLINE int stop(struct lane *const *lanes, const struct hot *hot, const int count, int stopped, int outcome)
+INLINE int stop(struct lane *const *lanes, const struct hot *hot, const int count, int stopped, enum outcome outcome)
 {
 #pragma GCC unroll 2
     for (int i = 0; i < count; i++)
@@ -276,7 +273,7 @@ INLINE int run(struct lane *const *lanes, const int count)
                         if (hot[i].at > lanes[i]->end + 8)
                             return stop(lanes, hot, count, i, REFUSED);
                         end_lane(lanes[i], &hot[i]);
-                        int outcome = next_stretch(lanes[i]);
+                        enum outcome outcome = next_stretch(lanes[i]);
                         if (outcome != DONE)
                             return stop(lanes, hot, count, i, outcome);
                         hot[i] = begin_lane(lanes[i]);
@@ -312,9 +309,9 @@ VECTORS int two_lanes_vector(struct lane *const *lanes)
 
 /* Gives a place in the team to a lane of the decoder, and decodes where it begins: NO_MORE where it has nothing to do.
  */
-static int begin(struct team *team, struct lane *lane)
+static enum outcome begin(struct team *team, struct lane *lane)
 {
-    int outcome = next_stretch(lane);
+    enum outcome outcome = next_stretch(lane);
     if (outcome != DONE)
         return outcome;
     struct hot hot = begin_lane(lane);
@@ -326,7 +323,7 @@ static int begin(struct team *team, struct lane *lane)
 }
 
 /* Takes what the decoder has out of the team. */
-static int leave(struct team *team, struct decoder *decoder, int outcome)
+static enum outcome leave(struct team *team, struct decoder *decoder, enum outcome outcome)
 {
     int left = 0;
     for (int i = 0; i < team->count; i++)
@@ -334,27 +331,28 @@ static int leave(struct team *team, struct decoder *decoder, int outcome)
             team->lanes[left++] = team->lanes[i];
     team->count = left;
     if (outcome != DONE)
-        memset(decoder->coefficients, 0, sizeof decoder->coefficients); /* zeros for the next image */
+        memset(decoder->input.coefficients, 0, sizeof decoder->input.coefficients); /* zeros for the next image */
     return outcome;
 }
 
 /* Begins to decode the segments that are needed, together with what the team decodes. */
-int join(struct team *team, struct decoder *decoder)
+enum outcome join(struct team *team, struct decoder *decoder)
 {
+    struct input *input = &decoder->input;
     for (int i = 0; i < LANES; i++)
-        decoder->lanes[i] = (struct lane){
-            .decoder = decoder, .room = decoder->unstuffed[i].at, .coefficients = decoder->coefficients[i]};
-    return begin(team, &decoder->lanes[0]) == DONE ? DONE : leave(team, decoder, REFUSED);
+        input->lanes[i] = (struct lane){
+            .decoder = decoder, .room = decoder->scratch.unstuffed[i].at, .coefficients = input->coefficients[i]};
+    return begin(team, &input->lanes[0]) == DONE ? DONE : leave(team, decoder, REFUSED);
 }
 
 /* Decodes until an image of the team has ended: its decoder; `*outcome` is DONE or REFUSED. An image that is alone has
  * both lanes. */
-struct decoder *decode_together(struct team *team, int *outcome)
+struct decoder *decode_together(struct team *team, enum outcome *outcome)
 {
     for (;;) {
         struct lane *alone = team->count == 1 ? team->lanes[0] : NULL;
         struct decoder *decoder = team->lanes[0]->decoder;
-        if (alone && begin(team, &decoder->lanes[alone == decoder->lanes]) == REFUSED) {
+        if (alone && begin(team, &decoder->input.lanes[alone == decoder->input.lanes]) == REFUSED) {
             *outcome = leave(team, decoder, REFUSED);
             return decoder;
         }
@@ -365,7 +363,7 @@ struct decoder *decode_together(struct team *team, int *outcome)
         team->lanes[ended] = team->lanes[--team->count];
         bool more = team->count && team->lanes[0]->decoder == decoder;
         if (lane->outcome == HELD && !more) {
-            decoder->held = false;
+            decoder->output.held = false;
             lane->outcome = begin(team, lane);
             more = lane->outcome == DONE;
         }

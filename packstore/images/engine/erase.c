@@ -91,7 +91,7 @@ static uint32_t seed_of(const float *p)
 }
 
 /* As gaussian_noise_image(), with noise of our own. */
-int add_noise(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome add_noise(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     int64_t size = 3 * image->height * image->width;
     float noise[STRIP], mean = step->p[0], sigma = step->p[1];
@@ -115,7 +115,7 @@ static int64_t within(float value, int64_t most)
 }
 
 /* Overwrites the part of a box that lies in the image. */
-int erase(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome erase(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     static const float means[3] = {123.675f, 116.28f, 103.53f}, deviations[3] = {58.395f, 57.12f, 57.375f};
     const float *p = step->p;
@@ -141,42 +141,44 @@ int erase(struct decoder *decoder, const struct image *image, const struct step 
     return DONE;
 }
 
-int mirror_image(struct decoder *decoder, const struct image *image)
+enum outcome mirror_image(struct decoder *decoder, const struct image *image)
 {
     int64_t row_bytes = 3 * image->width;
-    if (make_room(&decoder->copied, (size_t)row_bytes + PADDING) != DONE)
+    if (make_room(&decoder->scratch.copied, (size_t)row_bytes + PADDING) != DONE)
         return REFUSED;
     for (int64_t y = 0; y < image->height; y++) {
-        uint8_t *row = image->at + y * row_bytes, *copy = decoder->copied.at;
+        uint8_t *row = image->at + y * row_bytes, *copy = decoder->scratch.copied.at;
         memcpy(copy, row, (size_t)row_bytes);
         decoder->kernels->mirror(row, copy, image->width);
     }
     return DONE;
 }
 
-int flip_image(struct decoder *decoder, const struct image *image)
+enum outcome flip_image(struct decoder *decoder, const struct image *image)
 {
+    struct scratch *scratch = &decoder->scratch;
     int64_t row_bytes = 3 * image->width;
-    if (make_room(&decoder->copied, (size_t)row_bytes) != DONE)
+    if (make_room(&scratch->copied, (size_t)row_bytes) != DONE)
         return REFUSED;
     for (int64_t y = 0; y < image->height / 2; y++) {
         uint8_t *row = image->at + y * row_bytes, *other = image->at + (image->height - 1 - y) * row_bytes;
-        memcpy(decoder->copied.at, row, (size_t)row_bytes);
+        memcpy(scratch->copied.at, row, (size_t)row_bytes);
         memcpy(row, other, (size_t)row_bytes);
-        memcpy(other, decoder->copied.at, (size_t)row_bytes);
+        memcpy(other, scratch->copied.at, (size_t)row_bytes);
     }
     return DONE;
 }
 
 /* Remembers the image, and begins a sum with its share. */
-int keep_image(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome keep_image(struct decoder *decoder, const struct image *image, const struct step *step)
 {
+    struct scratch *scratch = &decoder->scratch;
     size_t size = (size_t)(3 * image->height * image->width);
-    if (make_room(&decoder->remembered, size) != DONE || make_room(&decoder->sum, size * sizeof(float)) != DONE)
+    if (make_room(&scratch->remembered, size) != DONE || make_room(&scratch->sum, size * sizeof(float)) != DONE)
         return REFUSED;
-    memcpy(decoder->remembered.at, image->at, size);
-    memset(decoder->sum.at, 0, size * sizeof(float));
-    decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], (int64_t)size);
+    memcpy(scratch->remembered.at, image->at, size);
+    memset(scratch->sum.at, 0, size * sizeof(float));
+    decoder->kernels->augment->add(scratch->sum.at, image->at, step->p[0], (int64_t)size);
     return DONE;
 }
 
@@ -184,12 +186,12 @@ int keep_image(struct decoder *decoder, const struct image *image, const struct 
 void add_image(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     int64_t size = 3 * image->height * image->width;
-    decoder->kernels->augment->add(decoder->sum.at, image->at, step->p[0], size);
-    memcpy(image->at, decoder->remembered.at, (size_t)size);
+    decoder->kernels->augment->add(decoder->scratch.sum.at, image->at, step->p[0], size);
+    memcpy(image->at, decoder->scratch.remembered.at, (size_t)size);
 }
 
 /* Shows the sum. */
 void mix_images(struct decoder *decoder, const struct image *image)
 {
-    decoder->kernels->augment->cut(image->at, decoder->sum.at, 3 * image->height * image->width);
+    decoder->kernels->augment->cut(image->at, decoder->scratch.sum.at, 3 * image->height * image->width);
 }

@@ -46,7 +46,7 @@ static int64_t changed_ns(const struct stat *found)
 }
 
 /* All bytes of a file, if it is one, with this size and time. It is opened without blocking, for it may be a pipe. */
-static int read_file(int directory, const char *name, int64_t nbytes, int64_t modified, uint8_t *to)
+static enum outcome read_file(int directory, const char *name, int64_t nbytes, int64_t modified, uint8_t *to)
 {
     struct stat found;
     int file = openat(directory, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);

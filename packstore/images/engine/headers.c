@@ -22,7 +22,8 @@ static int sixteen_bits(const uint8_t *at)
 }
 
 /* B.2.4.1; of tables with 16 bits an entry nothing is known here. */
-static int read_quantisation(struct headers *headers, struct reading *reading, const uint8_t *at, const uint8_t *end)
+static enum outcome read_quantisation(struct headers *headers, struct reading *reading, const uint8_t *at,
+                                      const uint8_t *end)
 {
     for (; end - at >= 65; at += 65) {
         if (at[0] >= TABLES)
@@ -35,7 +36,7 @@ static int read_quantisation(struct headers *headers, struct reading *reading, c
 }
 
 /* B.2.4.2 */
-static int read_huffman(struct headers *headers, const uint8_t *at, const uint8_t *end)
+static enum outcome read_huffman(struct headers *headers, const uint8_t *at, const uint8_t *end)
 {
     while (end - at >= 17) {
         int kind = at[0] >> 4, number = at[0] & 15, total = 0;
@@ -53,7 +54,7 @@ static int read_huffman(struct headers *headers, const uint8_t *at, const uint8_
 }
 
 /* B.2.2 */
-static int read_frame(struct headers *headers, struct reading *reading, const uint8_t *at, const uint8_t *end)
+static enum outcome read_frame(struct headers *headers, struct reading *reading, const uint8_t *at, const uint8_t *end)
 {
     if (reading->has_frame || end - at < 6 || at[0] != 8)
         return REFUSED;
@@ -78,7 +79,8 @@ static int read_frame(struct headers *headers, struct reading *reading, const ui
 }
 
 /* B.2.3: one scan, of everything. */
-static int read_scan(struct headers *headers, const struct reading *reading, const uint8_t *at, const uint8_t *end)
+static enum outcome read_scan(struct headers *headers, const struct reading *reading, const uint8_t *at,
+                              const uint8_t *end)
 {
     if (!reading->has_frame || end - at != 4 + 2 * headers->components || at[0] != headers->components ||
         end[-3] != 0 || end[-2] != 63 || end[-1] != 0)
@@ -96,7 +98,7 @@ static int read_scan(struct headers *headers, const struct reading *reading, con
 }
 
 /* Whether the components are Y, Cb and Cr, as default_decompress_parms() of libjpeg decides. */
-static int check_colours(const struct headers *headers, const struct reading *reading)
+static enum outcome check_colours(const struct headers *headers, const struct reading *reading)
 {
     if (headers->components == 1 || reading->has_jfif)
         return DONE;
@@ -109,7 +111,7 @@ static int check_colours(const struct headers *headers, const struct reading *re
 }
 
 /* What decides on colours; libjpeg warns of a JFIF of another version than 1. */
-static int read_application(struct reading *reading, int marker, const uint8_t *at, const uint8_t *end)
+static enum outcome read_application(struct reading *reading, int marker, const uint8_t *at, const uint8_t *end)
 {
     if (marker == APP0 && end - at >= 5 && !memcmp(at, "JFIF", 5)) {
         if (end - at < 14 || at[5] != 1)
@@ -125,7 +127,7 @@ static int read_application(struct reading *reading, int marker, const uint8_t *
 }
 
 /* Figure A.2 and A.2.3: the blocks of an MCU, and how many MCUs there are. */
-static int lay_out(struct headers *headers)
+static enum outcome lay_out(struct headers *headers)
 {
     struct component *luma = &headers->component[0];
     if (headers->components == 1) {
@@ -157,7 +159,7 @@ static int lay_out(struct headers *headers)
 }
 
 /* Reads all segments up to the scan. Refuses what libjpeg-turbo refuses or warns of, and more. */
-int read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
+enum outcome read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
 {
     struct reading reading = {0};
     memset(headers, 0, sizeof *headers);
@@ -169,7 +171,7 @@ int read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
         if (file[at] != 0xFF || length < 2 || length > nbytes - at - 2)
             return REFUSED;
         const uint8_t *from = file + at + 4, *end = file + at + 2 + length;
-        int outcome = DONE;
+        enum outcome outcome = DONE;
         at += 2 + length;
         if (marker == DQT) {
             outcome = read_quantisation(headers, &reading, from, end);

@@ -35,8 +35,8 @@ INLINE void pass(int *values, int step, int shift)
 }
 
 /* A block's samples; not 0 for a coefficient that is too large. `dc` is the first of `coefficients`. */
-INLINE int block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
-                       uint8_t *to, int64_t stride)
+INLINE enum outcome block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
+                                uint8_t *to, int64_t stride)
 {
     int values[64], wrong = 0;
     for (int k = 0; k < 64; k++) {
@@ -61,7 +61,7 @@ INLINE int block_plain(const int16_t *coefficients, int dc, const int16_t *quant
 }
 
 /* Of a block that has nothing but its first coefficient. */
-INLINE int flat_block(int dc, int quantisation, int limit, uint8_t *to, int64_t stride)
+INLINE enum outcome flat_block(int dc, int quantisation, int limit, uint8_t *to, int64_t stride)
 {
     if (dc > limit || -dc > limit)
         return REFUSED;
@@ -71,43 +71,44 @@ INLINE int flat_block(int dc, int quantisation, int limit, uint8_t *to, int64_t 
     return DONE;
 }
 
-typedef int block_function(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
-                           uint8_t *to, int64_t stride);
+typedef enum outcome block_function(const int16_t *coefficients, int dc, const int16_t *quantisation,
+                                    const int16_t *limit, uint8_t *to, int64_t stride);
 
 /* A stretch's samples into the planes, as far as they are needed. */
-INLINE int stretch_samples(struct decoder *decoder, const struct lane *lane, int *predicted, block_function *block)
+INLINE enum outcome stretch_samples(struct decoder *decoder, const struct lane *lane, int *predicted,
+                                    block_function *block)
 {
-    const struct headers *headers = &decoder->headers;
+    struct output *output = &decoder->output;
+    const struct headers *headers = &decoder->input.headers;
     const int16_t *coefficients = lane->coefficients;
-    int64_t row = lane->mcu / headers->across - decoder->row0, column = lane->mcu % headers->across;
-    bool in_row = row >= 0 && row < decoder->row1 - decoder->row0;
+    int64_t row = lane->mcu / headers->across - output->row0, column = lane->mcu % headers->across;
+    bool in_row = row >= 0 && row < output->row1 - output->row0;
     uint8_t *corner[MCU_BLOCKS] = {0}; /* of the block in the first MCU that is needed */
     int64_t step[MCU_BLOCKS] = {0};
     for (int b = 0; in_row && b < headers->blocks; b++) {
         int i = headers->component_of[b];
         const struct component *component = &headers->component[i];
-        corner[b] = (uint8_t *)decoder->plane[i].at +
-                    8 * ((row & (decoder->kept - 1)) * component->v + headers->block_y[b]) * decoder->stride[i] +
+        corner[b] = (uint8_t *)decoder->scratch.plane[i].at +
+                    8 * ((row & (output->kept - 1)) * component->v + headers->block_y[b]) * output->stride[i] +
                     8 * headers->block_x[b];
         step[b] = 8 * component->h;
     }
     for (int64_t m = 0; m < lane->count; m++, column++) {
-        bool wanted = in_row && column >= decoder->column0 && column < decoder->column1;
+        bool wanted = in_row && column >= output->column0 && column < output->column1;
         for (int b = 0; b < headers->blocks; b++, coefficients += 64) {
             int i = headers->component_of[b], dc = predicted[i] += coefficients[0];
             if (UNLIKELY(dc >= MOST_PREDICTED || dc <= -MOST_PREDICTED))
                 return REFUSED;
-            if (wanted &&
-                UNLIKELY(block(coefficients, dc, decoder->quantisation[i], decoder->limit[i],
-                               corner[b] + (column - decoder->column0) * step[b], decoder->stride[i]) != DONE))
+            if (wanted && UNLIKELY(block(coefficients, dc, decoder->tables.quantisation[i], decoder->tables.limit[i],
+                                         corner[b] + (column - output->column0) * step[b], output->stride[i]) != DONE))
                 return REFUSED;
         }
     }
     return DONE;
 }
 
-static inline int any_block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation,
-                                  const int16_t *limit, uint8_t *to, int64_t stride)
+static inline enum outcome any_block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation,
+                                           const int16_t *limit, uint8_t *to, int64_t stride)
 {
     int any = 0;
     for (int k = 1; k < 64; k++)
@@ -116,7 +117,7 @@ static inline int any_block_plain(const int16_t *coefficients, int dc, const int
                : flat_block(dc, quantisation[0], limit[0], to, stride);
 }
 
-int samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted)
+enum outcome samples_plain(struct decoder *decoder, const struct lane *lane, int *predicted)
 {
     return stretch_samples(decoder, lane, predicted, any_block_plain);
 }
@@ -171,8 +172,8 @@ VECTORS INLINE __m256i odd_pairs(__m256i a, __m256i b)
     return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0xDD));
 }
 
-VECTORS INLINE int block_vector(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
-                                uint8_t *to, int64_t stride)
+VECTORS INLINE enum outcome block_vector(const int16_t *coefficients, int dc, const int16_t *quantisation,
+                                         const int16_t *limit, uint8_t *to, int64_t stride)
 {
     __m256i rows[4], sums[8], wrong = _mm256_setzero_si256();
 #pragma GCC unroll 4
@@ -316,8 +317,8 @@ INLINE void store_columns(const u8 *columns, uint8_t *to, int64_t stride)
     }
 }
 
-INLINE int block_vector(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
-                        uint8_t *to, int64_t stride)
+INLINE enum outcome block_vector(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
+                                 uint8_t *to, int64_t stride)
 {
     s16 rows[8];
     s32 even[4][2], odd[4][2];
@@ -368,7 +369,7 @@ INLINE int block_vector(const int16_t *coefficients, int dc, const int16_t *quan
 #endif
 
 #ifdef HAS_VECTORS
-VECTORS int samples_vector(struct decoder *decoder, const struct lane *lane, int *predicted)
+VECTORS enum outcome samples_vector(struct decoder *decoder, const struct lane *lane, int *predicted)
 {
     return stretch_samples(decoder, lane, predicted, block_vector);
 }

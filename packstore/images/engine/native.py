@@ -24,8 +24,10 @@ from packstore.core.columns import MappedValues
 from packstore.core.errors import EngineError
 from packstore.images.programs import STEP, Program
 
-_INTERFACE = 16
+_INTERFACE = 17
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
+_DONE = 0
+"""The outcome, of ``engine.h``, that means that all is well."""
 _FIELDS = 21
 """Numbers of a request in ``batch.c``, 8 bytes each."""
 _SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
@@ -349,14 +351,14 @@ class Engine:
         """The pixels of a JPEG file, or of a box of it: uint8 ``(h, w, 3)``, RGB. None where it is refused."""
         if box is None:
             address, size, library = _address(data), self._size, self._library
-            if not library.packstore_engine_size(address, len(data), max_pixels, self._size_at):
+            if library.packstore_engine_size(address, len(data), max_pixels, self._size_at) != _DONE:
                 return None
             height, width = size.tolist()
             whole = np.empty((height, width, 3), np.uint8)
-            refused = library.packstore_engine_whole(
+            outcome = library.packstore_engine_whole(
                 self._decoder, address, len(data), height, width, max_pixels, whole.ctypes.data
             )
-            return None if refused else whole
+            return whole if outcome == _DONE else None
         if min(box[2:]) < 1 or box[2] * box[3] > max_pixels:
             return None
         requests, boxes = Requests([data]), np.array([box])
@@ -400,9 +402,9 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = Fa
     if library is None:
         return None
     lines = np.empty((rows + 1, nbytes + 1), np.uint8)
-    if library.packstore_engine_png(_address(packed), len(packed), lines.ctypes.data, rows, nbytes, step, is_all):
-        return None
-    return lines[1:, 1:]
+    data, to = _address(packed), lines.ctypes.data
+    outcome = library.packstore_engine_png(data, len(packed), to, rows, nbytes, step, is_all)
+    return lines[1:, 1:] if outcome == _DONE else None
 
 
 def highway_hash(data: bytes) -> int:

@@ -4,73 +4,76 @@
 /* The MCUs that a box needs: upsampling looks at the samples around it where chroma has fewer. */
 static void choose_mcus(struct decoder *decoder, const struct box *box)
 {
-    const struct headers *headers = &decoder->headers;
+    struct output *output = &decoder->output;
+    const struct headers *headers = &decoder->input.headers;
     int64_t above = headers->mcu_height > 8, beside = headers->mcu_width > 8;
     int64_t top = box->top - above, bottom = box->top + box->height + above;
     int64_t left = box->left - beside, right = box->left + box->width + beside;
-    decoder->row0 = top > 0 ? top / headers->mcu_height : 0;
-    decoder->column0 = left > 0 ? left / headers->mcu_width : 0;
-    decoder->row1 = (bottom + headers->mcu_height - 1) / headers->mcu_height;
-    decoder->column1 = (right + headers->mcu_width - 1) / headers->mcu_width;
-    if (decoder->row1 > headers->rows)
-        decoder->row1 = headers->rows;
-    if (decoder->column1 > headers->across)
-        decoder->column1 = headers->across;
+    output->row0 = top > 0 ? top / headers->mcu_height : 0;
+    output->column0 = left > 0 ? left / headers->mcu_width : 0;
+    output->row1 = (bottom + headers->mcu_height - 1) / headers->mcu_height;
+    output->column1 = (right + headers->mcu_width - 1) / headers->mcu_width;
+    if (output->row1 > headers->rows)
+        output->row1 = headers->rows;
+    if (output->column1 > headers->across)
+        output->column1 = headers->across;
 }
 
-static int make_planes(struct decoder *decoder)
+static enum outcome make_planes(struct decoder *decoder)
 {
-    const struct headers *headers = &decoder->headers;
-    int64_t rows = decoder->row1 - decoder->row0;
+    struct output *output = &decoder->output;
+    struct input *input = &decoder->input;
+    const struct headers *headers = &input->headers;
+    int64_t rows = output->row1 - output->row0;
     /* Restart segments may have several rows, and lanes decode two of them at a time. */
-    bool in_order = decoder->checkpoints || decoder->segments == 1;
-    for (decoder->kept = ROWS_KEPT; !in_order && decoder->kept < rows + 1;)
-        decoder->kept *= 2;
-    if (rows > decoder->kept)
-        rows = decoder->kept;
-    decoder->held = false;
+    bool in_order = input->way == LOCATED || input->segments == 1;
+    for (output->kept = ROWS_KEPT; !in_order && output->kept < rows + 1;)
+        output->kept *= 2;
+    if (rows > output->kept)
+        rows = output->kept;
+    output->held = false;
     for (int i = 0; i < headers->components; i++) {
         const struct component *component = &headers->component[i];
         const uint8_t *quantisation = headers->quantisation[component->quantisation];
-        decoder->stride[i] = (decoder->column1 - decoder->column0) * component->h * 8;
-        size_t samples = (size_t)(decoder->stride[i] * rows * component->v * 8);
-        if (make_room(&decoder->plane[i], samples + PADDING) != DONE)
+        output->stride[i] = (output->column1 - output->column0) * component->h * 8;
+        size_t samples = (size_t)(output->stride[i] * rows * component->v * 8);
+        if (make_room(&decoder->scratch.plane[i], samples + PADDING) != DONE)
             return REFUSED;
         for (int k = 1; k <= 64; k++) {
             int value = quantisation[natural_place[k]], at = decoder->kernels->place[k];
-            decoder->quantisation[i][at] = (int16_t)value;
-            decoder->limit[i][at] = (int16_t)(MOST_COEFFICIENT / (value ? value : 1));
+            decoder->tables.quantisation[i][at] = (int16_t)value;
+            decoder->tables.limit[i][at] = (int16_t)(MOST_COEFFICIENT / (value ? value : 1));
         }
     }
     return DONE;
 }
 
 /* Where the segments of the scan are, or that they are to be found on the way; and room for them. */
-static int make_segments(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
+static enum outcome make_segments(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
-    const struct headers *headers = &decoder->headers;
+    struct input *input = &decoder->input;
+    const struct headers *headers = &input->headers;
     int64_t mcus = (int64_t)headers->rows * headers->across, most = nbytes - headers->scan_at;
-    decoder->file = file;
-    decoder->file_end = file + nbytes;
-    decoder->next_segment = 0;
-    decoder->scan = NULL;
-    bool by_checkpoints = decoder->checkpoints && locate_checkpoints(decoder, nbytes) == DONE;
-    if (decoder->checkpoints && !by_checkpoints) {
-        decoder->unindexed++;
-        decoder->checkpoints = NULL;
+    input->file = file;
+    input->file_end = file + nbytes;
+    input->next_segment = 0;
+    input->way = input->checkpoints && locate_checkpoints(decoder, nbytes) == DONE ? LOCATED : FOLLOWING;
+    if (input->checkpoints && input->way == FOLLOWING) {
+        input->unindexed++;
+        input->checkpoints = NULL;
     }
-    if (by_checkpoints) {
-        const struct located *located = decoder->located.at;
+    if (input->way == LOCATED) {
+        const struct located *located = decoder->scratch.located.at;
         most = 0;
-        for (int64_t i = 0; i < decoder->segments; i++)
+        for (int64_t i = 0; i < input->segments; i++)
             if (located[i].marker - located[i].start > most)
                 most = located[i].marker - located[i].start;
     } else {
-        decoder->scan = file + headers->scan_at;
-        decoder->segments = headers->interval ? (mcus + headers->interval - 1) / headers->interval : 1;
+        input->scan = file + headers->scan_at;
+        input->segments = headers->interval ? (mcus + headers->interval - 1) / headers->interval : 1;
     }
     for (int i = 0; i < LANES; i++)
-        if (make_room(&decoder->unstuffed[i], (size_t)most + 1 + AHEAD) != DONE)
+        if (make_room(&decoder->scratch.unstuffed[i], (size_t)most + 1 + AHEAD) != DONE)
             return REFUSED;
     return DONE;
 }
@@ -78,16 +81,18 @@ static int make_segments(struct decoder *decoder, const uint8_t *file, int64_t n
 /* Row `y` of a component's samples. */
 static const uint8_t *plane_row(const struct decoder *decoder, int i, int64_t y)
 {
-    int shift = decoder->headers.component[i].v == 2 ? 4 : 3;
-    int64_t row = ((y >> shift) - decoder->row0) & (decoder->kept - 1);
-    return (const uint8_t *)decoder->plane[i].at + ((row << shift) + (y & ((1 << shift) - 1))) * decoder->stride[i];
+    const struct output *output = &decoder->output;
+    int shift = decoder->input.headers.component[i].v == 2 ? 4 : 3;
+    int64_t row = ((y >> shift) - output->row0) & (output->kept - 1);
+    return (const uint8_t *)decoder->scratch.plane[i].at +
+           ((row << shift) + (y & ((1 << shift) - 1))) * output->stride[i];
 }
 
 /* A row of chroma samples of an image whose chroma has fewer rows, or columns, or both. `y` is a row of the image;
  * `left` and `count` say which columns, in pixels from the first MCU that is there. Returns where they are. */
 static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, int64_t left, int64_t count)
 {
-    const struct headers *headers = &decoder->headers;
+    const struct headers *headers = &decoder->input.headers;
     const struct kernels *kernels = decoder->kernels;
     int64_t v = headers->mcu_height / 8, h = headers->mcu_width / 8;
     int64_t rows = (headers->height + v - 1) / v, columns = (headers->width + h - 1) / h; /* A.1.1 */
@@ -97,7 +102,7 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
         far = far < 0 ? 0 : far >= rows ? rows - 1 : far;
     }
     const uint8_t *near_row = plane_row(decoder, 1 + which, near), *far_row = plane_row(decoder, 1 + which, far);
-    uint8_t *wide = decoder->wide[which].at;
+    uint8_t *wide = decoder->scratch.wide[which].at;
     if (h == 1) {
         if (v == 1)
             return near_row + left;
@@ -111,8 +116,9 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
         return wide + (left & 1);
     }
     /* The columns beside are those that the image has; at its edges the last one counts twice. */
-    int64_t here = columns - decoder->column0 * 8, from = first > 0 ? first - 1 : 0, to = stop < here ? stop + 1 : here;
-    int16_t *sums = (int16_t *)decoder->sums[which].at + PADDING / 2;
+    int64_t here = columns - decoder->output.column0 * 8, from = first > 0 ? first - 1 : 0,
+            to = stop < here ? stop + 1 : here;
+    int16_t *sums = (int16_t *)decoder->scratch.sums[which].at + PADDING / 2;
     kernels->blend(sums + 1, near_row + from, far_row + from, to - from, v == 2 ? 3 : 1);
     sums += 1 + first - from;
     if (v == 2)
@@ -125,29 +131,30 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
 /* MCUs of a row have samples. Returns up to which row of the image pixels can be made now; 0 if that was known. */
 int64_t note_samples(struct decoder *decoder, int64_t mcu, int64_t count)
 {
-    const struct headers *headers = &decoder->headers;
-    int64_t row = mcu / headers->across - decoder->row0, rows = decoder->row1 - decoder->row0;
-    int64_t first = mcu % headers->across, stop = first + count, before = decoder->whole;
-    int32_t *missing = decoder->missing.at;
-    first = first > decoder->column0 ? first : decoder->column0;
-    stop = stop < decoder->column1 ? stop : decoder->column1;
+    struct output *output = &decoder->output;
+    const struct headers *headers = &decoder->input.headers;
+    int64_t row = mcu / headers->across - output->row0, rows = output->row1 - output->row0;
+    int64_t first = mcu % headers->across, stop = first + count, before = output->whole;
+    int32_t *missing = decoder->scratch.missing.at;
+    first = first > output->column0 ? first : output->column0;
+    stop = stop < output->column1 ? stop : output->column1;
     if (row < 0 || row >= rows || stop <= first)
         return 0;
     missing[row] -= (int32_t)(stop - first);
-    while (decoder->whole < rows && !missing[decoder->whole])
-        decoder->whole++;
-    if (decoder->whole == before)
+    while (output->whole < rows && !missing[output->whole])
+        output->whole++;
+    if (output->whole == before)
         return 0;
     /* Chroma of two rows is mixed with that of the row below. */
-    bool last = decoder->row0 + decoder->whole == headers->rows;
-    return last ? headers->height : (decoder->row0 + decoder->whole) * headers->mcu_height - (headers->mcu_height > 8);
+    bool last = output->row0 + output->whole == headers->rows;
+    return last ? headers->height : (output->row0 + output->whole) * headers->mcu_height - (headers->mcu_height > 8);
 }
 
 /* The pixels of the box, from the planes: (height, width, 3), RGB, and nothing behind them. */
-void write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
+static void write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
 {
-    const struct headers *headers = &decoder->headers;
-    int64_t left = box->left - decoder->column0 * headers->mcu_width;
+    const struct headers *headers = &decoder->input.headers;
+    int64_t left = box->left - decoder->output.column0 * headers->mcu_width;
     for (int64_t y = box->top; y < box->top + box->height; y++, to += 3 * box->width) {
         const uint8_t *luma = plane_row(decoder, 0, y) + left;
         if (headers->components == 1) {
@@ -161,31 +168,58 @@ void write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
     }
 }
 
-/* Gets ready to decode all segments of a JPEG file whose headers were read. */
-int prepare_scan(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
+/* The image's rows above `bottom` have samples: makes pixels of those that are new, while they are in the caches. */
+void use_rows(struct decoder *decoder, int64_t bottom)
 {
-    const struct headers *headers = &decoder->headers;
+    struct making *making = &decoder->output.making;
+    const struct box *box = &making->box;
+    int64_t stop = bottom - box->top < box->height ? bottom - box->top : box->height;
+    uint8_t *pixels = decoder->scratch.pixels.at;
+    while (making->rows < stop) {
+        int64_t count = making->resized ? 2 : 1;
+        if (making->rows + count > stop) {
+            if (stop < box->height)
+                return;
+            count = 1;
+        }
+        const struct box rows = {box->top + making->rows, box->left, count, box->width};
+        uint8_t *to = making->shown + making->rows * 3 * making->request->window.width;
+        write_pixels(decoder, &rows, making->resized || making->request->mirrored ? pixels : to);
+        if (making->resized)
+            resize_rows(decoder, pixels, pixels + (count - 1) * 3 * box->width);
+        else if (making->request->mirrored)
+            decoder->kernels->mirror(to, pixels, box->width);
+        making->rows += count;
+    }
+}
+
+/* Gets ready to decode all segments of a JPEG file whose headers were read. */
+enum outcome prepare_scan(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
+{
+    const struct headers *headers = &decoder->input.headers;
     struct box whole = {0, 0, headers->height, headers->width};
     choose_mcus(decoder, &whole);
     return make_segments(decoder, file, nbytes);
 }
 
 /* Gets ready to decode a box of a JPEG file whose headers were read; use_rows() is called as its rows are there. */
-int begin_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box)
+enum outcome begin_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box)
 {
+    struct scratch *scratch = &decoder->scratch;
+    struct output *output = &decoder->output;
     choose_mcus(decoder, box);
-    if (make_tables(decoder) || make_segments(decoder, file, nbytes) || make_planes(decoder))
+    if (make_tables(decoder) != DONE || make_segments(decoder, file, nbytes) != DONE || make_planes(decoder) != DONE)
         return REFUSED;
-    bool subsampled = decoder->headers.blocks > 3;
+    bool subsampled = decoder->input.headers.blocks > 3;
     for (int i = 0; subsampled && i < 2; i++)
-        if (make_room(&decoder->wide[i], (size_t)box->width + 2 * PADDING) != DONE ||
-            make_room(&decoder->sums[i], (size_t)(box->width + 4 * PADDING) * sizeof(int16_t)) != DONE)
+        if (make_room(&scratch->wide[i], (size_t)box->width + 2 * PADDING) != DONE ||
+            make_room(&scratch->sums[i], (size_t)(box->width + 4 * PADDING) * sizeof(int16_t)) != DONE)
             return REFUSED;
-    int64_t rows = decoder->row1 - decoder->row0;
-    if (make_room(&decoder->missing, (size_t)rows * sizeof(int32_t)) != DONE)
+    int64_t rows = output->row1 - output->row0;
+    if (make_room(&scratch->missing, (size_t)rows * sizeof(int32_t)) != DONE)
         return REFUSED;
-    decoder->whole = 0;
+    output->whole = 0;
     for (int64_t row = 0; row < rows; row++)
-        ((int32_t *)decoder->missing.at)[row] = (int32_t)(decoder->column1 - decoder->column0);
+        ((int32_t *)scratch->missing.at)[row] = (int32_t)(output->column1 - output->column0);
     return DONE;
 }

@@ -16,7 +16,8 @@ static int64_t smaller(int64_t a, int64_t b)
  * mixes float32 and float64; each pixel has as many, with zeros where fewer are needed, and all are of places that
  * there are.
  */
-int make_float_taps(struct float_taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored)
+enum outcome make_float_taps(struct float_taps *taps, int64_t source, int64_t target, int64_t from, int64_t count,
+                             bool mirrored)
 {
     float scale = (float)source / (float)target, support = scale >= 1 ? scale : 1;
     float inverse = scale >= 1 ? (float)(1.0 / (double)scale) : 1;
@@ -184,14 +185,15 @@ VECTORS void sum_pixels_vector(float *const to[3], float *pixels, const float *c
  * Resizes a box of the planes, of `height` and `width`, by the decoder's taps: to `rows` of `columns` elements,
  * `to_stride` elements apart, in planes that are `to_plane` elements apart.
  */
-int resize_planes(struct decoder *decoder, int kind, const uint8_t *planes, int64_t height, int64_t width,
-                  const struct box *box, float *to, int64_t to_plane, int64_t to_stride, int64_t rows, int64_t columns)
+enum outcome resize_planes(struct decoder *decoder, int kind, const uint8_t *planes, int64_t height, int64_t width,
+                           const struct box *box, float *to, int64_t to_plane, int64_t to_stride, int64_t rows,
+                           int64_t columns)
 {
-    const struct float_taps *across = &decoder->float_across, *down = &decoder->float_down;
+    const struct float_taps *across = &decoder->output.float_across, *down = &decoder->output.float_down;
     int64_t size = size_of(kind), count = across->stop - across->first;
-    if (make_room(&decoder->line, (size_t)(7 * count) * sizeof(float)) != DONE)
+    if (make_room(&decoder->scratch.line, (size_t)(7 * count) * sizeof(float)) != DONE)
         return REFUSED;
-    float *line = decoder->line.at;
+    float *line = decoder->scratch.line.at;
     const float *const lines[3] = {line, line + count, line + 2 * count};
     for (int64_t y = 0; y < rows; y++) {
         int64_t at = (box->top + down->first + down->at[y]) * width + box->left + across->first;

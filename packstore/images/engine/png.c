@@ -74,7 +74,7 @@ INLINE unsigned take(struct stream *in, int count)
 
 /* The code whose symbols have these lengths. REFUSED where that is none, or one that leaves bits without meaning,
  * unless it has no symbol, or one of a bit where that `may_be_alone`. */
-static int make_code(struct prefix_code *code, const uint8_t *lengths, int symbols, bool may_be_alone)
+static enum outcome make_code(struct prefix_code *code, const uint8_t *lengths, int symbols, bool may_be_alone)
 {
     unsigned next[LONGEST_CODE + 2] = {0}, place[LONGEST_CODE + 2] = {0};
     memset(code->counts, 0, sizeof code->counts);
@@ -132,7 +132,7 @@ INLINE int decode_symbol(struct stream *in, const struct prefix_code *code)
 }
 
 /* Codes of a block that brings its own, 3.2.7. */
-static int read_codes(struct stream *in, struct prefix_code *literals, struct prefix_code *distances)
+static enum outcome read_codes(struct stream *in, struct prefix_code *literals, struct prefix_code *distances)
 {
     static const uint8_t ORDER[LENGTHS] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
     uint8_t lengths[LITERALS + 32] = {0};
@@ -171,7 +171,7 @@ static int read_codes(struct stream *in, struct prefix_code *literals, struct pr
     return make_code(literals, lengths, literal_count, true);
 }
 
-static int fixed_codes(struct prefix_code *literals, struct prefix_code *distances)
+static enum outcome fixed_codes(struct prefix_code *literals, struct prefix_code *distances)
 {
     uint8_t lengths[LITERALS];
     memset(lengths, 8, 144);
@@ -198,8 +198,8 @@ INLINE void copy_match(uint8_t *to, int64_t distance, int64_t length)
     }
 }
 
-static int inflate_coded(struct stream *in, struct out *out, const struct prefix_code *literals,
-                         const struct prefix_code *distances)
+static enum outcome inflate_coded(struct stream *in, struct out *out, const struct prefix_code *literals,
+                                  const struct prefix_code *distances)
 {
     while (out->at < out->end) {
         refill(in); /* 15 bits and 5, 15 and 13: never more than 48 */
@@ -235,7 +235,7 @@ static int inflate_coded(struct stream *in, struct out *out, const struct prefix
     return decode_symbol(in, literals) == 256 && !is_overrun(in) ? DONE : REFUSED;
 }
 
-static int inflate_stored(struct stream *in, struct out *out)
+static enum outcome inflate_stored(struct stream *in, struct out *out)
 {
     take(in, in->held & 7);
     refill(in);
@@ -260,7 +260,7 @@ static int inflate_stored(struct stream *in, struct out *out)
 }
 
 /* Fills `out`; what follows in the stream is looked at only where that is to be all. */
-static int inflate(struct stream *in, struct out *out)
+static enum outcome inflate(struct stream *in, struct out *out)
 {
     struct prefix_code literals, distances, fixed_literals, fixed_distances;
     bool has_fixed = false;
@@ -328,7 +328,7 @@ INLINE uint8_t paeth(int left, int above, int corner)
 
 /* Undoes the filter of a row of `nbytes`, PNG (3rd edition) 9.2; `above` is the one before, `step` the bytes of a
  * pixel. */
-static int undo_filter(int filter, uint8_t *row, const uint8_t *above, int64_t nbytes, int64_t step)
+static enum outcome undo_filter(int filter, uint8_t *row, const uint8_t *above, int64_t nbytes, int64_t step)
 {
     int64_t i;
     switch (filter) {
@@ -362,8 +362,8 @@ static int undo_filter(int filter, uint8_t *row, const uint8_t *above, int64_t n
  * `is_all`: there are no others, so the stream must end behind them, with the right checksum.
  * `to`: `rows` of 1 + `nbytes` each, of which the first says how a row was filtered, after a row of zeros: a filter may
  * look at the row before. Returns REFUSED where anything is amiss. */
-int png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step,
-             bool is_all)
+enum outcome png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,
+                      int64_t step, bool is_all)
 {
     if (packed_bytes < 2 || rows < 1 || nbytes < 1 || step < 1)
         return REFUSED;

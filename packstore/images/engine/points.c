@@ -209,8 +209,8 @@ static void add_table(struct run *run, const struct step *step, float mean)
 }
 
 /* Runs the steps on single pixels at the beginning of `steps`; `done`: how many there were. */
-int run_points(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count,
-               int64_t *done)
+enum outcome run_points(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count,
+                        int64_t *done)
 {
     struct run run = {.decoder = decoder, .kernels = decoder->kernels->augment, .image = image};
     int64_t i = 0;

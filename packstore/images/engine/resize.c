@@ -101,14 +101,14 @@ static int precision_of(double largest)
  * Taps for pixels `from` to `from + count` of the `target` that `source` pixels become; the last first where
  * `mirrored`. Their places count from `first`, and behind them are zeros up to a `multiple`.
  */
-int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored,
-              int multiple)
+enum outcome make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored,
+                       int multiple)
 {
     double scale = (double)source / (double)target, support = support_of(taps->sampling, scale), largest = 0;
     int64_t most = ((int64_t)support + (support > (double)(int64_t)support)) * 2 + 1;
     int64_t width = (most + multiple - 1) / multiple * multiple, widest = 1;
-    if (make_room(&taps->exact, (size_t)(width * target) * sizeof(double)) ||
-        make_room(&taps->places, (size_t)(2 * target) * sizeof(int64_t)))
+    if (make_room(&taps->exact, (size_t)(width * target) * sizeof(double)) != DONE ||
+        make_room(&taps->places, (size_t)(2 * target) * sizeof(int64_t)) != DONE)
         return REFUSED;
     double *exact = taps->exact.at;
     int64_t *first = taps->places.at, *counts = first + target;
@@ -124,7 +124,7 @@ int make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, i
     taps->first = first[from];
     taps->stop = first[from + count - 1] + counts[from + count - 1];
     size_t weight_bytes = (size_t)taps->taps * sizeof(int16_t) * (wide ? 2 : 1);
-    if (make_room(&taps->rounded, (size_t)count * (weight_bytes + sizeof(int32_t))))
+    if (make_room(&taps->rounded, (size_t)count * (weight_bytes + sizeof(int32_t))) != DONE)
         return REFUSED;
     taps->at = taps->rounded.at;
     taps->weights = (int16_t *)(taps->at + count);
@@ -419,38 +419,38 @@ void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights,
 #endif
 
 /* Gets ready to resize by the decoder's taps, for rows of `columns` pixels. */
-int begin_resizing(struct decoder *decoder, int64_t columns)
+enum outcome begin_resizing(struct decoder *decoder, int64_t columns)
 {
-    struct resizing *resizing = &decoder->resizing;
-    *resizing =
-        (struct resizing){.row_bytes = 3 * columns + PADDING,
-                          .most = decoder->down.taps + SPARE_ROWS,
-                          .reach = 3 * (decoder->across.stop - decoder->across.first + decoder->across.taps) + 16};
+    struct output *output = &decoder->output;
+    struct resizing *resizing = &output->resizing;
+    *resizing = (struct resizing){.row_bytes = 3 * columns + PADDING,
+                                  .most = output->down.taps + SPARE_ROWS,
+                                  .reach = 3 * (output->across.stop - output->across.first + output->across.taps) + 16};
     /* The columns of the last rows have weights of zero for rows behind them. */
-    size_t rows = (size_t)(resizing->most + decoder->down.taps);
-    return make_room(&decoder->resized, rows * (size_t)resizing->row_bytes) ||
-                   make_room(&decoder->line, (size_t)(2 * resizing->reach))
-               ? REFUSED
-               : DONE;
+    size_t rows = (size_t)(resizing->most + output->down.taps);
+    if (make_room(&decoder->scratch.resized, rows * (size_t)resizing->row_bytes) != DONE)
+        return REFUSED;
+    return make_room(&decoder->scratch.line, (size_t)(2 * resizing->reach));
 }
 
 /* Takes the next rows of the source, two of them, or the last one twice, and writes the rows that are complete then.
  * From each row `resizing.reach` bytes may be read. */
 void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
 {
-    struct resizing *resizing = &decoder->resizing;
-    const struct making *making = &decoder->making;
-    const struct taps *down = &decoder->down;
+    struct output *output = &decoder->output;
+    struct resizing *resizing = &output->resizing;
+    const struct making *making = &output->making;
+    const struct taps *down = &output->down;
     int64_t row_bytes = resizing->row_bytes, columns = making->visible.width, rows = making->visible.height;
     int64_t y = resizing->read, more = a == b ? 1 : 2;
-    uint8_t *resized = decoder->resized.at;
+    uint8_t *resized = decoder->scratch.resized.at;
     if (y + more - resizing->first > resizing->most) { /* those that are needed still move to the front */
         int64_t first = down->at[resizing->made] < y ? down->at[resizing->made] : y;
         memmove(resized, resized + (first - resizing->first) * row_bytes, (size_t)((y - first) * row_bytes));
         resizing->first = first;
     }
     uint8_t *to = resized + (y - resizing->first) * row_bytes;
-    decoder->kernels->rows(&decoder->across, a, b, to, to + (more - 1) * row_bytes, columns);
+    decoder->kernels->rows(&output->across, a, b, to, to + (more - 1) * row_bytes, columns);
     resizing->read = y += more;
     for (; resizing->made < rows; resizing->made++) {
         int64_t at = down->at[resizing->made];
@@ -466,21 +466,21 @@ void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
  */
 static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t *row, int64_t left)
 {
-    int64_t reach = decoder->resizing.reach;
+    int64_t reach = decoder->output.resizing.reach;
     if (left >= reach)
         return row;
-    uint8_t *copy = (uint8_t *)decoder->line.at + which * reach;
+    uint8_t *copy = (uint8_t *)decoder->scratch.line.at + which * reach;
     memcpy(copy, row, (size_t)left);
     memset(copy + left, 0, (size_t)(reach - left));
     return copy;
 }
 
 /* Resizes pixels whose rows are `stride` bytes apart; there are `nbytes` of what may be read. */
-int resize(struct decoder *decoder, const uint8_t *pixels, int64_t nbytes, int64_t stride)
+enum outcome resize(struct decoder *decoder, const uint8_t *pixels, int64_t nbytes, int64_t stride)
 {
-    if (begin_resizing(decoder, decoder->making.visible.width) != DONE)
+    if (begin_resizing(decoder, decoder->output.making.visible.width) != DONE)
         return REFUSED;
-    int64_t height = decoder->making.box.height;
+    int64_t height = decoder->output.making.box.height;
     for (int64_t y = 0; y < height; y += 2) { /* the last of an odd number twice */
         const uint8_t *a = readable(decoder, 0, pixels, nbytes), *b = a;
         pixels += stride;

@@ -120,13 +120,13 @@ static void show_fills(uint8_t *at, const struct taps_of_warp *taps, int64_t fir
 }
 
 /* Rows that are moved, each by `slope` more than the one above it. */
-static int shift_rows(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps, float slope,
-                      float by, bool bicubic)
+static enum outcome shift_rows(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps,
+                               float slope, float by, bool bicubic)
 {
     int64_t width = image->width;
-    if (make_room(&decoder->floats, (size_t)(3 * (width + 3) + PADDING)) != DONE)
+    if (make_room(&decoder->scratch.floats, (size_t)(3 * (width + 3) + PADDING)) != DONE)
         return REFUSED;
-    uint8_t *line = (uint8_t *)decoder->floats.at;
+    uint8_t *line = (uint8_t *)decoder->scratch.floats.at;
     const uint8_t *const lines[4] = {line, line + 3, line + 6, line + 9};
     for (int64_t row = 0; row < image->height; row++) {
         uint8_t *to = image->at + 3 * row * width;
@@ -165,15 +165,16 @@ static void collect_line(const struct columns *columns, const struct taps_of_war
 }
 
 /* Columns that are moved, each by `slope` more than the one left of it. */
-static int shift_columns(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps,
-                         float slope, float by, bool bicubic)
+static enum outcome shift_columns(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps,
+                                  float slope, float by, bool bicubic)
 {
     int64_t width = image->width, height = image->height;
     size_t line = (size_t)(3 * width + PADDING);
-    if (make_room(&decoder->floats, (size_t)(12 * width) * sizeof(float) + (size_t)(3 * width) * 4 + 4 * line) != DONE)
+    if (make_room(&decoder->scratch.floats,
+                  (size_t)(12 * width) * sizeof(float) + (size_t)(3 * width) * 4 + 4 * line) != DONE)
         return REFUSED;
     struct columns columns = {.all_to = height};
-    float *floats = decoder->floats.at;
+    float *floats = decoder->scratch.floats.at;
     for (int n = 0; n < 4; n++)
         columns.weights[n] = floats + 3 * width * n;
     columns.first = (int32_t *)(floats + 12 * width);
@@ -218,8 +219,8 @@ bool moves_one_axis(const struct step *step)
     return (p[3] == 0 && p[5] == 0) || (p[1] == 0 && p[2] == 0);
 }
 
-int warp_one_axis(struct decoder *decoder, const struct image *image, const struct step *step,
-                  const struct taps_of_warp *taps)
+enum outcome warp_one_axis(struct decoder *decoder, const struct image *image, const struct step *step,
+                           const struct taps_of_warp *taps)
 {
     const float *p = step->p;
     bool bicubic = (step->flags & 3) == BICUBIC;

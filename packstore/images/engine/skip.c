@@ -45,28 +45,31 @@ static void fill_skips(uint16_t *to, const struct huffman *table)
 }
 
 /* The tables of the scan, and for AC of them the lookups that pass over symbols; what is known already stays. */
-static int make_skips(struct decoder *decoder)
+static enum outcome make_skips(struct decoder *decoder)
 {
-    const struct headers *headers = &decoder->headers;
-    if (!decoder->skips.at)
-        decoder->skips_known = 0;
-    if (make_room(&decoder->skips, TABLES * sizeof(uint16_t) << SKIP_BITS) != DONE)
+    struct scratch *scratch = &decoder->scratch;
+    struct tables *tables = &decoder->tables;
+    const struct headers *headers = &decoder->input.headers;
+    if (!scratch->skips.at)
+        tables->skips_known = 0;
+    if (make_room(&scratch->skips, TABLES * sizeof(uint16_t) << SKIP_BITS) != DONE)
         return REFUSED;
     for (int i = 0; i < headers->components; i++) {
         int n = headers->component[i].ac;
         const struct huffman_spec *spec = &headers->ac[n];
-        const struct huffman *table = &decoder->ac[n];
-        uint8_t *seen = decoder->skip_counts[n];
-        if (make_table(&decoder->dc[headers->component[i].dc], &headers->dc[headers->component[i].dc], DC_TABLE) ||
-            make_table(&decoder->ac[n], spec, AC_TABLE))
+        const struct huffman *table = &tables->ac[n];
+        uint8_t *seen = tables->skip_counts[n];
+        int m = headers->component[i].dc;
+        if (make_table(&tables->dc[m], &headers->dc[m], DC_TABLE) != DONE ||
+            make_table(&tables->ac[n], spec, AC_TABLE) != DONE)
             return REFUSED;
         /* Counts and values: not the same as those of make_table(), which other work has called since. */
-        if (decoder->skips_known >> n & 1 && !memcmp(seen, table->counts, 16) && !memcmp(seen + 16, table->values, 256))
+        if (tables->skips_known >> n & 1 && !memcmp(seen, table->counts, 16) && !memcmp(seen + 16, table->values, 256))
             continue;
-        fill_skips((uint16_t *)decoder->skips.at + (n << SKIP_BITS), table);
+        fill_skips((uint16_t *)scratch->skips.at + (n << SKIP_BITS), table);
         memcpy(seen, table->counts, 16);
         memcpy(seen + 16, table->values, 256);
-        decoder->skips_known |= 1 << n;
+        tables->skips_known |= 1 << n;
     }
     return DONE;
 }
@@ -87,7 +90,7 @@ INLINE void take(struct passing *hot, uint32_t count)
 }
 
 /* The first coefficient of a block: F.2.2.1. */
-INLINE int begin_block(struct skipper *skipper, struct passing *hot)
+INLINE enum outcome begin_block(struct skipper *skipper, struct passing *hot)
 {
     const struct huffman *table = skipper->dc[skipper->block];
     fill(hot);
@@ -103,21 +106,21 @@ INLINE int begin_block(struct skipper *skipper, struct passing *hot)
 }
 
 /* Notes where a piece ends, at bit `bit` of the segment: NO_MORE where that ends too. */
-static NOT_INLINE int end_piece(struct skipper *skipper, int64_t bit)
+static NOT_INLINE enum outcome end_piece(struct skipper *skipper, int64_t bit)
 {
     struct decoder *decoder = skipper->decoder;
-    struct point *point = (struct point *)decoder->points.at + skipper->mcu;
+    struct point *point = (struct point *)decoder->scratch.points.at + skipper->mcu;
     point->bit = bit;
     memcpy(point->predicted, skipper->predicted, sizeof point->predicted);
     skipper->left -= skipper->piece;
     skipper->bits = bit;
     if (!skipper->left)
         return NO_MORE;
-    skipper->until = skipper->piece = piece_at(&decoder->headers, decoder->piece, skipper->mcu);
+    skipper->until = skipper->piece = piece_at(&decoder->input.headers, decoder->input.piece, skipper->mcu);
     return DONE;
 }
 
-INLINE int end_block(struct skipper *skipper, struct passing *hot)
+INLINE enum outcome end_block(struct skipper *skipper, struct passing *hot)
 {
     if (UNLIKELY(hot->at > skipper->end + 8))
         return REFUSED;
@@ -125,7 +128,7 @@ INLINE int end_block(struct skipper *skipper, struct passing *hot)
         skipper->block = 0;
         skipper->mcu++;
         if (UNLIKELY(!--skipper->until)) {
-            int outcome = end_piece(skipper, 8 * (hot->at - skipper->room) - hot->count);
+            enum outcome outcome = end_piece(skipper, 8 * (hot->at - skipper->room) - hot->count);
             if (outcome != DONE)
                 return outcome;
         }
@@ -134,7 +137,7 @@ INLINE int end_block(struct skipper *skipper, struct passing *hot)
 }
 
 /* A symbol that no lookup passes over, or the last ones of a block: REFUSED where they are none. */
-INLINE int pass_symbol(const struct skipper *skipper, struct passing *hot)
+INLINE enum outcome pass_symbol(const struct skipper *skipper, struct passing *hot)
 {
     const struct huffman *table = skipper->ac[skipper->block];
     fill(hot);
@@ -149,7 +152,7 @@ INLINE int pass_symbol(const struct skipper *skipper, struct passing *hot)
 
 /* Passes over segments, `count` of them, in turn, until one has ended (NO_MORE) or is refused: which, and why. A lookup
  * takes SKIP_BITS at most, of the 56 bits at least that fill() brings. */
-INLINE int pass(struct skipper *const *skippers, const int count, int *outcome)
+INLINE int pass(struct skipper *const *skippers, const int count, enum outcome *outcome)
 {
     struct passing hot[LANES];
     int stopped = 0;
@@ -193,36 +196,37 @@ stop:
     return stopped;
 }
 
-int pass_one_plain(struct skipper *const *skippers, int *outcome)
+int pass_one_plain(struct skipper *const *skippers, enum outcome *outcome)
 {
     return pass(skippers, 1, outcome);
 }
 
-int pass_two_plain(struct skipper *const *skippers, int *outcome)
+int pass_two_plain(struct skipper *const *skippers, enum outcome *outcome)
 {
     return pass(skippers, 2, outcome);
 }
 
 #ifdef HAS_VECTORS
-VECTORS int pass_one_vector(struct skipper *const *skippers, int *outcome)
+VECTORS int pass_one_vector(struct skipper *const *skippers, enum outcome *outcome)
 {
     return pass(skippers, 1, outcome);
 }
 
-VECTORS int pass_two_vector(struct skipper *const *skippers, int *outcome)
+VECTORS int pass_two_vector(struct skipper *const *skippers, enum outcome *outcome)
 {
     return pass(skippers, 2, outcome);
 }
 #endif
 
 /* Begins with the next segment of an image: NO_MORE where there is none. */
-static int begin_segment(struct skipper *skipper)
+static enum outcome begin_segment(struct skipper *skipper)
 {
     struct decoder *decoder = skipper->decoder;
-    const struct headers *headers = &decoder->headers;
-    struct lane *lane = &decoder->lanes[0];
-    *lane = (struct lane){.decoder = decoder, .room = decoder->unstuffed[0].at};
-    int outcome = open_segment(decoder, lane);
+    struct input *input = &decoder->input;
+    const struct headers *headers = &input->headers;
+    struct lane *lane = &input->lanes[0];
+    *lane = (struct lane){.decoder = decoder, .room = decoder->scratch.unstuffed[0].at};
+    enum outcome outcome = open_segment(decoder, lane);
     if (outcome != DONE)
         return outcome;
     *skipper = (struct skipper){.decoder = decoder,
@@ -236,18 +240,18 @@ static int begin_segment(struct skipper *skipper)
     for (int b = 0; b < headers->blocks; b++) {
         const struct component *component = &headers->component[headers->component_of[b]];
         skipper->component[b] = headers->component_of[b];
-        skipper->dc[b] = &decoder->dc[component->dc];
-        skipper->ac[b] = &decoder->ac[component->ac];
-        skipper->looks[b] = (const uint16_t *)decoder->skips.at + (component->ac << SKIP_BITS);
+        skipper->dc[b] = &decoder->tables.dc[component->dc];
+        skipper->ac[b] = &decoder->tables.ac[component->ac];
+        skipper->looks[b] = (const uint16_t *)decoder->scratch.skips.at + (component->ac << SKIP_BITS);
     }
-    skipper->until = skipper->piece = piece_at(headers, decoder->piece, skipper->mcu);
+    skipper->until = skipper->piece = piece_at(headers, input->piece, skipper->mcu);
     return begin_block(skipper, &skipper->hot);
 }
 
 /* A segment has ended: all of its bytes have to have been read. */
-static int end_segment(struct skipper *skipper)
+static enum outcome end_segment(struct skipper *skipper)
 {
-    struct lane *lane = &skipper->decoder->lanes[0];
+    struct lane *lane = &skipper->decoder->input.lanes[0];
     lane->at = skipper->room + (skipper->bits >> 3);
     lane->taken = (uint64_t)skipper->bits & 7;
     if (close_segment(lane) != DONE)
@@ -269,14 +273,15 @@ void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, cons
             struct skipper *idle = &skippers[busy && active[0] == skippers];
             sizes[next] = 0;
             if (begin_checkpoints(idle->decoder, files[next], nbytes[next]) == DONE &&
-                make_skips(idle->decoder) == DONE && begin_segment(idle) == DONE) {
+                prepare_scan(idle->decoder, files[next], nbytes[next]) == DONE && make_skips(idle->decoder) == DONE &&
+                begin_segment(idle) == DONE) {
                 number[idle - skippers] = next;
                 active[busy++] = idle;
             }
             next++;
             continue;
         }
-        int outcome;
+        enum outcome outcome;
         const struct kernels *kernels = decoder->kernels;
         int n = busy == 2 ? kernels->pass_two(active, &outcome) : kernels->pass_one(active, &outcome);
         struct skipper *ended = active[n];

@@ -3,8 +3,15 @@
 
 enum { AC_BITS = 10, DC_BITS = 11 }; /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
 
+/* Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6. Beyond
+ * 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors. */
+const uint8_t natural_place[256] = {
+    63, 0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40,
+    48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15,
+    23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [65 ... 255] = 63};
+
 /* Whether 8-bit samples can make the symbols: F.1.2.1 and F.1.2.2. Of others libjpeg's implementations differ. */
-static int check_symbols(const struct huffman *table)
+static enum outcome check_symbols(const struct huffman *table)
 {
     for (int i = 0; i < table->total; i++) {
         int symbol = table->values[i], size = symbol & 15;
@@ -15,7 +22,7 @@ static int check_symbols(const struct huffman *table)
 }
 
 /* C.2 and F.2.2.3, with a lookup of LOOKUP_BITS bits that finds most codes and the values behind them at once. */
-static int fill_table(struct huffman *table)
+static enum outcome fill_table(struct huffman *table)
 {
     uint32_t *at = table->look, *end = table->look + (1 << LOOKUP_BITS);
     int code = 0, p = 0;
@@ -49,7 +56,7 @@ static int fill_table(struct huffman *table)
     return DONE;
 }
 
-int make_table(struct huffman *table, const struct huffman_spec *spec, int kind)
+enum outcome make_table(struct huffman *table, const struct huffman_spec *spec, int kind)
 {
     if (table->known && table->kind == kind && table->total == spec->total &&
         !memcmp(table->counts, spec->counts, 16) && !memcmp(table->values, spec->values, (size_t)spec->total))
@@ -60,25 +67,26 @@ int make_table(struct huffman *table, const struct huffman_spec *spec, int kind)
     memcpy(table->counts, spec->counts, 16);
     memset(table->values, 0, sizeof table->values);
     memcpy(table->values, spec->values, (size_t)spec->total);
-    if (check_symbols(table) || fill_table(table))
+    if (check_symbols(table) != DONE || fill_table(table) != DONE)
         return REFUSED;
     table->known = true;
     return DONE;
 }
 
 /* The tables that the scan uses, and their sequence over the blocks of a stretch. */
-int make_tables(struct decoder *decoder)
+enum outcome make_tables(struct decoder *decoder)
 {
-    const struct headers *headers = &decoder->headers;
+    struct tables *tables = &decoder->tables;
+    const struct headers *headers = &decoder->input.headers;
     for (int i = 0; i < headers->components; i++) {
         int dc = headers->component[i].dc, ac = headers->component[i].ac;
-        if (make_table(&decoder->dc[dc], &headers->dc[dc], DC_TABLE) ||
-            make_table(&decoder->ac[ac], &headers->ac[ac], AC_TABLE))
+        if (make_table(&tables->dc[dc], &headers->dc[dc], DC_TABLE) != DONE ||
+            make_table(&tables->ac[ac], &headers->ac[ac], AC_TABLE) != DONE)
             return REFUSED;
     }
     for (int i = 0; i < STRETCH; i++) {
         const struct component *component = &headers->component[headers->component_of[i % headers->blocks]];
-        decoder->sequence[i] = (struct block_tables){&decoder->dc[component->dc], &decoder->ac[component->ac]};
+        tables->sequence[i] = (struct block_tables){&tables->dc[component->dc], &tables->ac[component->ac]};
     }
     return DONE;
 }

@@ -247,16 +247,6 @@ static void nearest(const struct augment_kernels *kernels, uint8_t *to, const st
     memcpy(to + 3 * (count - 1), taps->at + 3 * (int64_t)places[count - 1], 3);
 }
 
-/* Weights of four pixels, as get_cubic_upsample_coefficients() with A = -0.75. */
-void cubic_weights(float *weights, float part)
-{
-    const float a = -0.75f;
-    for (int n = 0; n < 4; n++) {
-        float d = n == 0 ? part + 1 : n == 1 ? part : n == 2 ? 1 - part : 2 - part;
-        weights[n] = n == 1 || n == 2 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a;
-    }
-}
-
 static void bicubic_pixel(uint8_t *to, const struct taps_of_warp *taps, float x, float y)
 {
     float sums[4] = {0}, across[4], down[4];
@@ -392,26 +382,27 @@ VECTORS_FMA void bicubic_vector(uint8_t *to, const struct taps_of_warp *taps, in
 
 /* ---- the pass ---- */
 
-int warp(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome warp(struct decoder *decoder, const struct image *image, const struct step *step)
 {
+    struct scratch *scratch = &decoder->scratch;
     const struct augment_kernels *kernels = decoder->kernels->augment;
     int64_t size = 3 * image->height * image->width, width = image->width;
-    if (make_room(&decoder->copied, (size_t)size + PADDING) != DONE)
+    if (make_room(&scratch->copied, (size_t)size + PADDING) != DONE)
         return REFUSED;
-    memcpy(decoder->copied.at, image->at, (size_t)size);
+    memcpy(scratch->copied.at, image->at, (size_t)size);
     uint32_t colour = (uint32_t)step->flags >> 8;
-    struct taps_of_warp taps = {.at = decoder->copied.at,
+    struct taps_of_warp taps = {.at = scratch->copied.at,
                                 .height = image->height,
                                 .width = width,
                                 .way = step->flags >> 2 & 3,
                                 .fill = {(float)(colour & 255), (float)(colour >> 8 & 255), (float)(colour >> 16)}};
     for (int c = 0; c < 3; c++)
-        ((uint8_t *)decoder->copied.at)[size + c] = taps.way == FILL_ZEROS ? 0 : (uint8_t)taps.fill[c];
+        ((uint8_t *)scratch->copied.at)[size + c] = taps.way == FILL_ZEROS ? 0 : (uint8_t)taps.fill[c];
     if (moves_one_axis(step))
         return warp_one_axis(decoder, image, step, &taps);
-    if (make_room(&decoder->floats, (size_t)(3 * width) * sizeof(float) + (size_t)width) != DONE)
+    if (make_room(&scratch->floats, (size_t)(3 * width) * sizeof(float) + (size_t)width) != DONE)
         return REFUSED;
-    float *x = decoder->floats.at, *y = x + width;
+    float *x = scratch->floats.at, *y = x + width;
     uint32_t *places = (uint32_t *)(y + width);
     uint8_t *outside = (uint8_t *)(places + width);
     taps.x = x;
