@@ -39,7 +39,11 @@ ROOMS = (
     Room("images", "core", "numpy torch PIL pillow_heif tifffile turbojpeg simplejpeg jpeg4py cv2"),
     Room("objects", "core", "obstore"),
     Room("stores", "core objects cache", "numpy xxhash h5py lmdb"),
-    Room("sources", "core cache images stores objects", "numpy xxhash torch h5py lmdb pyarrow pydicom zarr zstandard"),
+    Room(
+        "sources",
+        "core cache images stores objects",
+        "numpy xxhash torch h5py lmdb nibabel pyarrow pydicom zarr zstandard",
+    ),
     Room("exports", "core images objects stores", "numpy h5py zarr pyarrow xxhash"),
     Room("packing", "core images objects stores sources cluster", "numpy xxhash"),
     Room("cluster", "core images objects stores sources packing", "numpy ray"),
@@ -61,7 +65,7 @@ TOOLS = (
     *(
         "execnet",
         "mypy",
-        "packstore[dicom,heif,jpeg4py,opencv,parquet,plot,ray,remote,tiff,view,zarr,zstd]",
+        "packstore[dicom,heif,jpeg4py,nifti,opencv,parquet,plot,ray,remote,tiff,view,zarr,zstd]",
         "packstore",
         "playwright",
         "pytest-xdist",

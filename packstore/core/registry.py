@@ -252,6 +252,7 @@ SOURCES = Registry(
         "pixel_table": "packstore.sources.table.pixels:KIND",
         "table": "packstore.sources.table.source:KIND",
         "dicom": "packstore.sources.medical.dicom:KIND",
+        "nifti": "packstore.sources.medical.nifti:KIND",
         "modalities": "packstore.sources.modalities:KIND",
         "imagefolder": "packstore.sources.imagefolder:KIND",
         "flat": "packstore.sources.flat:KIND",

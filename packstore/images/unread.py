@@ -37,7 +37,7 @@ _MAGICS = (
     (b"IIRO", _RAW),
     (b"IIU\0", _RAW),
 )
-_SOURCES = {"a DICOM": "dicom"}
+_SOURCES = {"a DICOM": "dicom", "a NIfTI": "nifti"}
 """Kinds of sources that read files which are no images by themselves."""
 _DICOM = b"DICM"
 """Behind 128 bytes of anything, which may be the header of a TIFF."""

@@ -56,6 +56,18 @@ def dicom(root: Path) -> Path:
     return root / "studies"
 
 
+def nifti(root: Path) -> Path:
+    """A volume of 5 x 4 x 3 bytes: slices or a volume is a question."""
+    header = bytearray(352)
+    struct.pack_into("<i", header, 0, 348)
+    struct.pack_into("<8h", header, 40, 3, 5, 4, 3, 1, 1, 1, 1)
+    struct.pack_into("<2h", header, 70, 2, 8)
+    struct.pack_into("<8f", header, 76, *[1.0] * 8)
+    struct.pack_into("<f", header, 108, 352.0)
+    header[344:348] = b"n+1\0"
+    return fill(root / "volumes", {"a.nii": bytes(header) + pixels(60).tobytes()})
+
+
 def idx(array: Any) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
@@ -275,6 +287,7 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "CIFAR-10 in a folder": ("cifar10", lambda root: make_cifar10(root).parent),
     "CIFAR-100": ("cifar100", cifar100),
     "DICOM": ("dicom", dicom),
+    "NIfTI": (None, nifti),
     "MNIST": ("idx", mnist("")),
     "MNIST, compressed": ("idx", mnist(".gz")),
     "HDF5": ("hdf5", hdf5("x_train", "y_train", "x_test", "y_test")),

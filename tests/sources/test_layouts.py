@@ -89,7 +89,7 @@ def test_without_a_sign_it_is_whole_or_nothing(kind: str, name: str, tmp_path: P
 
 
 def test_every_kind_has_a_layout() -> None:
-    assert {kind for kind, _ in LAYOUTS.values() if kind} | {"exported", "modalities"} >= set(SOURCES.built_in)
+    assert {kind for kind, _ in LAYOUTS.values() if kind} | {"exported", "modalities", "nifti"} >= set(SOURCES.built_in)
 
 
 def test_the_train_archive_and_its_folder_are_told_apart(tmp_path: Path) -> None:

@@ -196,9 +196,11 @@ class DicomSource(FileRowSource):
         files: list[_File] = []
         others: list[str] = []
         for path in sorted(_dicom_files(self.tree)):
-            found = self.tree.stat(path)
+            found = self._found(path)
             header, error = None, ""
             try:
+                if found.size < 0:
+                    raise ValueError("is no file that can be read")
                 header = read_header(partial(self.tree.start, path), found.size, self._max_bytes, self._kept)
             except NoPixelsError:
                 others.append(path)

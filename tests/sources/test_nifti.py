@@ -1,0 +1,244 @@
+"""NIfTI as a source, against nibabel."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from packstore import PackedDataset, PackedLoader, convert, verify
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, UsageError
+from packstore.sources import open_source
+from packstore.sources.base import Sample
+from packstore.testing import SourceSuite
+
+nibabel = pytest.importorskip("nibabel")
+PUBLISHED = Path(nibabel.__file__).parent / "tests" / "data"
+SLICES, VOLUMES = "image=slices", "image=volumes"
+
+
+def values_of(number: int, dtype: str = "int16", shape: tuple[int, ...] = (5, 4, 3)) -> NDArray[Any]:
+    random = np.random.default_rng(number)
+    if dtype.startswith("float"):
+        return random.normal(size=shape).astype(dtype)
+    info = np.iinfo(dtype)
+    return random.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+
+def save(values: NDArray[Any], path: Path, kind: Any = None, affine: Any = None, **header: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = (kind or nibabel.Nifti1Image)(values, np.diag([2.0, 3, 4, 1]) if affine is None else affine)
+    for name, value in header.items():
+        image.header[name] = value
+    nibabel.save(image, path)
+    return path
+
+
+def records(path: Path, columns: str = SLICES) -> dict[str, Sample]:
+    found = {}
+    with closing(open_source(path, kind="nifti", columns=columns)) as source:
+        source.survey()
+        for entry in source.entries():
+            sample = source.read(entry)
+            assert isinstance(sample, Sample)
+            found[entry.key] = sample
+    return found
+
+
+def array(sample: Sample) -> NDArray[Any]:
+    """The image of a sample, ``(H, W, C)``."""
+    assert isinstance(sample.image, np.ndarray)
+    return sample.image.transpose(1, 2, 0) if sample.image.dtype.kind == "f" else sample.image
+
+
+class TestNifti(SourceSuite):
+    kind = "nifti"
+    many = 400
+    damages = 12
+
+    def make(self, folder: Path, samples: int) -> Path:
+        for number in range(-(-samples // 3)):
+            suffix = ".nii.gz" if number % 2 else ".nii"
+            save(values_of(number), folder / "imagesTr" / f"{number}.nii.gz")
+            (folder / "imagesTr" / f"{number}.nii.gz").rename(folder / "imagesTr" / f"\udcfe{number}.nii.gz")
+            if suffix == ".nii":
+                save(values_of(number, "uint8"), folder / "labelsTr" / "x.nii.gz")
+                (folder / "labelsTr" / "x.nii.gz").rename(folder / "labelsTr" / f"\udcfe{number}.nii.gz")
+        return folder
+
+    def options(self, path: Path) -> Mapping[str, Any]:
+        return {"columns": (SLICES,)}
+
+    def change(self, path: Path) -> None:
+        file = path / "labelsTr" / "x.nii.gz"
+        save(values_of(4711, "uint8"), file)
+        file.rename(path / "labelsTr" / "\udcfe0.nii.gz")
+
+
+@pytest.mark.parametrize("columns", [SLICES, VOLUMES])
+@pytest.mark.parametrize("name", ["anatomical.nii", "functional.nii", "example_nifti2.nii.gz"])
+def test_published_files_are_nibabels(name: str, columns: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes((PUBLISHED / name).read_bytes())
+    image = nibabel.load(PUBLISHED / name)
+    wanted = image.dataobj.get_unscaled()
+    wanted = wanted.reshape(*wanted.shape[:3], -1)
+    found = list(records(tmp_path, columns).values())
+    depth, steps = wanted.shape[2:]
+    assert len(found) == steps * (depth if columns == SLICES else 1)
+    for number, sample in enumerate(found):
+        np.testing.assert_array_equal(sample.values["affine"], image.affine)
+        assert sample.values["orientation"] == "".join(nibabel.aff2axcodes(image.affine))
+        time = sample.values["time"]
+        if columns == SLICES:
+            assert (time, sample.values["slice"]) == divmod(number, depth)
+            np.testing.assert_array_equal(array(sample)[..., 0], wanted[:, :, number % depth, time].T)
+        else:
+            volume = np.asarray(sample.values["volume"])
+            assert volume.shape == (depth, 1, wanted.shape[1], wanted.shape[0])
+            np.testing.assert_array_equal(volume[:, 0].transpose(2, 1, 0), wanted[..., time])
+            np.testing.assert_array_equal(array(sample), volume[depth // 2].transpose(1, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "mode"),
+    [(["uint8"], "L"), (["int8"], "I;16S"), (["uint16"], "I;16"), (["uint8", "int16"], "I;16S"),
+     (["uint16", "int16"], "I"), (["float32"], "F"), (["float32", "uint8"], "F")],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["Nifti1Image", "Nifti2Image"])
+def test_the_mode_holds_all_files(dtypes: list[str], mode: str, kind: str, tmp_path: Path) -> None:
+    for number, dtype in enumerate(dtypes):
+        values = values_of(number, dtype)
+        big = values.astype(values.dtype.newbyteorder(">"))
+        save(big, tmp_path / f"{number}.nii.gz", getattr(nibabel, kind))
+    with closing(open_source(tmp_path, columns=SLICES)) as source:
+        assert source.survey().mode == mode
+    found = records(tmp_path)
+    for number, dtype in enumerate(dtypes):
+        for k in range(3):
+            np.testing.assert_array_equal(
+                array(found[f"{number}.nii.gz#{k}"])[..., 0], values_of(number, dtype)[:, :, k].T
+            )
+
+
+def test_slices_or_volumes_is_a_question(tmp_path: Path) -> None:
+    save(values_of(1), tmp_path / "a.nii")
+    with pytest.raises(AmbiguousSourceError, match=r"image=slices.*image=volumes") as caught:
+        open_source(tmp_path)
+    assert [answer.options for answer in caught.value.answers] == [("--column", SLICES), ("--column", VOLUMES)]
+    with pytest.raises(UsageError, match="image=slices"):
+        open_source(tmp_path, columns="image=planes")
+
+
+def test_labels_beside_images_are_masks(tmp_path: Path) -> None:
+    root = tmp_path / "Task01"
+    for split in ("Tr", "Ts"):
+        for number in range(2):
+            save(values_of(number), root / f"images{split}" / f"a_{number}_0000.nii.gz")
+    save(values_of(5, "uint8"), root / "labelsTr" / "a_0.nii.gz")
+    save(np.full((5, 4, 3), 300, np.float32), root / "labelsTr" / "a_1.nii.gz")
+    save(values_of(6, "uint8"), root / "labelsTr" / "b.nii.gz")
+    (root / "dataset.json").write_text("{}")
+    with closing(open_source(root, columns=SLICES)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 6, "test": 6}
+        assert survey.ledger.left == {"segmentations that no volume goes with": 1}
+    found = records(root)
+    mask = found["imagesTr/a_0_0000.nii.gz#2"].values["mask"]
+    np.testing.assert_array_equal(mask, values_of(5, "uint8")[:, :, 2].T)
+    assert found["imagesTr/a_1_0000.nii.gz#0"].values["mask"].max() == 300
+    assert found["imagesTs/a_0_0000.nii.gz#0"].values["mask"] is None
+    convert(root, tmp_path / "out.lmdb", columns=SLICES)
+    assert verify(tmp_path / "out.lmdb", decode=True, against=root).ok
+    dataset = PackedDataset(tmp_path / "out.lmdb", "train", columns=("image", "mask"))
+    ((images, masks),) = PackedLoader(dataset, batch_size=6)
+    assert images.shape == (6, 1, 4, 5)
+    assert masks.shape == (6, 4, 5)
+    volumes = records(root, VOLUMES)["imagesTr/a_0_0000.nii.gz"].values
+    np.testing.assert_array_equal(volumes["volume_mask"][:, 0].transpose(2, 1, 0), values_of(5, "uint8"))
+    convert(root, tmp_path / "volumes.h5", columns=VOLUMES)
+    assert verify(tmp_path / "volumes.h5", decode=True, against=root).ok
+    _, volume = PackedDataset(tmp_path / "volumes.h5", "train", columns=("image", "volume"))[0]
+    assert volume.shape == (3, 1, 4, 5)
+
+
+def test_colours_are_rgb(tmp_path: Path) -> None:
+    colours = np.random.default_rng(1).integers(0, 256, (5, 4, 3, 3), np.uint8)
+    packed = np.ascontiguousarray(colours).view([(c, "u1") for c in "RGB"])[..., 0]
+    save(packed, tmp_path / "a.nii")
+    with closing(open_source(tmp_path, columns=SLICES)) as source:
+        assert source.survey().mode is None
+    np.testing.assert_array_equal(array(records(tmp_path)["a.nii#1"]), colours[:, :, 1].transpose(1, 0, 2))
+
+
+def test_stored_values_with_their_slope(tmp_path: Path) -> None:
+    image = nibabel.Nifti1Image(values_of(1), np.eye(4))
+    image.header.set_slope_inter(0.5, -3)
+    image.header["descrip"] = b"Secret Name"
+    nibabel.save(image, tmp_path / "a.nii")
+    stored = nibabel.load(tmp_path / "a.nii")
+    sample = records(tmp_path)["a.nii#0"]
+    scaled = array(sample)[..., 0] * sample.values["slope"] + sample.values["intercept"]
+    np.testing.assert_allclose(scaled, stored.get_fdata()[:, :, 0].T)
+    with closing(open_source(tmp_path, columns=SLICES)) as source:
+        assert "texts and extensions in headers" in source.survey().ledger.passed_over
+
+
+def test_volumes_of_different_planes_are_taken_as_slices(tmp_path: Path) -> None:
+    save(values_of(1), tmp_path / "a.nii")
+    save(values_of(1, shape=(6, 4, 3)), tmp_path / "b.nii")
+    with closing(open_source(tmp_path, columns=VOLUMES)) as source, pytest.raises(SourceError, match=SLICES):
+        source.survey()
+    assert len(records(tmp_path)) == 6
+
+
+def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
+    save(values_of(1), tmp_path / "good.nii")
+    save(values_of(1), tmp_path / "cut.nii")
+    os.truncate(tmp_path / "cut.nii", 400)
+    save(values_of(1), tmp_path / "crc.nii.gz")
+    data = bytearray((tmp_path / "crc.nii.gz").read_bytes())
+    data[-6] ^= 1
+    (tmp_path / "crc.nii.gz").write_bytes(data)
+    plain = (tmp_path / "good.nii").read_bytes()
+    huge = plain[:40] + np.array([7, *[30000] * 7], np.int16).tobytes() + plain[56:]
+    (tmp_path / "huge.nii").write_bytes(huge)
+    (tmp_path / "wide.nii").write_bytes(plain[:42] + np.array([30000, 30000, 1], np.int16).tobytes() + plain[48:])
+    (tmp_path / "complex.nii").write_bytes(plain[:70] + np.array([32, 64], np.int16).tobytes() + plain[74:])
+    (tmp_path / "offset.nii").write_bytes(plain[:108] + np.float32(np.nan).tobytes() + plain[112:])
+    (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(plain + bytes(50 << 20)))
+    (tmp_path / "empty.nii").write_bytes(b"")
+    save(np.full((5, 4, 3), 0.1), tmp_path / "double.nii")
+    said, read = {}, set()
+    with closing(open_source(tmp_path, columns=SLICES, max_pixels=1_000_000)) as source:
+        source.survey()
+        for entry in source.entries():
+            try:
+                source.read(entry)
+                read.add(entry.key.partition("#")[0])
+            except SampleError as error:
+                said[entry.key.partition("#")[0]] = error.reason
+    assert read == {"good.nii", "bomb.nii.gz"}  # which is read as far as its header says
+    expected = {"cut.nii": "truncated", "crc.nii.gz": "damaged", "huge.nii": "max_pixels", "wide.nii": "max_pixels",
+                "complex.nii": "complex", "offset.nii": "no NIfTI", "empty.nii": "no NIfTI",
+                "double.nii": "does not hold"}  # fmt: skip
+    assert said.keys() == expected.keys()
+    for name, part in expected.items():
+        assert part in said[name], said[name]
+
+
+def test_without_nibabel_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(values_of(1), tmp_path / "a.nii")
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    with (
+        closing(open_source(tmp_path, columns=SLICES)) as source,
+        pytest.raises(SourceError, match=r"packstore\[nifti\]"),
+    ):
+        source.survey()
