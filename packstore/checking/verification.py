@@ -20,7 +20,7 @@ from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
-from packstore.core.urls import UrlPath, location
+from packstore.core.urls import UrlPath, find_bridge, location
 from packstore.images.decoders import Buffer, Decoder, get_decoder
 from packstore.images.engine import engine_problem
 from packstore.images.seek_index import make_indexes
@@ -172,7 +172,8 @@ def verify(
     check_paths(options.labels)
     against = None if options.against is None else location(options.against)
     # Checked now, not after the whole store has been read.
-    if against is not None and not isinstance(against, UrlPath) and not os.path.lexists(against):
+    elsewhere = against is None or isinstance(against, UrlPath) or find_bridge(against) is not None
+    if not elsewhere and not os.path.lexists(str(against)):
         raise UsageError(f"{printable(str(against))}: no such file or directory")
     with open_store(path) as reader, progress_callback(progress) as report:
         return _Verification(reader, options, report).run()

@@ -137,6 +137,8 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       detection   COCO, Pascal VOC, YOLO …
       published   ILSVRC, CIFAR-10, CIFAR-100, CelebA, ADE20K …
       containers  WebDataset, Parquet, TFRecord, RecordIO, MDS, HDF5, Zarr …
+      bridges     torchvision:NAME:ROOT, datasets:PATH, tfds:NAME:DATA_DIR,
+                  datumaro:FORMAT:PATH, fiftyone:NAME
 
     "packstore guide sources" lists all. "packstore info SOURCE" shows how a source is recognised.
 
@@ -152,6 +154,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       packstore convert ILSVRC2012_img_train.tar train.lmdb     an archive
       packstore convert cifar-10-python.tar.gz cifar.pth        float16
       packstore convert s3://bucket/imagenet imagenet.lmdb      an object store
+      packstore convert torchvision:OxfordIIITPet:data pet.lmdb by torchvision
       packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
       packstore convert imagenet.lmdb imagenet.h5               another format
     """

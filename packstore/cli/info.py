@@ -78,7 +78,7 @@ def info(
       packstore info s3://bucket/imagenet      a source
       packstore info s3://bucket/imagenet.lmdb --cost --nodes 8
     """
-    from packstore.core.urls import UrlPath
+    from packstore.core.urls import UrlPath, find_bridge
     from packstore.objects import RemoteError
     from packstore.stores import open_store
 
@@ -86,7 +86,7 @@ def info(
         from packstore.seeing.charts import check_chart
 
         check_chart(plot)
-    if any(value not in (None, ()) for value in options.values()):
+    if any(value not in (None, ()) for value in options.values()) or find_bridge(path) is not None:
         _refuse_chart(plot)
         _show_source(path, as_json, options)
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from packstore.cli.common import describe_ledger, format_classes, human_bytes, packing_command, quantity
 from packstore.core.errors import printable
 from packstore.core.registry import SOURCES
+from packstore.core.urls import find_bridge
 
 if TYPE_CHECKING:
     from packstore.core.column import Column
@@ -41,7 +42,7 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
     return {
         "path": str(source.path),
         "kind": source.kind,
-        "help": SOURCES[source.kind].help,
+        "help": _help(source),
         "evidence": source.evidence,
         "records": survey.records if counted else None,
         "splits": {name: count if counted else None for name, count in survey.splits.items()},
@@ -84,7 +85,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     """Describes a source in rows of a name and a text. ``options`` are the given source options of the command line."""
     rows = [
         ("path", printable(str(source.path))),
-        ("source", f"{printable(SOURCES[source.kind].help)} ({source.kind})"),
+        ("source", f"{printable(_help(source))} ({source.kind})"),
     ]
     if source.evidence:
         rows.append(("known by", printable(source.evidence)))
@@ -150,6 +151,12 @@ def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
     beside = [c for c in user_columns(columns) if c.name not in ("image", "label", "key", *_INTERNAL_MEANINGS)]
     rows = [(c.name, describe_column(c)) for c in beside]
     return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]
+
+
+def _help(source: Source) -> str:
+    """A few words on the kind of a source; for a bridge, the library that has read it."""
+    bridge = find_bridge(source.path)
+    return f"read by {bridge[0]}" if bridge is not None else str(SOURCES[source.kind].help)
 
 
 def _format_shape(shape: tuple[int, ...] | None) -> str:

@@ -20,6 +20,17 @@ _NO_SLASHES = re.compile(r"(s3a?|gs|az|https?|file|memory):([^/].*)", re.IGNOREC
 """A URL written without its slashes; as a path it would name a new local folder."""
 
 
+BRIDGES = {
+    "torchvision": "torchvision:NAME:ROOT",
+    "datasets": "datasets:PATH",
+    "tfds": "tfds:NAME:DATA_DIR",
+    "datumaro": "datumaro:FORMAT:PATH",
+    "fiftyone": "fiftyone:NAME",
+}
+"""How sources are written that a library reads, by library; see :mod:`packstore.sources.bridges`."""
+_BRIDGE = re.compile(rf"({'|'.join(BRIDGES)}):(.+)", re.DOTALL)
+
+
 _FILE_HOST = re.compile(r"file://([^/]+)", re.IGNORECASE)
 """A file URL with a host name after two slashes (RFC 8089). Not recognised after :class:`Path` has merged slashes."""
 
@@ -53,6 +64,13 @@ class UrlPath(_LocalPath):
         return False
 
 
+def find_bridge(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Splits ``torchvision:CIFAR10:data`` into the library and the rest; None for any other path, and for an existing
+    file or folder of such a name."""
+    found = _BRIDGE.fullmatch(os.fspath(path))
+    return None if found is None or os.path.lexists(path) else (found[1], found[2])
+
+
 def location(path: str | os.PathLike[str]) -> Path:
     """Converts ``path`` to a :class:`Path`, or to a :class:`UrlPath` if it is a URL, even if :class:`Path` has merged
     its slashes. A path that looks like a URL stays local if its first folder exists.
@@ -60,6 +78,8 @@ def location(path: str | os.PathLike[str]) -> Path:
     Raises :class:`UsageError` for a URL without slashes or without a bucket, and for a file on another machine."""
     if isinstance(path, UrlPath):
         return path
+    if find_bridge(path) is not None:
+        return Path(path)
     found, text = split_url(path), os.fspath(path)
     if found is None:
         local, meant = Path(path), _NO_SLASHES.fullmatch(text)

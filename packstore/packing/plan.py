@@ -16,7 +16,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.core.urls import UrlPath, location
+from packstore.core.urls import UrlPath, find_bridge, location
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
 from packstore.images.encode.options import turned_by_readers
 from packstore.images.normalization import as_normalization
@@ -222,6 +222,8 @@ def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
 
 
 def _check_places(source: Path, destination: Path) -> None:
+    if find_bridge(source) is not None:
+        return  # only the library knows where its files lie
     shown = printable(str(destination))
     far = isinstance(source, UrlPath)
     if not far and not source.exists():

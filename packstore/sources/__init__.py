@@ -18,10 +18,12 @@ from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
+from packstore.core.urls import find_bridge
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import Finding, annotated, find_left, find_other_images
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
+from packstore.sources.bridges import open_bridge
 from packstore.sources.contents import contents_of
 from packstore.sources.given import check_given
 from packstore.sources.ignoring import check_patterns, ignore_rules, ignoring, pattern_of
@@ -82,8 +84,9 @@ def open_source(
     """Opens the source at ``path``.
 
     Args:
-        path: A file or directory, or a URL: ``s3://bucket/imagenet``. There folders of images and stores are read as
-            they lie; anything else is fetched into the local cache first.
+        path: A file or directory; a bridge, see :mod:`packstore.sources.bridges`; or a URL: ``s3://bucket/imagenet``.
+            At a URL folders of images and stores are read as they lie; anything else is fetched into the local cache
+            first.
         kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises it. A name decides
             where a folder is ambiguous: ``imagefolder`` takes all top folders as classes where some look like splits
             and others hold images as well.
@@ -124,6 +127,15 @@ def open_source(
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
         raise _takes_not(named, options)
+    if find_bridge(place) is not None:
+        if named is not None or options != SourceOptions(max_pixels=max_pixels, skip_bad=skip_bad, layout=layout):
+            raise UsageError(
+                f"{printable(str(place))} is read by another library: leave source_kind, labels, image_key, label_key, "
+                "ignore and columns out"
+            )
+        if packed_as is not None:
+            options = replace(options, **_recorded_names(packed_as, options))
+        return open_bridge(place, options)
     if named is None and options.labels is None and (described := _described_by(place, options)) is not None:
         place, options = described
     if isinstance(place, RemotePath) and (is_store(place) if named is None else named.name == "store"):

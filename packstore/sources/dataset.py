@@ -87,11 +87,13 @@ class SampleSource(Source):
             if ref.trace:
                 error.add_note(ref.trace)
             raise error
-        index = int(entry.key[-KEY_DIGITS:])
+        digits = entry.key[-KEY_DIGITS:]
+        index = int(digits) if digits.isdecimal() and entry.key == key_of(entry.split, int(digits)) else None
         try:
             return self.schema.sample(entry.key, ref)._replace(number=index)
         except ValueError as error:
-            raise SampleError(ref.key or entry.key, f"sample {index}: {error}") from error
+            which = "" if index is None else f"sample {index}: "
+            raise SampleError(ref.key or entry.key, f"{which}{error}") from error
 
     def nbytes(self, entry: Entry) -> int:
         """See :meth:`Source.nbytes`."""
@@ -146,20 +148,22 @@ class DatasetSource(SampleSource):
         *,
         fields: Mapping[str, Field] | None = None,
         encoding: str | None = None,
+        further: str | None = None,
         workers: int | None = None,
     ) -> None:
         """
         Args:
             splits: Datasets by the name of their split; ``""`` for a dataset without splits.
             options: ``max_pixels`` and ``skip_bad`` are used.
-            fields: Declarations by name, or None to infer them from the first samples.
+            fields: Declarations by name, or None to infer them from the first samples of each split.
             encoding: Of the main image, as the user asked for it.
+            further: Of other images that come as pixels, if they are not declared.
             workers: Processes that read; None chooses, 1 reads in this process.
         """
         first = next(iter(splits.values()))
         super().__init__(Path(type(first).__qualname__), options)
         self._workers = workers
-        given = {split: files_of(data) for split, data in splits.items()}
+        given: dict[str, Any] = {split: files_of(data) for split, data in splits.items()}
         if len(splits) > 1:
             given = {split: None if files is None else InSplit(files, split) for split, files in given.items()}
         _refuse_shared(splits)
@@ -167,7 +171,7 @@ class DatasetSource(SampleSource):
         raw = self._probe()
         classes = _classes(splits) if fields is None else None
         self.schema = make_schema(
-            raw, fields, classes=classes, picks=True, encoding=encoding, max_pixels=options.max_pixels
+            raw, fields, classes=classes, encoding=encoding, further=further, max_pixels=options.max_pixels
         )
         self._reading = Reading([part.data for part in self._parts], self.schema, in_process=True)
 
@@ -248,7 +252,8 @@ class DatasetSource(SampleSource):
         number, split = self._parts.index(part), part.split
         if part.length is not None:
             size = self._sizes[0]
-            return (Entry(key_of(split, i), split, (), size, (number, i)) for i in range(part.length))
+            key_at = getattr(part.data, "key_at", lambda index: key_of(split, index))
+            return (Entry(key_at(i), split, (), size, (number, i)) for i in range(part.length))
         samples, part.rest = chain(part.probes.values(), part.rest), _used_up(self.path)
         return (self.entry(split, index, self._reading.named(index, raw)) for index, raw in zip(count(), samples))
 
@@ -268,7 +273,7 @@ class DatasetSource(SampleSource):
         return entry._replace(ref=self._reading[entry.ref])
 
     def _probe(self) -> list[Any]:
-        """Looks at the first samples of each split. Returns those of the first split that has any."""
+        """Looks at the first samples of each split, and returns them."""
         for part in self._parts:
             if part.length is None:
                 part.probes = dict(enumerate(islice(part.rest, PROBED)))
@@ -284,7 +289,7 @@ class DatasetSource(SampleSource):
                     if not self.options.skip_bad:
                         reason = f"sample {index}: {type(error).__name__}: {error}"
                         raise SampleError(key_of(part.split, index), reason) from error
-        found = next(([*part.probes.values()] for part in self._parts if part.probes), [])
+        found = [raw for part in self._parts for raw in part.probes.values()]
         if not found:
             raise SourceError(f"{printable(str(self.path))} has no samples, so there is nothing to pack")
         return found

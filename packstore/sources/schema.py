@@ -270,6 +270,7 @@ def make_schema(
     classes: Sequence[str] | None = None,
     picks: bool = True,
     encoding: str | None = None,
+    further: str | None = None,
     max_pixels: int,
 ) -> Schema:
     """The schema of a dataset, from its declaration or else from the first samples.
@@ -280,6 +281,7 @@ def make_schema(
         classes: Names of the classes that the dataset has, for a label that is inferred.
         picks: See :class:`Schema`.
         encoding: How the main image is to be encoded, or None.
+        further: How other images that are inferred and come as pixels are to be encoded, or None.
         max_pixels: See :class:`Schema`.
 
     Raises:
@@ -308,6 +310,8 @@ def make_schema(
             fields[name] = replace(field, dtype=dtypes[name])
         elif isinstance(field, (Labels, Keypoints)) and field.of is None:
             fields[name] = replace(field, of=_boxes_of(name, fields, found))
+        elif isinstance(field, Image) and declared is None and name not in (main, *files):
+            fields[name] = field = replace(field, encoding=further)
         if isinstance(field, Image) and name not in files and given[name] and field.mode is None:
             try:
                 field = fields[name] = replace(field, mode=infer_mode(given[name]))

@@ -30,14 +30,18 @@ class Files(Sequence[dict[str, Any]]):
             other = Path(other)
         elif self._target_transform is not None:
             other = self._target_transform(other)
-        sample = {"image": path, self._name: other}
-        return sample | ({"key": path.relative_to(self._root)} if path.is_relative_to(self._root) else {})
+        return {"key": self.key_at(index), "image": path, self._name: other}
+
+    def key_at(self, index: int) -> str:
+        """The key of a sample: its image's path from the dataset's root; its number if the image lies elsewhere."""
+        path = Path(self._images[index])
+        return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else f"{index:010}"
 
 
 class Chosen(Sequence[dict[str, Any]]):
     """Some of the samples of another sequence: a ``Subset``."""
 
-    def __init__(self, files: Sequence[dict[str, Any]], indices: Sequence[int]) -> None:
+    def __init__(self, files: Files | Chosen, indices: Sequence[int]) -> None:
         self._files = files
         self._indices = indices
 
@@ -47,12 +51,16 @@ class Chosen(Sequence[dict[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         return self._files[self._indices[index]]
 
+    def key_at(self, index: int) -> str:
+        """See :meth:`Files.key_at`."""
+        return self._files.key_at(self._indices[index])
+
 
 class InSplit(Sequence[dict[str, Any]]):
     """The samples of another sequence with the name of their split before their keys: files of the same name lie in
     several splits."""
 
-    def __init__(self, files: Sequence[dict[str, Any]], split: str) -> None:
+    def __init__(self, files: Files | Chosen, split: str) -> None:
         self._files = files
         self._split = split
 
@@ -60,11 +68,14 @@ class InSplit(Sequence[dict[str, Any]]):
         return len(self._files)
 
     def __getitem__(self, index: Any) -> Any:
-        sample = self._files[index]
-        return sample | {"key": self._split / sample["key"]} if "key" in sample else sample
+        return self._files[index] | {"key": self.key_at(index)}
+
+    def key_at(self, index: int) -> str:
+        """See :meth:`Files.key_at`."""
+        return f"{self._split}/{self._files.key_at(index)}"
 
 
-def files_of(dataset: Any) -> Sequence[dict[str, Any]] | None:
+def files_of(dataset: Any) -> Files | Chosen | None:
     """The files of a dataset of torchvision, or of a ``Subset`` of one; None where only the dataset itself knows its
     samples: it transforms its images, or has a loader or a ``__getitem__`` of its own."""
     if type(dataset).__name__ == "Subset" and type(dataset).__module__.startswith("torch.utils.data"):

@@ -6,9 +6,11 @@ Classes have the order of the file. Masks are run lengths as COCO has them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from packstore.sources.annotation_formats.columns import AnnotationColumns
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
@@ -23,16 +25,14 @@ from packstore.sources.annotation_formats.objects import (
 )
 
 
-class DatumaroSource(DocumentSource):
-    """Images of a data set of Datumaro, a split for each file of annotations."""
+class DatumaroFormat(AnnotationColumns):
+    """Datumaro's JSON, wherever it comes from."""
 
-    kind = "datumaro"
     title = "Datumaro"
-    signature = re.compile(rb'^\s*\{(?=.*"(items|categories|dm_format_version|media_type)"\s*:).*'
-                           rb'("categories"\s*:\s*\{|"dm_format_version"\s*:)', re.S)  # fmt: skip
+    ignored: Counter[str]
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
+        """What a file says of each image, as :meth:`DocumentSource.entries_of`."""
         labels = [each["name"] for each in (document["categories"].get("label") or {}).get("labels", ())]
         self._listed = (*getattr(self, "_listed", ()), *labels)
         self.ignored["values 'info' of files of annotations"] += bool(document.get("info"))
@@ -45,11 +45,9 @@ class DatumaroSource(DocumentSource):
             yield Entry(name, {"item": item, "labels": labels}, "" if split == "default" else split)
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         return self._listed
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw["item"])
         for each in raw["item"]["annotations"]:
             number, kind = each.get("label_id"), each["type"]
@@ -74,6 +72,14 @@ class DatumaroSource(DocumentSource):
                 box_around(flat)  # pairs
                 found.points += [(label, x, y) for x, y in zip(flat[::2], flat[1::2], strict=True)]
         return found
+
+
+class DatumaroSource(DatumaroFormat, DocumentSource):
+    """Images of a data set of Datumaro, a split for each file of annotations."""
+
+    kind = "datumaro"
+    signature = re.compile(rb'^\s*\{(?=.*"(items|categories|dm_format_version|media_type)"\s*:).*'
+                           rb'("categories"\s*:\s*\{|"dm_format_version"\s*:)', re.S)  # fmt: skip
 
 
 KIND = document_kind(DatumaroSource, "Datumaro: annotations/*.json with images")

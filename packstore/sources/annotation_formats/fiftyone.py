@@ -7,9 +7,11 @@ Of the three layouts that FiftyOne writes so: classes, boxes as fractions of the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from packstore.sources.annotation_formats.columns import AnnotationColumns
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
@@ -23,46 +25,29 @@ from packstore.sources.annotation_formats.objects import (
 from packstore.sources.beside import is_file, join
 from packstore.sources.listing import IMAGE_SUFFIXES
 
+_SPLITS = ("train", "val", "validation", "test")
 
-class FiftyOneSource(DocumentSource):
-    """Images in ``data`` that ``labels.json`` or ``samples.json`` describes."""
 
-    kind = "fiftyone"
+class FiftyOneFormat(AnnotationColumns):
+    """FiftyOne's JSON, wherever it comes from."""
+
     title = "FiftyOne"
-    names = re.compile(r"(labels|samples)\.json")
-    signature = re.compile(
-        rb'^\s*\{\s*("classes"\s*:\s*(null|\[[^]]*\])\s*,\s*)?"labels"\s*:\s*\{|^\s*\{\s*"samples"\s*:\s*\[\s*\{'
-    )
+    ignored: Counter[str]
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
-        classes = document.get("classes") or []
-        self._listed = (*getattr(self, "_listed", ()), *map(str, classes))
-        if "samples" in document:
-            for sample in document["samples"]:
-                tags = [tag for tag in sample.get("tags") or () if tag in ("train", "val", "validation", "test")]
-                yield Entry(sample["filepath"], sample, tags[0] if len(tags) == 1 else None)
-            return
-        suffixes: dict[str, str] = {}
-        for folder in (join(file.rpartition("/")[0], "data"), file.rpartition("/")[0]):
-            for name in self.tree.names(folder).ending(*IMAGE_SUFFIXES):
-                if suffixes.setdefault(name.rpartition(".")[0], name) != name:
-                    raise ValueError(f"two images are called {name.rpartition('.')[0]!r:.60}")
-        for stem, labels in document["labels"].items():
-            yield Entry(suffixes.get(stem, stem), {"labels": labels, "classes": classes})
+    def samples_of(self, document: Any) -> Iterator[Entry]:
+        """The samples of a document, and its classes. Tags are splits if each sample has one of them."""
+        self._listed = (*getattr(self, "_listed", ()), *map(str, document.get("classes") or ()))
+        samples = document.get("samples", ())
+        tags = [[tag for tag in sample.get("tags") or () if tag in _SPLITS] for sample in samples]
+        split = all(len(each) == 1 for each in tags)
+        self.ignored["splits, since not each sample has one"] += not split and any(tags)
+        for sample, own in zip(samples, tags, strict=True):
+            yield Entry(sample["filepath"], sample, own[0] if split else None)
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         return self._listed
 
-    def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`. ``metadata.json`` says how FiftyOne keeps the fields of samples."""
-        files = super().described_by()
-        metadata = (join(file.rpartition("/")[0], "metadata.json") for file in files)
-        return [*files, *(file for file in metadata if is_file(self.tree, file))]
-
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         if "filepath" in raw:
             found = Annotation(json=raw)
             for value in raw.values():
@@ -102,6 +87,35 @@ class FiftyOneSource(DocumentSource):
         left, top, width, height = reals(each["bounding_box"], 4)
         across, down = sides()
         found.objects.append(of_box(label, from_corner(left * across, top * down, width * across, height * down)))
+
+
+class FiftyOneSource(FiftyOneFormat, DocumentSource):
+    """Images in ``data`` that ``labels.json`` or ``samples.json`` describes."""
+
+    kind = "fiftyone"
+    names = re.compile(r"(labels|samples)\.json")
+    signature = re.compile(
+        rb'^\s*\{\s*("classes"\s*:\s*(null|\[[^]]*\])\s*,\s*)?"labels"\s*:\s*\{|^\s*\{\s*"samples"\s*:\s*\[\s*\{'
+    )
+
+    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+        """See :meth:`DocumentSource.entries_of`."""
+        yield from self.samples_of(document)
+        if "samples" in document:
+            return
+        suffixes: dict[str, str] = {}
+        for folder in (join(file.rpartition("/")[0], "data"), file.rpartition("/")[0]):
+            for name in self.tree.names(folder).ending(*IMAGE_SUFFIXES):
+                if suffixes.setdefault(name.rpartition(".")[0], name) != name:
+                    raise ValueError(f"two images are called {name.rpartition('.')[0]!r:.60}")
+        for stem, labels in document["labels"].items():
+            yield Entry(suffixes.get(stem, stem), {"labels": labels, "classes": document.get("classes") or []})
+
+    def described_by(self) -> Iterable[str]:
+        """See :meth:`FileRowSource.described_by`. ``metadata.json`` says how FiftyOne keeps the fields of samples."""
+        files = super().described_by()
+        metadata = (join(file.rpartition("/")[0], "metadata.json") for file in files)
+        return [*files, *(file for file in metadata if is_file(self.tree, file))]
 
 
 def _named(label: Any, classes: Sequence[Any]) -> str:

@@ -1,7 +1,8 @@
 """WIDER FACE (http://shuoyang1213.me/WIDERFACE): ``wider_face_split/wider_face_train_bbx_gt.txt`` with ``WIDER_train``.
 
 A face is left, top, width, height, and six numbers of its state (blur, expression, illumination, invalid, occlusion,
-pose), which are in ``json``. Images without faces have the line of zeros that the publisher wrote there left out.
+pose), which are in ``json``. Images without faces have the line of zeros that the publisher wrote there left out; those
+of the test set, which has no annotations, have none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
 from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, of_box, reals
-from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
 
 class WiderFaceSource(DocumentSource):
@@ -20,8 +21,8 @@ class WiderFaceSource(DocumentSource):
 
     kind = "widerface"
     title = "WIDER FACE"
-    names = re.compile(r"wider_face_(train|val)_bbx_gt\.txt")
-    signature = re.compile(rb"^\S[^\n]*/[^\n]+\.\w+\s*\n\s*\d+\s*\n")
+    names = re.compile(r"wider_face_((train|val)_bbx_gt|test_filelist)\.txt")
+    signature = re.compile(rb"^\S[^\n]*/[^\n]+\.\w+\s*(\n\s*\d+\s*\n|\n\S[^\n]*/|$)")
 
     def load(self, data: bytes) -> Any:
         """See :meth:`DocumentSource.load`."""
@@ -29,7 +30,14 @@ class WiderFaceSource(DocumentSource):
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
         """See :meth:`DocumentSource.entries_of`."""
-        split = "train" if "_train_" in file else "val"
+        split = next(each for each in ("train", "val", "test") if f"_{each}_" in file)
+        if split == "test":
+            names = [line.strip() for line in document if line.strip()]
+            if any(place.rpartition("/")[2] == "WIDER_test" for place, _ in self.tree.folders(is_passed_over)):
+                yield from (Entry(f"WIDER_test/images/{name}", None, split) for name in names)
+            else:
+                self.ignored["images of the test set, which is not here"] += len(names)
+            return
         lines = iter(enumerate(document, 1))
         for number, line in lines:
             if not line.strip():

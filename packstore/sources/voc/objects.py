@@ -6,7 +6,7 @@ Boxes in its files count pixels from 1, and both corners belong to the object. H
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from packstore.core.errors import SourceError, printable
@@ -57,7 +57,7 @@ def objects_of(data: bytes) -> dict[str, Any]:
         raise ValueError(f"its annotation has the root {printable(root)!r} without content; expected 'annotation'")
     document["object"] = objects = _list(document.get("object", []))
     return {
-        "boxes": [_box(each) for each in objects],
+        "boxes": [box_of(each) for each in objects],
         "labels": [_name(each) for each in objects],
         "difficult": [int(_scalar(each, "difficult", "0")) for each in objects],
         "json": {"annotation": document},
@@ -82,6 +82,7 @@ def _name(value: Any) -> str:
     return name
 
 
-def _box(value: dict[str, Any]) -> list[float]:
+def box_of(value: Mapping[str, Any]) -> list[float]:
+    """The box of an ``object`` in pixels that count from 0. Raises :class:`ValueError`."""
     left, top, right, bottom = (finite(_scalar(value.get("bndbox"), corner)) for corner in _CORNERS)
     return [left - 1, top - 1, right, bottom]

@@ -1,0 +1,120 @@
+"""Bridges: sources that another library reads, such as ``torchvision:OxfordIIITPet:ROOT``. One file a library.
+
+A library reads what lies on this machine: bridges never download. Nothing is unpickled, unless the library has compared
+the file with a checksum of its own before, as torchvision does for CIFAR. See :mod:`.guard`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packstore.core.errors import PackstoreError, SourceError, UsageError, printable
+from packstore.core.fields import Field
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.urls import BRIDGES, find_bridge
+from packstore.sources.base import Source, SourceOptions, Survey
+from packstore.sources.bridges.guard import guard
+from packstore.sources.dataset import DatasetSource
+from packstore.sources.ledger import Claims
+from packstore.sources.rows import in_packing_order
+
+_LONG = 300
+_INSTALL = {
+    "tensorflow_datasets": "tensorflow-datasets",
+    "torchvision": "torchvision, from the index that torch is from (packstore guide troubleshooting)",
+}
+"""What pip installs, if its name is not the module's."""
+
+
+class Bridged(NamedTuple):
+    """What a library has read.
+
+    Attributes:
+        splits: Map-style datasets by split, as :func:`packstore.convert` takes them; ``""`` for no splits.
+        fields: Declarations by name; None infers them.
+        left: Counts what is left, by reason.
+    """
+
+    splits: Mapping[str, Any]
+    fields: Mapping[str, Field] | None = None
+    left: Mapping[str, int] = {}
+
+
+def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
+    """Reads a source by the library that its name begins with.
+
+    Raises:
+        UsageError: The library is not installed, or the name is not written as :data:`BRIDGES` says.
+        SourceError: The library cannot read it, or would unpickle it.
+    """
+    named = find_bridge(path)
+    assert named is not None
+    library, rest = named
+    if options.layout is not None and library != "datasets":
+        raise UsageError(f"{printable(str(path))}: layout is for tables with boxes, and {library} reads none")
+    with redirect_stdout(io.StringIO()), guard(library), explain_errors(library, printable(str(path))):
+        found: Source | Bridged = import_module(f"{__name__}.{library}").read(rest, options)
+        return BridgeSource(Path(path), found, options) if isinstance(found, Bridged) else found
+
+
+@contextmanager
+def explain_errors(library: str, what: str, hint: str = "") -> Iterator[None]:
+    """Turns what a library raises into a :class:`SourceError` of one line, and a missing module into a
+    :class:`UsageError` that says how to install it. ``hint`` follows what the library says."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or library).partition(".")[0]
+        raise UsageError(f"{what} needs {missing}: pip install {_INSTALL.get(missing, missing)}") from None
+    except PackstoreError:
+        raise
+    except Exception as error:
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__) is not None:
+            causes.append(cause)
+        said = printable(" ".join(str(causes[-1]).split())[:_LONG])
+        found = ": ".join(part for part in (type(causes[-1]).__name__, said) if part)
+        raise SourceError(f"{what}: {library} cannot read it: {found}{hint}") from error
+
+
+def split_name(rest: str, library: str) -> tuple[str, Path]:
+    """``NAME:PATH``. Raises :class:`UsageError`, also if nothing is at that path."""
+    name, colon, path = rest.partition(":")
+    if not (name and colon and path):
+        raise UsageError(f"{library}:{printable(rest)}: write {BRIDGES[library]}")
+    return name, check_path(path)
+
+
+def check_path(path: str) -> Path:
+    """The path of something on this machine. Raises :class:`UsageError` if nothing is there."""
+    if not Path(path).exists():
+        raise UsageError(f"{printable(path)}: no such file or directory on this machine")
+    return Path(path)
+
+
+class BridgeSource(DatasetSource):
+    """What a library has read. Images that come as pixels are packed as pixels."""
+
+    asks_about_left = False
+
+    def __init__(self, path: Path, bridged: Bridged, options: SourceOptions) -> None:
+        splits = {split: bridged.splits[split] for split in in_packing_order(bridged.splits)}
+        super().__init__(splits, options, fields=bridged.fields, encoding="uint8", further="uint8")
+        self.path = path
+        self._left = bridged.left
+
+    def identity(self) -> str:
+        return f"{self.path} {super().identity()}"
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        return replace(super().survey(split, progress), ledger=self.ledger(Claims(), split))
+
+    def left_members(self) -> Mapping[str, int]:
+        return self._left

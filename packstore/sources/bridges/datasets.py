@@ -1,0 +1,119 @@
+"""``datasets:PATH``: a dataset that the library ``datasets`` of Hugging Face loads.
+
+PATH is a folder that ``load_dataset`` takes (Parquet, CSV, JSON, images …), one that ``save_to_disk`` wrote, or one of
+the library's cache; ``PATH:CONFIG`` one of several configurations. The library makes Arrow files of it, in its cache;
+packstore reads these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from packstore.core.errors import SourceError, UsageError, printable
+from packstore.core.export_manifest import ExportManifest
+from packstore.sources.base import SourceOptions
+from packstore.sources.bridges import check_path
+from packstore.sources.huggingface.arrow import ArrowSource
+from packstore.sources.huggingface.tables import TableSource
+
+_INFO = "dataset_info.json"
+
+
+def read(rest: str, options: SourceOptions) -> DatasetsSource:
+    """Loads the dataset with all its splits. Raises :class:`UsageError`, and what the library raises."""
+    folder, _, config = rest.rpartition(":")
+    configured = bool(folder and config) and Path(folder).is_dir() and not Path(rest).exists()
+    path = check_path(folder if configured else rest)
+    if not path.is_dir():
+        raise UsageError(f"{printable(str(path))} is a file; datasets reads folders: give packstore the file itself")
+    import datasets
+
+    if int(datasets.__version__.partition(".")[0]) < 4:
+        raise UsageError(f"datasets {datasets.__version__} runs scripts that it finds: pip install 'datasets>=4'")
+    shown, offline = not datasets.are_progress_bars_disabled(), datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    datasets.disable_progress_bars()
+    try:
+        found = _load(path, config if configured else None)
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+        if shown:
+            datasets.enable_progress_bars()
+    return DatasetsSource(path, options, found if isinstance(found, dict) else {"": found}, rest)
+
+
+def _load(path: Path, config: str | None) -> Any:
+    import datasets
+
+    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return datasets.load_from_disk(str(path))
+    if (cached := sorted(path.rglob(_INFO))) and any(cached[0].parent.glob("*.arrow")):
+        return _cached(cached)
+    return datasets.load_dataset(str(path), config)
+
+
+def _cached(places: list[Path]) -> dict[str, Any]:
+    """The splits in a folder of the cache."""
+    import datasets
+
+    if len(places) > 1:
+        folders = ", ".join(printable(str(each.parent)) for each in places[:3])
+        raise UsageError(f"there are {len(places)} datasets: give the folder of one ({folders} …)")
+    folder = places[0].parent
+    found: dict[str, Any] = {}
+    for split in datasets.DatasetInfo.from_directory(str(folder)).splits or {}:
+        files = sorted([*folder.glob(f"*-{split}.arrow"), *folder.glob(f"*-{split}-[0-9]*-of-[0-9]*.arrow")])
+        if not files:
+            raise SourceError(f"{printable(str(folder))} has no Arrow files of its split {printable(str(split))!r}")
+        found[str(split)] = datasets.concatenate_datasets([datasets.Dataset.from_file(str(each)) for each in files])
+    return found
+
+
+class DatasetsSource(ArrowSource):
+    """The Arrow files in which the library keeps a dataset."""
+
+    def __init__(self, path: Path, options: SourceOptions, splits: Mapping[str, Any], name: str) -> None:
+        self._copies = TemporaryDirectory(prefix="packstore-datasets-")
+        self._splits = splits
+        self._folder = path.resolve()
+        super().__init__(path, options)
+        self.path = Path(f"datasets:{name}")
+
+    def find(self) -> Iterator[tuple[str, Path]]:
+        for number, (split, data) in enumerate(self._splits.items()):
+            if data._indices is not None or not data.cache_files:  # chosen or shuffled rows; rows in memory
+                file = Path(self._copies.name, f"{number}.arrow")
+                data = data.flatten_indices(cache_file_name=str(file))
+            yield from ((split, Path(file["filename"])) for file in data.cache_files)
+
+    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        return iter(())  # the library says not which files it has read
+
+    def files(self) -> Iterator[Path]:
+        return TableSource.files(self)
+
+    def find_export_manifest(self) -> ExportManifest | None:
+        return None
+
+    def _beside(self, number: int, path: str | None) -> Path | None:
+        """An image that the library has left where it lay: within the folder that was given."""
+        if path is None or not Path(path).resolve().is_relative_to(self._folder):
+            return super()._beside(number, path)
+        return Path(path)
+
+    def _row(self, block: Any, row: int) -> dict[str, Any]:
+        """See :meth:`TableSource._row`. Paths that the library has made absolute become those within the folder."""
+        found = super()._row(block, row)
+        for column in self._columns:
+            path = None if column.path is None else found[column.path]
+            if path is not None and Path(path).is_relative_to(self._folder):
+                found[column.path or ""] = Path(path).relative_to(self._folder).as_posix()
+        return found
+
+    def close(self) -> None:
+        super().close()
+        self._splits = {}
+        self._copies.cleanup()

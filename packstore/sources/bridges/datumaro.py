@@ -1,0 +1,91 @@
+"""``datumaro:FORMAT:PATH``: a dataset in a format that datumaro imports; ``auto`` is the format that it recognises."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import UsageError, printable
+from packstore.sources.annotation_formats.datumaro import DatumaroFormat
+from packstore.sources.base import SourceOptions
+from packstore.sources.bridges import Bridged, split_name
+from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
+
+_JSON = "annotations"
+_PICKLED = ("cifar",)
+
+
+def read(rest: str, options: SourceOptions) -> Bridged:
+    """Imports the dataset. Its annotations become columns by way of Datumaro's own format."""
+    name, path = split_name(rest, "datumaro")
+    from datumaro.components.dataset import Dataset
+    from datumaro.components.media import Image
+
+    name = Dataset.detect(str(path)) if name == "auto" else name
+    if name in _PICKLED:
+        raise UsageError(
+            f"datumaro unpickles the files of its format {name}, and compares no checksum before: give packstore the "
+            "folder itself"
+        )
+    data = Dataset.import_from(str(path), name)
+    if not issubclass(data.media_type(), Image):
+        raise UsageError(f"datumaro:{printable(rest)} holds {data.media_type().__name__}; bridges read images")
+    format = _Items(path, found := defaultdict(list))
+    with TemporaryDirectory(prefix="packstore-datumaro-") as folder:
+        data.export(folder, "datumaro", save_media=False)
+        for file in sorted(Path(folder, _JSON).glob("*.json")):
+            for entry in format.entries_of(f"{_JSON}/{file.name}", json.loads(file.read_bytes())):
+                item = data.get(entry.raw["item"]["id"], file.stem)
+                key = f"{entry.split}/{item.id}".lstrip("/")
+                found[entry.split or ""].append(AnnotatedItem(key, _image(item), entry.raw))
+    for items in found.values():
+        items.sort(key=lambda item: item.key)  # some formats list folders in the order of the disk
+    _drop_trainval(format)
+    return format.bridged()
+
+
+def _drop_trainval(format: _Items) -> None:
+    """Counts the images of ``trainval`` as left if they are those of ``train`` and ``val`` once more, as in VOC."""
+    halves = [item.raw["item"] for split in ("train", "val") for item in format.items.get(split, ())]
+    whole = [item.raw["item"] for item in format.items.get("trainval", ())]
+    if whole and sorted(map(_plain, halves)) == sorted(map(_plain, whole)):
+        format.items = {split: items for split, items in format.items.items() if split != "trainval"}
+        format.ignored["images of trainval, which are those of train and val"] += len(whole)
+
+
+def _plain(item: Any) -> str:
+    return json.dumps({name: value for name, value in item.items() if name != "attr"}, sort_keys=True)
+
+
+def _image(item: Any) -> Path | Callable[[], bytes]:
+    """The file of an image; the bytes of one that lies in another file; else a PNG file of its pixels."""
+    path = getattr(item.media, "path", None)
+    if path and Path(path).is_file():
+        return Path(path)
+    if item.media is None or not item.media.has_data:
+        return Path(path or item.id)  # reading it says that it is missing
+    return lambda: item.media.bytes or _as_png(item.media.data)
+
+
+def _as_png(pixels: Any) -> bytes:
+    """Pixels ``(H, W)`` or, in OpenCV's order of channels, ``(H, W, 3)`` as a PNG file. Raises :class:`ValueError`."""
+    import PIL.Image
+
+    values = np.asarray(pixels)
+    whole = values.astype(np.uint8)
+    if not np.array_equal(whole, values) or values.ndim not in (2, 3):
+        raise ValueError(f"found an image of {values.dtype} and shape {values.shape}; expected 8-bit pixels")
+    file = io.BytesIO()
+    PIL.Image.fromarray(whole if whole.ndim == 2 else np.ascontiguousarray(whole[..., ::-1])).save(file, "png")
+    return file.getvalue()
+
+
+class _Items(DatumaroFormat, AnnotatedItems):
+    """Images as datumaro has imported them."""

@@ -1,0 +1,38 @@
+"""``fiftyone:NAME``: a dataset of FiftyOne's database."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from itertools import chain
+from pathlib import Path
+
+from packstore.core.errors import UsageError, printable
+from packstore.sources.annotation_formats.fiftyone import FiftyOneFormat
+from packstore.sources.base import SourceOptions
+from packstore.sources.bridges import Bridged
+from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
+
+
+def read(rest: str, options: SourceOptions) -> Bridged:
+    """Loads the dataset. Its tags ``train``, ``val``, ``validation`` and ``test`` are splits."""
+    os.environ.setdefault("FIFTYONE_DO_NOT_TRACK", "true")  # else its import reports to its makers
+    import fiftyone
+
+    data = fiftyone.load_dataset(rest)
+    if data.media_type != "image":
+        raise UsageError(f"fiftyone:{printable(rest)} holds {data.media_type}; bridges read images")
+    samples = [json.loads(sample.to_json()) for sample in data.iter_samples()]
+    folder = os.path.commonpath([Path(sample["filepath"]).parent for sample in samples]) if samples else ""
+    found: defaultdict[str, list[AnnotatedItem]] = defaultdict(list)
+    format = _Items(Path(rest), found)
+    classes = dict.fromkeys([*data.default_classes, *chain.from_iterable(data.classes.values())])
+    for entry in format.samples_of({"samples": samples, "classes": [*classes]}):
+        path = Path(entry.name)
+        found[entry.split or ""].append(AnnotatedItem(path.relative_to(folder).as_posix(), path, entry.raw))
+    return format.bridged()
+
+
+class _Items(FiftyOneFormat, AnnotatedItems):
+    """Samples of a dataset of FiftyOne."""

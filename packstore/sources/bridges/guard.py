@@ -1,0 +1,75 @@
+"""Guard around calls of another library: no unpickling, no network; and which files such a call opens.
+
+An audit hook (PEP 578) sees them in the calling thread, and in what asyncio runs for it; a library's other threads may
+still look up the name of a host. The hook cannot be removed, so it is added with the first bridge.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+
+_library: ContextVar[str] = ContextVar("library", default="")
+_unpickles: ContextVar[bool] = ContextVar("unpickles", default=False)
+_opened: ContextVar[list[Path] | None] = ContextVar("opened", default=None)
+_NEAR = ("localhost", "127.0.0.1", "::1")
+"""Hosts that are this machine: FiftyOne's database runs there."""
+_hooks: list[str] = []
+
+
+@contextmanager
+def guard(library: str, *, unpickles: bool = False) -> Iterator[None]:
+    """Makes connections to other machines, and unpickling of anything but plain values, raise :class:`SourceError` in
+    this thread.
+
+    Args:
+        library: Name of the library, for the message.
+        unpickles: Allows unpickling: the library compares each file with a checksum before.
+    """
+    if not _hooks:
+        _hooks.append("open")
+        sys.addaudithook(_audit)
+    tokens = _library.set(library), _unpickles.set(unpickles)
+    try:
+        yield
+    finally:
+        _library.reset(tokens[0])
+        _unpickles.reset(tokens[1])
+
+
+@contextmanager
+def list_opened() -> Iterator[list[Path]]:
+    """Lists the files that Python opens meanwhile in this thread; within :func:`guard`."""
+    found: list[Path] = []
+    token = _opened.set(found)
+    try:
+        yield found
+    finally:
+        _opened.reset(token)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open":
+        files = _opened.get()
+        if files is not None and isinstance(arguments[0], (str, Path)):
+            files.append(Path(arguments[0]))
+    elif event == "pickle.find_class":
+        if _library.get() and not _unpickles.get():
+            named = printable(".".join(map(str, arguments)))
+            raise SourceError(
+                f"{_library.get()} would unpickle a file that no checksum vouches for ({named}), and unpickling runs "
+                "what the file says: give packstore the folder itself"
+            )
+    elif event in ("socket.getaddrinfo", "socket.connect") and _library.get():
+        host = arguments[0] if event == "socket.getaddrinfo" else arguments[1]
+        host = host[0] if isinstance(host, tuple) else host
+        if event == "socket.connect" and not isinstance(arguments[1], tuple):
+            return  # a socket of this machine
+        if isinstance(host, str) and host not in _NEAR:
+            raise SourceError(f"{_library.get()} would connect to {printable(host)}: bridges read this machine alone")

@@ -1,0 +1,79 @@
+"""Images that a library has annotations of, as map-style datasets with columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from packstore.core.fields import Field, Labels
+from packstore.sources.annotation_formats.columns import AnnotationColumns
+from packstore.sources.annotation_formats.objects import AnnotatedObject, Annotation, Sides
+from packstore.sources.bridges import Bridged
+
+
+class AnnotatedItem(NamedTuple):
+    """An image that a library has annotations of.
+
+    Attributes:
+        key: Its key.
+        image: Path of its file, or what returns the bytes of the file.
+        raw: Its annotations, as :meth:`AnnotationColumns.parse` takes them; None for none.
+    """
+
+    key: str
+    image: Path | Callable[[], bytes]
+    raw: Any
+
+
+class AnnotatedItems(AnnotationColumns):
+    """Images with annotations, by split."""
+
+    def __init__(self, path: Path, items: Mapping[str, Sequence[AnnotatedItem]]) -> None:
+        self.path = path
+        self.items = items
+        self.ignored: Counter[str] = Counter()
+
+    def raws(self) -> Iterator[Any]:
+        return (item.raw for items in self.items.values() for item in items if item.raw is not None)
+
+    def bridged(self) -> Bridged:
+        """All splits that have images, with the columns of the whole set."""
+        parts = {split: _Part(self, items) for split, items in self.items.items() if items}
+        return Bridged(parts, self.fields(), dict(+self.ignored))
+
+
+class Objects(AnnotatedItems):
+    """Images with objects. Their annotations are: a list of name, box, segmentation and values of each object; all that
+    is said of the image; and, if the format lists them, all classes."""
+
+    title = "objects"
+    further: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}
+    per_object = ("difficult",)
+
+    def class_order(self) -> Sequence[str]:
+        return next((raw[2] for raw in self.raws() if len(raw) > 2), ())
+
+    def parse(self, raw: Any, sides: Sides) -> Annotation:
+        return Annotation([AnnotatedObject(*each) for each in raw[0]], json=raw[1])
+
+
+class _Part(Sequence[Mapping[str, Any]]):
+    """The samples of a split."""
+
+    def __init__(self, columns: AnnotatedItems, items: Sequence[AnnotatedItem]) -> None:
+        self._columns = columns
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        _, image, raw = self._items[index]
+        data = image.read_bytes() if isinstance(image, Path) else image()
+        return {"image": data} | ({} if raw is None else self._columns.columns_of(raw, data))
+
+    def key_at(self, index: int) -> str:
+        """The key of a sample, before it is read."""
+        return self._items[index].key

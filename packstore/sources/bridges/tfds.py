@@ -1,0 +1,25 @@
+"""``tfds:NAME:DATA_DIR``: a dataset that TensorFlow Datasets has prepared, of the version that it chooses.
+
+Its records are read by :mod:`packstore.sources.records.tfds`, without TensorFlow.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from packstore.core.errors import UsageError, printable
+from packstore.sources.base import SourceOptions
+from packstore.sources.records.tfds import TfdsSource
+
+
+def read(rest: str, options: SourceOptions) -> TfdsSource:
+    """Finds the dataset, ``name/config:version``. Raises :class:`UsageError`, and what the library raises."""
+    name, _, folder = rest.rpartition(":")
+    if not name or not folder:
+        raise UsageError(f"tfds:{printable(rest)}: write tfds:NAME:DATA_DIR")
+    if not Path(folder).is_dir():
+        raise UsageError(f"{printable(folder)}: no such directory")
+    from tensorflow_datasets.core import read_only_builder
+
+    builder = read_only_builder.builder_from_files(name, data_dir=folder)
+    return TfdsSource(Path(builder.data_path), options)
