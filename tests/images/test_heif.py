@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pillow_heif
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,8 @@ from packstore.core.errors import DecodeError, SampleError
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import HeaderError, check_header, sniff
 from tests.makers.images import avif, heic, tiny
+
+pillow_heif = pytest.importorskip("pillow_heif")
 
 HEIC, AVIF = heic(36, 23), avif(36, 23)
 

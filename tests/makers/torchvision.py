@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+from importlib.metadata import version
 from typing import Any
 
+import pytest
 import torch
 
 
@@ -25,6 +27,12 @@ def import_torchvision() -> Any:
     for name in ("transforms.v2", "tv_tensors", "datasets"):
         importlib.import_module(f"torchvision.{name}")
     return module
+
+
+def skip_before(minor: int) -> None:
+    """Skips a test that compares with what torchvision has from 0.``minor`` on."""
+    if tuple(map(int, version("torchvision").split(".")[:2])) < (0, minor):
+        pytest.skip(f"torchvision is older than 0.{minor}")
 
 
 _declared: list[Any] = []  # a library that is collected takes its operators away

@@ -66,11 +66,16 @@ def test_jax(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_grain(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_grain(tmp_path: Path, workers: int) -> None:
     pytest.importorskip("grain.python")
     packstore.convert(make_cifar10(tmp_path), tmp_path / "c.pth", encoding="uint8")
-    out = run("load_grain.py", tmp_path / "c.pth", "--batch-size", 25)
-    assert out.splitlines() == ["(25, 32, 32, 3) uint8 (25,)"] * 4
+    command = [sys.executable, EXAMPLES / "load_grain.py", tmp_path / "c.pth", "--batch-size", "25"]
+    done = subprocess.run(
+        [*command, "--workers", str(workers)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["(25, 32, 32, 3) uint8 (25,)"] * 4
 
 
 @pytest.mark.soak

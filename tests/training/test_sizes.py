@@ -28,7 +28,7 @@ from packstore.training.augment.operations import apply_operations, plan_operati
 from packstore.training.augment.targets import place_boxes, place_mask, plan_targets
 from packstore.training.random_draws import Draws
 from tests.makers.jpegs import jpeg
-from tests.makers.torchvision import import_torchvision
+from tests.makers.torchvision import import_torchvision, skip_before
 
 RESIZES = [
     RandomResize(20, 60),
@@ -72,6 +72,7 @@ def test_drawn_sizes_resize_as_torchvision(tv: Any, op: Any, size: tuple[int, in
 @pytest.mark.parametrize("size", [(100, 60), (50, 90)])
 def test_sizes_are_drawn_as_torchvision_draws_them(tv: Any, op: Any, size: tuple[int, int]) -> None:
     """The shares of each height, by many draws of both."""
+    skip_before(21)
     v2, count = tv.transforms.v2, 4000
     theirs = {
         RandomResize: lambda: v2.RandomResize(op.min_size, op.max_size),

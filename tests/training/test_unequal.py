@@ -43,7 +43,7 @@ from packstore.training.augment.unequal import Course
 from packstore.training.loader import Padded
 from packstore.training.random_draws import Draws
 from tests.makers.stores import change
-from tests.makers.torchvision import import_torchvision
+from tests.makers.torchvision import import_torchvision, skip_before
 from tests.makers.typed import COLUMNS, IMAGE, ORIGIN, Typed, append, make_typed
 from tests.makers.typed import png as typed_png
 
@@ -392,6 +392,7 @@ def test_what_cannot_be_is_refused(stores: dict[str, Typed], options: dict[str, 
 
 @pytest.mark.parametrize("size", [(100, 60), (50, 90)])
 def test_zooming_out_draws_as_torchvision_does(tv: Any, size: tuple[int, int]) -> None:
+    skip_before(21)
     count, blank = 4000, torch.zeros(3, *size, dtype=torch.uint8)
     theirs = tv.transforms.v2.RandomZoomOut(p=1)
     torch.manual_seed(0)

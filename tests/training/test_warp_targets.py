@@ -15,7 +15,7 @@ from packstore.training.augment.distributions import uniform
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.targets import check_targets, place_boxes, place_mask, place_points, plan_targets
 from packstore.training.random_draws import Draws
-from tests.makers.torchvision import import_torchvision
+from tests.makers.torchvision import import_torchvision, skip_before
 
 COUNT = 6
 
@@ -89,6 +89,7 @@ OPERATIONS = [
 @pytest.mark.parametrize("size", [(48, 64), (33, 20)], ids=str)
 @pytest.mark.parametrize("op", OPERATIONS, ids=str)
 def test_targets_follow_as_torchvisions(tv: Any, op: Any, size: tuple[int, int]) -> None:
+    skip_before(23)  # keypoints
     image, mask, boxes, points = sample(size)
     sizes = np.tile(np.array(size), (COUNT, 1))
     placement = plan_targets(sizes, [op], draws())

@@ -7,8 +7,10 @@ python tools/examples/load_grain.py pixels.lmdb [--workers 2]
 """
 
 import argparse
+import sys
 
 import grain.python as grain
+from absl import flags
 
 from packstore import PackedDataset
 
@@ -19,6 +21,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=16)
     options = parser.parse_args()
+    flags.FLAGS(sys.argv[:1])  # grain's workers ask for its flags, which absl.app.run() parses elsewhere
     source = PackedDataset(options.store, "train", output="numpy")
     loader = grain.DataLoader(
         data_source=source,
