@@ -18,6 +18,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore.augment import (
     CenterCrop,
     ColorJitter,
+    MixUp,
     RandomErasing,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -133,6 +134,24 @@ def test_geometry_is_that_of_each_channel(tmp_path: Path, mode: str, encoding: s
         difference = (images[:, channel].double() - wanted[:, 0].double()).abs().max()
         # torch's kernel for bytes has weights of fewer bits.
         assert difference <= (0 if mode == "F" else 2.0 if DTYPES[mode] == "uint8" else 0.501)
+
+
+def test_views_and_mixtures_are_those_of_each_channel(tmp_path: Path, mode: str) -> None:
+    packstore.convert(folder_of(tmp_path / "images", mode), tmp_path / "s.lmdb", mode="keep")
+    views = [[RandomResizedCrop(16), RandomHorizontalFlip()], [RandomResizedCrop(12)]]
+    found = next(iter(PackedLoader(PackedDataset(tmp_path / "s.lmdb"), 6, views=views, normalize=None)))[0]
+    mix: dict[str, Any] = {"augment": [Resize((16, 16))], "mix": MixUp(0.4), "resident": False}
+    mixed = next(iter(PackedLoader(PackedDataset(tmp_path / "s.lmdb"), 6, **mix)))[0]
+    for channel in range(CHANNELS.get(mode, 1)):
+        single = [array[..., channel : channel + 1].astype(np.float32) for array in arrays(mode)]
+        of_one = tmp_path / f"{channel}.lmdb"
+        packstore.convert(folder_of(tmp_path / str(channel), "F", single), of_one, mode="keep")
+        wanted = next(iter(PackedLoader(PackedDataset(of_one), 6, views=views)))[0]
+        allowed = 0 if mode == "F" else 2.0 if DTYPES[mode] == "uint8" else 0.501
+        for view, other in zip(found, wanted, strict=True):
+            assert (view[:, channel].double() - other[:, 0].double()).abs().max() <= allowed
+        other = next(iter(PackedLoader(PackedDataset(of_one), 6, **mix)))[0]
+        assert (mixed[:, channel].double() - other[:, 0].double()).abs().max() <= allowed * 2
 
 
 @pytest.mark.parametrize("resident", [False, True])

@@ -231,7 +231,7 @@ class Drawn:
             )
             wide = partners if partners.dtype in (torch.float32, torch.float64) else partners.float()
             result = wide.mul(rest).add_(images * own)
-            result = (result.round_() if images.dtype == torch.uint8 else result).to(images.dtype)
+            result = (result if images.dtype.is_floating_point else result.round_()).to(images.dtype)
         if self.cuts.any():
             y, x = (torch.arange(length, device=device) for length in images.shape[-2:])
             top, left, bottom, right = torch.from_numpy(np.ascontiguousarray(self.box.T)).to(device)[:, :, None]

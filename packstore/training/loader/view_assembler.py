@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column
+from packstore.core.modes import RGB, Mode
 from packstore.images.engine import Requests, get_engine
 from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation
@@ -23,9 +24,8 @@ from packstore.training.loader.finish import Finish
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.programs import Programs
 from packstore.training.loader.rows import Rows, as_numpy
+from packstore.training.pictures import TENSOR_DTYPES, for_torch
 from packstore.training.random_draws import Draws
-
-_STORED = Finish(torch.uint8, False)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class ViewPlan:
     operations: tuple[GeometricOperation, ...]
     programs: Programs
     finish: Finish | None
+    mode: Mode = RGB
 
     @property
     def size(self) -> tuple[int, int]:
@@ -54,12 +55,13 @@ class ViewPlan:
     @property
     def made(self) -> Finish:
         """What rows of a buffer are."""
-        return self.finish or _STORED
+        stored = Finish(TENSOR_DTYPES[self.mode.dtype], False, channels=self.mode.channels)
+        return self.finish or stored
 
     @property
     def elements(self) -> int:
         """Numbers that the crops of one record take."""
-        return self.view.count * 3 * self.size[0] * self.size[1]
+        return self.view.count * self.mode.channels * self.size[0] * self.size[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +85,7 @@ class ViewAssembler(Assembler):
         self.dtype = plans[0].made.dtype
 
     def _row(self, image: Column) -> tuple[int, ...]:
-        return 0, 0, 3
+        return 0, 0, self._mode.channels
 
     def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
         return self.shape
@@ -116,7 +118,7 @@ class ViewAssembler(Assembler):
         absent: Set[int] = frozenset(),
         check_all: bool = False,
     ) -> Prepared:
-        none = torch.empty((len(out), 0, 0, 3), dtype=torch.uint8, device="cpu")
+        none = torch.empty((len(out), 0, 0, self._mode.channels), dtype=self.dtype, device="cpu")
         prepared = super().prepare(none, ids, seed, epoch, errors, absent, check_all)
         start = perf_counter()
         sizes = self.sizes(prepared).clip(1)
@@ -139,15 +141,17 @@ class ViewAssembler(Assembler):
     ) -> list[int]:
         start = perf_counter()
         failed: list[int] = []
-        pixels: dict[int, NDArray[np.uint8]] = {}
+        pixels: dict[int, NDArray[Any]] = {}
         for row, found in self._decoded(prepared, first, stop, errors, failed):
             if isinstance(found, PackstoreError):
                 failed.append(self._note(errors, row, prepared.numbers[row], found))
             else:
                 pixels[row] = found
         for rows in _runs(sorted(pixels)):
-            images = [np.ascontiguousarray(pixels[row]) for row in rows]
-            requests = Requests(images, np.array([image.shape[:2] for image in images], np.int64))
+            images = [for_torch(np.ascontiguousarray(pixels[row]), self._column) for row in rows]
+            requests = None
+            if self._for_engine:
+                requests = Requests(images, np.array([image.shape[:2] for image in images], np.int64))
             for planned in prepared.views_planned:
                 self._cut(planned, rows, images, requests)
         self._stats.add("decode", perf_counter() - start)
@@ -155,8 +159,8 @@ class ViewAssembler(Assembler):
 
     def _decoded(
         self, prepared: Prepared, first: int, stop: int, errors: dict[int, Exception] | None, failed: list[int]
-    ) -> Iterator[tuple[int, NDArray[np.uint8] | PackstoreError]]:
-        """The pixels of each sound row, uint8 ``(H, W, 3)``; or why there are none."""
+    ) -> Iterator[tuple[int, NDArray[Any] | PackstoreError]]:
+        """The pixels of each sound row, ``(H, W, C)``; or why there are none."""
         if self._whole is not None:
             views: Any = [self._whole[n] for n in prepared.numbers[first:stop]]
         else:
@@ -203,18 +207,22 @@ class ViewAssembler(Assembler):
         self,
         planned: _Planned,
         rows: Sequence[int],
-        pixels: Sequence[NDArray[np.uint8]],
-        sources: Requests,
+        pixels: Sequence[NDArray[Any]],
+        sources: Requests | None,
     ) -> None:
-        """Writes all crops of consecutive rows of the batch; ``sources`` are their pixels for the engine."""
+        """Writes all crops of consecutive rows of the batch.
+
+        ``sources`` are their pixels for the engine; None if the engine does not know their mode."""
         plan, count = planned.plan, planned.plan.view.count
         part = slice(rows[0] * count, (rows[-1] + 1) * count)
         crops, out = _part_of(planned.crops, part), planned.out[part]
         program = None if planned.program is None else planned.program[part]
-        requests = sources.repeated(count)
-        array, form = as_numpy(out), plan.made.form(crops)
-        requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
-        left = np.flatnonzero(get_engine().run(requests, 0, len(out), self._decoder.max_pixels))
+        left = np.arange(len(out))
+        if sources is not None:
+            requests = sources.repeated(count)
+            array, form = as_numpy(out), plan.made.form(crops)
+            requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
+            left = np.flatnonzero(get_engine().run(requests, 0, len(out), self._decoder.max_pixels))
         if not len(left):
             return
         bytes_of = (

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.modes import RGB
 from packstore.training.augment.operations import split_operations
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
@@ -40,10 +41,12 @@ class ViewSteps:
         self._as_list = options.views.as_list
         self._stats = stats
         self._steps: list[tuple[View, DeviceSteps]] = []
+        mode = dataset.reading.pixels
         in_threads = dataset.device.type == "cpu" and not whole
         for view in options.views.parts:
             operations = () if whole else split_operations(view.operations, flip=True)[0]
-            programs = Programs.after(view.operations, len(operations)) if in_threads else NO_PROGRAMS
+            runs = in_threads and mode == RGB
+            programs = Programs.after(view.operations, len(operations)) if runs else NO_PROGRAMS
             steps = DeviceSteps(
                 dataset.manifest,
                 replace(options, views=None, augment=view.operations),
@@ -52,10 +55,11 @@ class ViewSteps:
                 in_threads=in_threads,
                 decoding=in_threads,
                 seed=view.seed(options.draws_seed),
+                mode=mode,
             )
             self._steps.append((view, steps))
             if not whole:
-                self.plans.append(ViewPlan(view, operations, programs, steps.finish))
+                self.plans.append(ViewPlan(view, operations, programs, steps.finish, mode))
         if any(plan.finish is None for plan in self.plans):  # all views share a buffer of one type
             self.plans = [replace(plan, finish=None) for plan in self.plans]
 
