@@ -282,7 +282,8 @@ def _would_leave(path: Path, kind: Kind, options: SourceOptions) -> list[Finding
             if left or not isinstance(tree, Tree):
                 return left
             rules = ignore_rules(options.ignore)
-            return find_other_images(tree, (path for path in survey.ledger.names(Role.LEFT) if not rules.hides(path)))
+            others = (path for path in survey.ledger.names(Role.LEFT) if not rules.hides(path))
+            return find_other_images(tree, others, lambda: (entry.key for entry in source.entries()))
     except PackstoreError:
         return []
 

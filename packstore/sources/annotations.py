@@ -10,7 +10,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +66,7 @@ _IMAGES = re.compile(r"(images?(_\d)?|imgs?|jpegimages|leftimg8bit|inputs?|photo
 _BESIDE = re.compile(
     r"(masks?|labels?|seg|segmentation|gt|truth|groundtruth|trimap|depth|matte|target|alpha|instance|semantic)\d*"
 )
-_DRAWN = re.compile(r"(?i).*(visuali[sz]ations?|overlays?)")
+DRAWN = re.compile(r"(?i).*(visuali[sz]ations?|overlays?)")
 """Names of folders of drawings of annotations."""
 _PAIRS = (
     ("left", "right"), ("input", "target"), ("inputs", "targets"), ("input", "output"), ("inputs", "outputs"),
@@ -213,14 +214,14 @@ def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     masks = [
         Finding(phrase, (_pattern(place),))
         for place, phrase in _masks(whole).items()
-        if counts.get(place) == whole.folders[place].images.count and not _DRAWN.fullmatch(place)
+        if counts.get(place) == whole.folders[place].images.count and not DRAWN.fullmatch(place)
     ]
     return _unique([*masks, *_further(tree, whole, left.folders.values())])
 
 
-def find_other_images(tree: Tree, paths: Iterable[str]) -> list[Finding]:
-    """Finds folders of images among the files of ``tree`` that a source leaves, and images that differ from others by
-    the end of their names."""
+def find_other_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:
+    """Finds folders of images among the files of ``tree`` that a source leaves, and samples, whose ``keys`` are paths,
+    that differ from others by the end of their names."""
     contents = contents_of(tree)
     left = (path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
     folders = Counter(folder for folder in left if folder in contents.folders)
@@ -230,7 +231,8 @@ def find_other_images(tree: Tree, paths: Iterable[str]) -> list[Finding]:
         for folder, count in sorted(folders.items())
         if folder
     )
-    return _unique([*others, *_tails(contents)])
+    tails = [tail for tail in _tails(contents) if any(fnmatch(key, tail.patterns[0]) for key in keys())]
+    return _unique([*others, *tails])
 
 
 def _unique(found: Iterable[Finding]) -> list[Finding]:
@@ -249,7 +251,7 @@ def _further(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> 
             if suffix not in _NO_SIDECARS and names.count in counts and not _is_work(folder.path):
                 yield Finding(
                     f"as many {suffix} files as images in {_shown(folder.path)}",
-                    (_pattern(folder.path, suffix),),
+                    _suffix_patterns(images, folder, suffix),
                     folder.path,
                 )
             for name in names.first:
@@ -380,7 +382,13 @@ def _sidecars(images: Contents, folders: Iterable[FolderContents], known: NDArra
                 continue
             if len(known) and suffix not in _NO_SIDECARS and names.shared(known) >= enough:
                 phrase = f"a {suffix} file for each image in {_shown(folder.path)}"
-                yield Finding(phrase, (_pattern(folder.path, suffix),), folder.path)
+                yield Finding(phrase, _suffix_patterns(images, folder, suffix), folder.path)
+
+
+def _suffix_patterns(whole: Contents, left: FolderContents, suffix: str) -> tuple[str, ...]:
+    """What ``--ignore`` takes for the files of a suffix that are left in a folder; nothing if others there are read."""
+    there = whole.folders[left.path].others.get(suffix) if left.path in whole.folders else None
+    return (_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
 
 
 def _is_work(folder: str) -> bool:

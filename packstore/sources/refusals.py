@@ -46,7 +46,7 @@ def incomplete(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]
     more = ", ".join(phrase for phrase, _ in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
     patterns = list(dict.fromkeys(pattern for _, each in found for pattern in each))
     answers, ignore = [Answer(("--source", kind.name))], ""
-    if 0 < len(patterns) <= _SHOWN:
+    if 0 < len(patterns) <= _SHOWN and all(each for _, each in found):
         answers.insert(0, Answer(tuple(part for pattern in patterns for part in ("--ignore", pattern))))
         ignore = ", or leave that out with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
     return AmbiguousSourceError(

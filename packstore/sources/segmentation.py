@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Field, Image, Json, Text
+from packstore.core.fields import Field, Image, Json, Mask, Text
 from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.annotations import asked, find_further
+from packstore.sources.annotations import DRAWN, asked, find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import is_file, join, lines_of, mask_field
@@ -72,12 +72,14 @@ class _Pair:
         masks: The folder of masks; folders in it are those in the folder of images.
         tail: What the name of an image ends with, before its suffix, and that of its masks does not.
         ends: By column, what the name of a mask ends with instead, and its suffix.
+        further: Ends of masks with other suffixes.
     """
 
     images: str
     masks: str
     tail: str
     ends: Mapping[str, str]
+    further: tuple[str, ...] = ()
 
     def base(self, image: str) -> str:
         """The path of the mask of an image without its end."""
@@ -86,7 +88,7 @@ class _Pair:
 
     def is_mask(self, file: str) -> bool:
         """Whether a file in the folder of images is a mask."""
-        return self.images == self.masks and any(file.endswith(end) for end in self.ends.values())
+        return self.images == self.masks and any(map(file.endswith, (*self.ends.values(), *self.further)))
 
 
 class SegmentationSource(FileRowSource):
@@ -100,6 +102,7 @@ class SegmentationSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
+        self._there: dict[str, frozenset[str]] = {}
         try:
             self._pairs = _find_pairs(self.tree)
         except _OtherSizeError as error:
@@ -124,16 +127,14 @@ class SegmentationSource(FileRowSource):
             files = (row.values[name].file for row in rows if name in row.values)
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             if some:
-                found[name] = Json(optional=True) if name == "polygons" else mask_field(self.tree, some)
+                masks = self._field() if name == "mask" else mask_field(self.tree, some)
+                found[name] = Json(optional=True) if name == "polygons" else masks
         found |= mask_fields(self._palette) if self._palette is not None else {}
         return found | ({"scene": Text(optional=True)} if self._scenes else {})
 
     @cached_property
     def _palette(self) -> Palette | None:
-        rows = chain.from_iterable(map(self.file_rows, self._pairs))
-        files = (row.values["mask"].file for row in rows)
-        masks = mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
-        return palette_for(self.tree, _palette_folders(self._pairs), masks)
+        return palette_for(self.tree, _palette_folders(self._pairs), self._field())
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """See :meth:`FileRowSource.file_rows`."""
@@ -142,9 +143,30 @@ class SegmentationSource(FileRowSource):
             if not pair.is_mask(image):
                 base = pair.base(image)
                 values: dict[str, Any] = {name: InTree(base + end, optional=True) for name, end in pair.ends.items()}
+                if pair.further:
+                    values["mask"] = InTree(self._mask_file(pair, base), optional=True)
                 if self._scenes:
                     values["scene"] = self._scenes.get(image.rpartition("/")[2].rpartition(".")[0])
                 yield FileRow(image, values)
+
+    def _mask_file(self, pair: _Pair, base: str) -> str:
+        """The mask of an image in a folder of masks with several suffixes; the first name if it has none."""
+        folder = base.rpartition("/")[0]
+        if folder not in self._there:
+            self._there[folder] = frozenset(self.tree.names(folder).files)
+        ends = (pair.ends["mask"], *pair.further)
+        names = (end for end in ends if (base + end).rpartition("/")[2] in self._there[folder])
+        return base + next(names, ends[0])
+
+    def _field(self) -> Mask | Image:
+        """How masks are declared: as images if some are no PNG files."""
+        rows = chain.from_iterable(map(self.file_rows, self._pairs))
+        files = (row.values["mask"].file for row in rows)
+        if any(pair.further for pair in self._pairs.values()) and not all(
+            file.lower().endswith(".png") for file in files
+        ):
+            return Image(optional=True)
+        return mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         """See :meth:`RowSource.values`."""
@@ -252,6 +274,7 @@ def _others(tree: Tree, pairs: Mapping[str, _Pair]) -> list[str]:
     used = [place for pair in pairs.values() for place in _places(pair)]
     bases = {place.rpartition("/")[0] for place in used if place} | {""}
     beside = {join(base, name) for base in bases for name in _folders(tree, base)}
+    beside = {place for place in beside if not DRAWN.fullmatch(place)}
     free = (place for place in sorted(beside) if not any(_related(place, each) for each in used))
     return [place for place in free if next(_some_images(tree, place), None)]
 
@@ -315,21 +338,29 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
     odd = ""
     tails = _MASK_TAILS[images == masks :] if images == masks else (*_MASK_TAILS, *_own_tails(tree, masks))
     image_tails = _IMAGE_TAILS if images == masks else (*_IMAGE_TAILS, *_own_tails(tree, images))
-    there = None
+    listed: list[str] | None = None
     for tail in image_tails:
-        for end in (mask_tail + suffix for mask_tail in tails for suffix in _MASK_SUFFIXES):
-            pair = _Pair(images, masks, tail, {"mask": end})
-            if not any(is_file(tree, pair.base(image) + end) for image in few):
+        for mask_tail, suffix in ((mask_tail, suffix) for mask_tail in tails for suffix in _MASK_SUFFIXES):
+            pair = _Pair(images, masks, tail, {"mask": mask_tail + suffix})
+            if not any(is_file(tree, pair.base(image) + mask_tail + suffix) for image in few):
                 continue
-            there = _hashes(_all_images(tree, masks)) if there is None else there
+            listed = _all_images(tree, masks) if listed is None else listed
+            suffixes = dict.fromkeys((suffix, *sorted({f".{name.rpartition('.')[2]}" for name in listed})))
+            ends = [mask_tail + each for each in suffixes]
+            pair = replace(pair, further=tuple(ends[1:]))
             named = [image for image in some if not pair.is_mask(image)]
-            hits = np.isin(_hashes(pair.base(image) + end for image in named), there)
-            if hits.any() and 2 * int(hits.sum()) >= len(named):
-                first = [image for image, hit in zip(named, hits, strict=True) if hit][:_FEW]
-                differing = next((i for i in first if not _same_size(tree, i, pair.base(i) + end)), None)
+            hits = [np.isin(_hashes(pair.base(image) + end for image in named), _hashes(listed)) for end in ends]
+            pair = replace(pair, further=tuple(end for end, hit in zip(ends[1:], hits[1:], strict=True) if hit.any()))
+            if hits[0].any() and 2 * int(np.logical_or.reduce(hits).sum()) >= len(named):
+                first = [
+                    (image, pair.base(image) + end)
+                    for end, hit in zip(ends, hits, strict=True)
+                    for image in list(compress(named, hit))[:_FEW]
+                ]
+                differing = next((each for each in first if not _same_size(tree, *each)), None)
                 if differing is None:
                     return pair
-                odd = odd or f"has {printable(pair.base(differing) + end)} of another size than {printable(differing)}"
+                odd = odd or f"has {printable(differing[1])} of another size than {printable(differing[0])}"
     if odd:
         raise _OtherSizeError(odd)
     return None

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import PackstoreError, SampleError, SourceError
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.makers.images import encode, tiny
@@ -182,7 +182,9 @@ def test_names_tell_the_splits(names: list[str], splits: list[str], tmp_path: Pa
 def test_folders_of_no_split_beside_splits(tmp_path: Path) -> None:
     names = "file_name\ntrain/a.png\nextra/a.png\n"
     write(tmp_path, {**images("train/a.png", "extra/a.png"), "metadata.csv": names})
-    with pytest.raises(SourceError, match=r"extra/a\.png is of none: name the files of each split in the card"):
+    with pytest.raises(
+        AmbiguousSourceError, match=r"extra/a\.png is of none: name the files of each split in the card"
+    ):
         open_source(tmp_path).survey()
 
 

@@ -424,3 +424,27 @@ def test_camvid_as_published(tmp_path: Path) -> None:
         survey = source.survey()
         ask_about_left(source, survey)
         assert (source.kind, survey.records, survey.ledger.count(Role.LEFT)) == ("segmentation", 4, 0)
+
+
+@pytest.mark.parametrize("size", [4, 300])
+@pytest.mark.parametrize("place", ["masks/{}.{}", "{}_mask.{}"])
+def test_masks_of_several_suffixes(place: str, size: int, tmp_path: Path) -> None:
+    suffixes = ("png", "bmp", "jpg")
+    images = "images/{}.jpg" if place.startswith("masks") else "{}.jpg"
+    files = {images.format(n): jpeg(n) for n in range(size)}
+    files |= {place.format(n, suffixes[n % 3]): mask(n) if n % 3 == 0 else jpeg(n) for n in range(size)}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        assert (source.kind, survey.records) == ("segmentation", size)
+        assert survey.ledger.count(Role.PACKED) == 2 * size
+        assert [column.type for column in survey.columns if column.name == "mask"] == ["image"]
+
+
+def test_drawings_of_masks_raise_no_question_and_masks_are_never_to_be_ignored(tmp_path: Path) -> None:
+    files = {f"train/{n}{end}": mask(n) for n in range(9) for end in (".png", "_mask.png")}
+    files |= {f"visualizations/{n}.png": jpeg(n) for n in range(9)}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, source.survey().records) == ("segmentation", 9)
+    with pytest.raises(AmbiguousSourceError, match="9 images in more") as caught:
+        open_source(fill(tmp_path, {f"more/{n}.png": jpeg(n) for n in range(9)}))
+    assert all("*_mask.*" not in answer.options for answer in caught.value.answers)

@@ -582,3 +582,8 @@ def test_a_hierarchy_that_is_wrong_is_said(text: str, tmp_path: Path) -> None:
     path = _open_images(tmp_path, text)
     with pytest.raises(SourceError, match=r"hierarchy\.json is no hierarchy of classes"):
         rows(path)
+
+
+def test_y_beside_x_is_no_label(tmp_path: Path) -> None:
+    lines = "image_name,x,y\n" + "".join(f"im{n:02}.png,{n},{n % 2}\n" for n in range(6))
+    assert rows(make(tmp_path, range(6), {"labels.csv": lines}))["im03.png"] == {"x": 3, "y": 1}

@@ -12,7 +12,7 @@ from PIL import Image
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import PackstoreError, SampleError, SourceError
-from packstore.sources import Entry, open_source
+from packstore.sources import Entry, ask_about_left, open_source
 from packstore.testing import SourceSuite
 from tests.makers.annotated import coco, fill, jpeg, yolo
 from tests.makers.images import encode, picture
@@ -343,3 +343,21 @@ def test_darknet_that_cannot_be(name: str, text: str, said: str, tmp_path: Path)
     (darknet(tmp_path, "", "") / name).write_text(text)
     with pytest.raises(SourceError, match=said), closing(open_source(tmp_path)) as source:
         source.survey()
+
+
+def test_a_list_of_a_split_that_darknets_file_does_not_name(tmp_path: Path) -> None:
+    root = darknet(tmp_path, "", "")
+    said = (root / "obj.data").read_text().splitlines()
+    (root / "obj.data").write_text("\n".join(line for line in said if not line.startswith("valid")))
+    with closing(open_source(root)) as source:
+        assert dict(source.survey().splits) == {"train": 2, "valid": 1}
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_labels_that_are_read_are_never_to_be_ignored(size: int, tmp_path: Path) -> None:
+    root = darknet(tmp_path, "", "")
+    labels = {f"obj/more{n}.txt": "0 .5 .5 .5 .5" for n in range(size)}
+    fill(root, {f"obj/more{n}.jpg": jpeg(n) for n in range(size)} | labels)
+    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match="for each image") as caught:
+        ask_about_left(source, source.survey())
+    assert [answer.options for answer in caught.value.answers] == [("--source", "yolo")]

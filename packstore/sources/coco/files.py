@@ -119,7 +119,7 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
     dated = [name for base in bases for name in tree.names(base).folders if _is_of(name, file.split)]
     wanted |= dict.fromkeys(dated)
     places = [place for name in wanted for place in (name, f"images/{name}", f"{name}/images")]
-    places += ["images", "data", "JPEGImages", ""]
+    places += ["images", "image", "img", "imgs", "data", "JPEGImages", ""]
     return folder_of(tree, names, [join(base, place) for base in (beside, above) for place in places])
 
 

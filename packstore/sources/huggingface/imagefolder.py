@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Label, Labels, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -29,7 +29,7 @@ from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
 _CARD_BYTES = 8 << 20
-_LEVELS, _NAMES = 4, 256
+_LEVELS, _NAMES, _SHOWN = 4, 256, 8
 _LOOKED_AT = 64
 _MAX_SPLITS = 100
 
@@ -271,9 +271,13 @@ class HfImageFolderSource(FileRowSource):
                 return patterns
             if patterns is IN_FOLDER and found.keys() != {0}:
                 one = example.get(0) or example[max(example)]
-                raise SourceError(
+                tops = sorted({file.partition("/")[0] for file in self._files() if "/" in file})
+                raise AmbiguousSourceError(
                     f"{self.tree.name()}: folders tell the split of some images, but {printable(one)} is of "
-                    f"{'none' if 0 in example else 'several'}: name the files of each split in the card's data_files"
+                    f"{'none' if 0 in example else 'several'}: name the files of each split in the card's data_files, "
+                    "or give one of the folders",
+                    [Answer(source=self.path / top) for top in tops[:_SHOWN] if self.path.is_dir()],
+                    self.path,
                 )
         return None
 

@@ -258,8 +258,9 @@ def _find_label(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool)
         if its <= {"text", "bool"} or (its == {"int"} and not free[name].values.negative) or free[name].lists
     ]
     named = [
-        name for name in fitting if is_label_name(words_of(name)) or name.lower() in LABEL_COLUMNS
-        or re.search(r"label|class|category|tags?$|finding|^(emotion|breed|species|diagnosis|dx)$", name.lower())
+        name for name in fitting if not (name.lower() == "y" and {"x", "X"} & free.keys())
+        and (is_label_name(words_of(name)) or name.lower() in LABEL_COLUMNS
+        or re.search(r"label|class|category|tags?$|finding|^(emotion|breed|species|diagnosis|dx)$", name.lower()))
     ] if header else []  # fmt: skip
     exact = [name for name in named if name.lower() in LABEL_COLUMNS]
     texts = [name for name in exact or named if "text" in kinds[name]]

@@ -174,6 +174,11 @@ def _darknet(tree: Tree, file: str) -> Layout:
     places: dict[str, list[tuple[Any, str | None]]] = {
         split: [(values[split], _end_of(tree, values[split], ".txt"))] for split in _DATA_SPLITS if split in values
     }
+    used = {place for listed_in in places.values() for _, place in listed_in}
+    for split in _DATA_SPLITS:  # a list that is there and the file does not name
+        beside = join(file.rpartition("/")[0], f"{split}.txt")
+        if any(used) and split not in places and beside not in used and is_file(tree, beside):
+            places[split] = [(beside, beside)]
     return _with_splits(tree, Layout({}, classes, None, [file, names]), places)
 
 
