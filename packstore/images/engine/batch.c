@@ -12,7 +12,7 @@
 #endif
 
 /* To be counted up whenever what Python has to know changes. */
-#define INTERFACE 17
+#define INTERFACE 16
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -115,14 +115,14 @@ EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t 
     make_checkpoints(decoder, files, nbytes, count, to, rooms, sizes);
 }
 
-/* Height and width of a JPEG file; REFUSED if it is none for this engine, or has more pixels. */
+/* Height and width of a JPEG file; whether it is one for this engine, and has no more pixels. */
 EXPORT int packstore_engine_size(const uint8_t *file, int64_t nbytes, int64_t max_pixels, int64_t *size)
 {
     struct headers headers;
     bool known = read_headers(&headers, file, nbytes) == DONE && (int64_t)headers.height * headers.width <= max_pixels;
     size[0] = known ? headers.height : 0;
     size[1] = known ? headers.width : 0;
-    return known ? DONE : REFUSED;
+    return known;
 }
 
 /* All pixels of such a file, (height, width, 3). */

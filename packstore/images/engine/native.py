@@ -24,7 +24,7 @@ from packstore.core.columns import MappedValues
 from packstore.core.errors import EngineError
 from packstore.images.programs import STEP, Program
 
-_INTERFACE = 17
+_INTERFACE = 16
 """Of ``batch.c`` as it is now: an older one may have been compiled here."""
 _DONE = 0
 """The outcome, of ``engine.h``, that means that all is well."""
@@ -351,7 +351,7 @@ class Engine:
         """The pixels of a JPEG file, or of a box of it: uint8 ``(h, w, 3)``, RGB. None where it is refused."""
         if box is None:
             address, size, library = _address(data), self._size, self._library
-            if library.packstore_engine_size(address, len(data), max_pixels, self._size_at) != _DONE:
+            if not library.packstore_engine_size(address, len(data), max_pixels, self._size_at):
                 return None
             height, width = size.tolist()
             whole = np.empty((height, width, 3), np.uint8)
