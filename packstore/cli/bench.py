@@ -155,7 +155,7 @@ def to_json(report: BenchReport) -> dict[str, Any]:
 
 
 def describe(report: BenchReport) -> str:
-    """The report for people."""
+    """Describes the report: rates of stages, the limit, trials and advice."""
     m, rates = report.manifest, report.rates
     height, width = report.sizes
     split = f" ({printable(report.split)})" if report.split else ""

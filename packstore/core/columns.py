@@ -220,7 +220,7 @@ ImageData = bytes | memoryview | NDArray[Any]
 array ``(3, H, W)`` in that store's dtype."""
 
 
-def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
+def to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
     """Converts a user's value to its stored form.
 
     Args:
@@ -240,9 +240,9 @@ def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
             raise ValueError(f"column {column.name!r} needs a value, got None; declare it optional")
         return b"" if column.kind == "ragged" else np.zeros(column.shape, NUMPY_DTYPE[column.dtype])
     if column.type == "text":
-        return _text_to_rest(column, value)
+        return _text_to_stored(column, value)
     if column.type == "json":
-        return _json_to_rest(column, value)
+        return _json_to_stored(column, value)
     if column.type == "bytes" or (column.type in ("image", "mask") and column.layout is None):
         if not isinstance(value, Buffer):
             raise _unfit_error(column, "bytes", value)
@@ -268,13 +268,13 @@ def to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
     return array.tobytes() if column.kind == "ragged" else array
 
 
-def shape_to_rest(column: Column, value: Any) -> NDArray[np.int32]:
+def shape_to_stored(column: Column, value: Any) -> NDArray[np.int32]:
     """Returns the value of the column :attr:`Column.shape_name` for a value of ``column``; zeros if it is missing."""
     shape = (0,) * len(column.layout or "") if value is None else np.shape(value)
     return np.array(shape, np.int32)
 
 
-def from_rest(column: Column, raw: Any, shape: tuple[int, ...] | None = None) -> Any:
+def from_stored(column: Column, raw: Any, shape: tuple[int, ...] | None = None) -> Any:
     """Converts the stored form of a value to the user's form.
 
     Args:
@@ -320,7 +320,7 @@ def _check_boxes(column: Column, boxes: NDArray[np.float32]) -> None:
         raise ValueError(f"column {column.name!r}: box {row} is {boxes[row].tolist()}; expected {expected} (xyxy)")
 
 
-def _text_to_rest(column: Column, value: Any) -> bytes:
+def _text_to_stored(column: Column, value: Any) -> bytes:
     if not isinstance(value, str):
         raise _unfit_error(column, "a str", value)
     try:
@@ -329,7 +329,7 @@ def _text_to_rest(column: Column, value: Any) -> bytes:
         raise ValueError(f"a value of column {column.name!r} cannot be stored: {error}") from None
 
 
-def _json_to_rest(column: Column, value: Any) -> bytes:
+def _json_to_stored(column: Column, value: Any) -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:

@@ -169,7 +169,7 @@ class RecordLines:
         return line
 
 
-class AtRest(bytes):
+class StoredBytes(bytes):
     """A ragged value in its stored form already, from a source that reads an export."""
 
 

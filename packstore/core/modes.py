@@ -1,4 +1,4 @@
-"""Modes: how many channels the pixels of an image column have, of which dtype, and what they mean.
+"""Modes: number, dtype and meaning of the channels of an image column's pixels.
 
 Names are Pillow's where Pillow has one (https://pillow.readthedocs.io/en/stable/handbook/concepts.html#modes).
 """
@@ -48,7 +48,7 @@ class Mode:
 
     @property
     def has_alpha(self) -> bool:
-        """Whether the last channel says how opaque a pixel is."""
+        """Whether the last channel is the opacity."""
         return "A" in self.name
 
     @property
@@ -67,7 +67,7 @@ class Mode:
 
 @lru_cache(64)
 def parse_mode(name: str) -> Mode:
-    """The mode of a name. Raises :class:`ManifestError` for an unknown one."""
+    """Parses the name of a mode. Raises :class:`ManifestError` if it is unknown."""
     if name in _KNOWN:
         return Mode(name, *_KNOWN[name])
     match = _MULTI.fullmatch(name)
@@ -77,7 +77,7 @@ def parse_mode(name: str) -> Mode:
 
 
 def mode_of(channels: int, dtype: str) -> Mode:
-    """The usual mode of pixels: gray, gray with alpha, RGB or RGBA by their number of channels if they are unsigned."""
+    """Returns the usual mode of pixels: gray, gray with alpha, RGB or RGBA, or else ``multi``."""
     for name, known in _KNOWN.items():
         if known == (channels, dtype):
             return Mode(name, *known)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def read_counts(text: bytes) -> list[int]:
-    """Run lengths out of COCO's string: five bits a character, from the third on as differences to the last but one.
-    Raises :class:`ValueError`."""
+def decode_run_lengths(text: bytes) -> list[int]:
+    """Decodes COCO's string of run lengths: five bits for each character; from the third on, each length is stored as
+    its difference to the length two before. Raises :class:`ValueError`."""
     counts: list[int] = []
     value = bits = 0
     for character in text:
@@ -31,9 +31,9 @@ def read_counts(text: bytes) -> list[int]:
     return counts
 
 
-def box_of_counts(counts: Sequence[int], height: int, width: int) -> list[float]:
-    """Left, top, right and bottom of the pixels of a mask; zeros if there are none. Raises :class:`ValueError` for run
-    lengths that do not add up to the pixels of the image."""
+def run_lengths_box(counts: Sequence[int], height: int, width: int) -> list[float]:
+    """Computes left, top, right and bottom of a mask's pixels; zeros if it has none. Raises :class:`ValueError` if the
+    run lengths do not add up to the image's pixels."""
     lengths = np.asarray(counts, np.int64)
     if height < 1 or width < 1 or (lengths < 0).any() or int(lengths.sum()) != height * width:
         raise ValueError(f"run lengths do not add up to the {height} x {width} pixels of the image")
@@ -41,6 +41,8 @@ def box_of_counts(counts: Sequence[int], height: int, width: int) -> list[float]
     begin, last = (ends - lengths)[1::2][lengths[1::2] > 0], ends[1::2][lengths[1::2] > 0] - 1
     if not len(begin):
         return [0.0, 0.0, 0.0, 0.0]
-    spans = (begin // height < last // height).any()  # a run that has the bottom of one column and the top of the next
+    spans = (
+        begin // height < last // height
+    ).any()  # a run continues from the bottom of a column at the top of the next
     top, bottom = (0, height) if spans else (int((begin % height).min()), int((last % height).max()) + 1)
     return [float(begin[0] // height), float(top), float(last[-1] // height + 1), float(bottom)]

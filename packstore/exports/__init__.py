@@ -1,1 +1,1 @@
-"""Exports: stores written in the formats of others, one file a kind. May import ``core``, ``images``, ``stores``."""
+"""Exports: write stores in foreign formats, a file for each kind. May import ``core``, ``images``, ``stores``."""

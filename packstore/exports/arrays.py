@@ -95,7 +95,7 @@ class _ArraysWriter(ShardWriter):
         if isinstance(image, np.ndarray):
             self._shapes.append(image.shape)
         for column in self.columns:
-            self._values[column.name] += np.asarray(record.at_rest[column.name]).tobytes()
+            self._values[column.name] += np.asarray(record.stored[column.name]).tobytes()
         return {}
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import INTERNAL, Column
-from packstore.core.columns import from_rest
+from packstore.core.columns import from_stored
 from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
 from packstore.core.files import open_file, sync_tree
 from packstore.core.manifest import Manifest
@@ -47,7 +47,7 @@ class Record:
         split: Name of its split; ``""`` in a store without splits.
         image: The bytes of an image file; or an array, ``(H, W, 3)`` uint8, or ``(3, H, W)`` floats as the store has
             them (bfloat16 as uint16 bit patterns).
-        at_rest: Stored values by column name, without the image and the checksums.
+        stored: Stored values by column name, without the image and the checksums.
         columns: All columns of the store, by name.
         inexact: Names of held columns whose value in this record the format cannot hold exactly. A writer adds names;
             the values then go into the record's line. Only if records have lines: :attr:`Export.keeps_keys` is False.
@@ -57,7 +57,7 @@ class Record:
     key: str
     split: str
     image: bytes | NDArray[Any]
-    at_rest: Mapping[str, Any]
+    stored: Mapping[str, Any]
     columns: Mapping[str, Column] = field(repr=False)
     inexact: set[str] = field(default_factory=set)
 
@@ -67,13 +67,13 @@ class Record:
         if not self.has_value(name):
             return None
         has_shape = column.kind == "ragged" and column.layout is not None
-        shape = tuple(self.at_rest[column.shape_name].tolist()) if has_shape else None
-        return from_rest(column, self.at_rest[name], shape)
+        shape = tuple(self.stored[column.shape_name].tolist()) if has_shape else None
+        return from_stored(column, self.stored[name], shape)
 
     def has_value(self, name: str) -> bool:
         """Whether the record has a value in a column."""
         column = self.columns[name]
-        return not column.nullable or bool(self.at_rest[column.valid_name])
+        return not column.nullable or bool(self.stored[column.valid_name])
 
     @cached_property
     def extension(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.exports.base import Export
-from packstore.exports.recoding import Recode, image_from_rest
+from packstore.exports.recoding import Recode, image_from_stored
 from packstore.stores.base import Reader
 from packstore.stores.records import ProvenRecords
 
@@ -53,5 +53,5 @@ def _size_ratio(reader: Reader, recode: Callable[[str, Any], Any]) -> float:
         image = records.image(number)
         before += len(image)
         shape = records.row(number).get("shape")
-        after += len(recode(reader.key(number), image_from_rest(reader.manifest, image, shape)))
+        after += len(recode(reader.key(number), image_from_stored(reader.manifest, image, shape)))
     return after / max(1, before)

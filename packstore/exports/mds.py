@@ -117,8 +117,8 @@ class _ShardWriter(ShardWriter):
         else:
             values["image"] = image
         for column in self._columns:
-            raw = record.at_rest[column.name]
-            shape = record.at_rest[column.shape_name].tolist() if _has_own_shapes(column) else column.shape
+            raw = record.stored[column.name]
+            shape = record.stored[column.shape_name].tolist() if _has_own_shapes(column) else column.shape
             values[column.name] = _encode_value(
                 column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape
             )

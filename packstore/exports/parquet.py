@@ -120,7 +120,7 @@ class _ParquetWriter(ShardWriter):
 
     def add(self, record: Record) -> Mapping[str, str]:
         for column in self._columns:
-            if column.type in _TEXTS and not _is_utf8(record.at_rest[column.name]):
+            if column.type in _TEXTS and not _is_utf8(record.stored[column.name]):
                 record.inexact.add(column.name)
         self._rows.append(record)
         self._nbytes += len(record.image)
@@ -146,7 +146,7 @@ class _ParquetWriter(ShardWriter):
         arrays = [_arrow_files(images, [_file_name(record) for record in self._rows])]
         for column in self._columns:
             there = [record.has_value(column.name) for record in self._rows]
-            arrays.append(_arrow_array(column, [record.at_rest[column.name] for record in self._rows], there))
+            arrays.append(_arrow_array(column, [record.stored[column.name] for record in self._rows], there))
         self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         self._rows, self._nbytes = [], 0
 

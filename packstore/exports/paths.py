@@ -100,7 +100,7 @@ class RecordPaths:
     def _label(self, record: Record) -> int | None:
         if self.classes.names is None:
             return None
-        return int(record.at_rest["label"]) if record.has_value("label") else -1
+        return int(record.stored["label"]) if record.has_value("label") else -1
 
     def _stem(self, key: str, split: str, label: int | None) -> str:
         """Returns the path for a key; prepends the folders of its split and class unless the key begins with them."""

@@ -109,7 +109,7 @@ def _kinds_that_hold(stored: str) -> str:
     return " or ".join(kind.name for kind in EXPORTS.values() if stored in kind.image_forms)
 
 
-def image_from_rest(manifest: Manifest, data: Any, shape: Any) -> ImageData:
+def image_from_stored(manifest: Manifest, data: Any, shape: Any) -> ImageData:
     """Converts a stored image to the bytes of a file, or to an array. ``shape`` is needed for a ragged array."""
     image = manifest.image
     if image.layout is None:

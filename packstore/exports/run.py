@@ -23,7 +23,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress, pro
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.plan import ExportOptions, ExportPlan, check_space, plan_export, value_columns
-from packstore.exports.recoding import image_from_rest
+from packstore.exports.recoding import image_from_stored
 from packstore.exports.staging import ExportStaging, Part, was_published
 from packstore.exports.to_url import local_destination
 from packstore.stores.base import disk_bytes
@@ -237,10 +237,10 @@ class _ShardLoop:
                     facts = shard.add(record)
                     if self._plan.has_lines:
                         key = {} if self._plan.kind.keeps_keys else {"key": record.key}
-                        lines.write(format_line(self._line_columns(record), record.at_rest, **key, **facts))
+                        lines.write(format_line(self._line_columns(record), record.stored, **key, **facts))
                     if isinstance(record.image, bytes) and self._plan.recoding.new:
                         checksums.append(image_checksum(record.image))
-                        rows.append(row_checksum(self._plan.manifest.columns, record.at_rest))
+                        rows.append(row_checksum(self._plan.manifest.columns, record.stored))
                     nbytes += len(record.image) if isinstance(record.image, bytes) else record.image.nbytes
                     count += 1
                     self._report(record, nbytes)
@@ -288,7 +288,7 @@ class _ShardLoop:
     def _read_record(self, number: int, split: str) -> Record:
         row = self._records.row(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
-        image: Any = image_from_rest(self._plan.reader.manifest, self._records.image(number), row.get("shape"))
+        image: Any = image_from_stored(self._plan.reader.manifest, self._records.image(number), row.get("shape"))
         recode = self._plan.recoding.recode
         if recode is not None:
             try:

@@ -140,8 +140,8 @@ class _RecordWriter(ShardWriter):
         else:
             example["image"] = [image]
         for column in self._columns:
-            shape = record.at_rest[column.shape_name].tolist() if _has_own_shapes(column) else ()
-            raw = record.at_rest[column.name]
+            shape = record.stored[column.shape_name].tolist() if _has_own_shapes(column) else ()
+            raw = record.stored[column.name]
             example |= _encode_value(column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape)
             if column.nullable:
                 example[column.valid_name] = np.array([int(record.has_value(column.name))])

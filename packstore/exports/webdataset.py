@@ -90,7 +90,7 @@ class _TarWriter(ShardWriter):
         image = record.image
         self._write(f"{name}.{record.extension}", _npy_bytes(image) if isinstance(image, np.ndarray) else image)
         for column in self._columns:
-            value = record[column.name] if column.type != "json" else bytes(record.at_rest[column.name])
+            value = record[column.name] if column.type != "json" else bytes(record.stored[column.name])
             if value is not None and record.has_value(column.name):
                 extension, data = _value_file(column, value)
                 self._write(f"{name}.{extension}", data)

@@ -111,7 +111,7 @@ class _ZarrWriter(ShardWriter):
         if (self._written + len(self._images)) % self._rows == 0:
             self._flush()
         for column in self._export.arrays:
-            self._values[column.name].append(np.asarray(record.at_rest[column.name]))
+            self._values[column.name].append(np.asarray(record.stored[column.name]))
         return {}
 
     def close(self) -> None:

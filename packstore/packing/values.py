@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.column import Column
-from packstore.core.columns import NUMPY_DTYPE, shape_to_rest, to_rest
+from packstore.core.columns import NUMPY_DTYPE, shape_to_stored, to_stored
 from packstore.core.errors import DecodeError, SampleError
 from packstore.images.masks import read_mask_header
 from packstore.sources.base import Sample, Survey
@@ -47,9 +47,9 @@ class AtRest:
                     found[column.valid_name] = True
                 continue
             try:
-                found[column.name] = to_rest(column, value)
+                found[column.name] = to_stored(column, value)
                 if column.kind == "ragged" and column.layout is not None:
-                    found[column.shape_name] = shape_to_rest(column, value)
+                    found[column.shape_name] = shape_to_stored(column, value)
             except ValueError as error:
                 raise SampleError(key, str(error)) from error
             if column.nullable:

@@ -174,7 +174,7 @@ class Sample(NamedTuple):
     Attributes:
         image: The main image.
         values: By name, the value of every column of :attr:`Survey.sampled`: as users give it, see
-            :func:`packstore.core.columns.to_rest`, or None for a missing one; without companions.
+            :func:`packstore.core.columns.to_stored`, or None for a missing one; without companions.
         key: Its key where that shows only now; None for the entry's.
         at_rest: The values are those of a store: bytes and arrays as they lie at rest, companions among them.
         number: Its index in its split, by which a program knows it; None where nobody does.

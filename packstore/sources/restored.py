@@ -16,9 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import Column
-from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_rest, to_rest
+from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, AtRest, ExportManifest, RecordLines, parse_value
+from packstore.core.export_manifest import (
+    MANIFEST_FILE,
+    ROWS_FILE,
+    ExportManifest,
+    RecordLines,
+    StoredBytes,
+    parse_value,
+)
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.decoders import get_decoder
 from packstore.images.reading import Reading
@@ -149,9 +156,9 @@ class Restored:
                 _check_classes(column, values[column.name])
                 continue
             value = given.get(column.name)
-            values[column.name] = _to_rest(column, value)
+            values[column.name] = _to_stored(column, value)
             if column.kind == "ragged" and column.layout is not None:
-                values[column.shape_name] = shape_to_rest(column, value)
+                values[column.shape_name] = shape_to_stored(column, value)
             if column.nullable:
                 values[column.valid_name] = value is not None
         return Sample(self._image_of(given.get("image")), values, at_rest=True)
@@ -199,13 +206,13 @@ class Restored:
         )
 
 
-def _to_rest(column: Column, value: Any) -> bytes | NDArray[Any]:
+def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
     """A value of a store as it lay there. Arrays of the column's dtype are not judged: the store had them so. Raises
     :class:`ValueError`."""
-    if isinstance(value, AtRest):
+    if isinstance(value, StoredBytes):
         return bytes(value)
     if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.type == "label":
-        return to_rest(column, value)
+        return to_stored(column, value)
     if column.kind == "fixed":
         fits = value.shape == column.shape
     elif column.layout is not None:

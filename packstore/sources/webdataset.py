@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.export_manifest import AtRest
+from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Image, Json, Label, Text
 from packstore.core.files import read_text
 from packstore.images.sniff import max_file_bytes
@@ -164,7 +164,7 @@ class WebDatasetSource(RowSource):
             return _value("npy", data)
         if name == "image":
             return data
-        return _value("cls", data) if self.export_manifest.manifest.column(name).type == "label" else AtRest(data)
+        return _value("cls", data) if self.export_manifest.manifest.column(name).type == "label" else StoredBytes(data)
 
     def files(self) -> Iterator[Path]:
         """See :meth:`RowSource.files`."""

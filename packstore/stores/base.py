@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, LazyArray, Ragged, WholeColumn, from_rest
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, LazyArray, Ragged, WholeColumn, from_stored
 from packstore.core.errors import CorruptRecordError, ManifestError, StoreError, printable
 from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
@@ -234,7 +234,7 @@ class Reader(ABC):
 
     def item(self, name: str, index: int) -> Any:
         """Returns a record's value of column ``name`` as it was given to the writer, see
-        :func:`packstore.core.columns.from_rest`; None if it has no value. For ``image``, the file's bytes or
+        :func:`packstore.core.columns.from_stored`; None if it has no value. For ``image``, the file's bytes or
         :meth:`array`.
         """
         column = self.manifest.column(name)
@@ -244,7 +244,7 @@ class Reader(ABC):
             return None
         has_shape = column.kind == "ragged" and column.layout is not None
         shape = tuple(self.value(column.shape_name, index).tolist()) if has_shape else None
-        return from_rest(column, self.value(name, index), shape)
+        return from_stored(column, self.value(name, index), shape)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         """Returns the values of the fixed column ``name`` for some records: ``(len(records), *column.shape)``, a

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.run_lengths import read_counts
+from packstore.core.run_lengths import decode_run_lengths
 
 _SCALE = 5
 _MAX_STEPS = 1 << 23
@@ -97,7 +97,7 @@ def _runs(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> None:
         raise ValueError(f"run lengths of size {segmentation.get('size')!r:.40} in an image {mask.shape}")
     counts = segmentation.get("counts")
     if isinstance(counts, (str, bytes)):
-        lengths = np.asarray(read_counts(counts.encode() if isinstance(counts, str) else counts), np.int64)
+        lengths = np.asarray(decode_run_lengths(counts.encode() if isinstance(counts, str) else counts), np.int64)
     else:
         lengths = np.asarray(counts)
         if lengths.ndim != 1 or (lengths.dtype.kind not in "iu" and len(lengths)):

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from packstore.core.checksums import column_digest
 from packstore.core.column import ITEM_SIZE, Column
-from packstore.core.columns import NUMPY_DTYPE, LazyArray, from_rest, shape_to_rest, to_rest
+from packstore.core.columns import NUMPY_DTYPE, LazyArray, from_stored, shape_to_stored, to_stored
 from packstore.core.errors import ManifestError, StoreError
 
 LABEL = Column("label", "fixed", "int64", classes=("ant", "bee"), type="label")
@@ -139,7 +139,7 @@ def test_an_array_whose_values_lie_apart() -> None:
     ],
 )
 def test_values_come_back(column: Column, value: Any) -> None:
-    assert from_rest(column, to_rest(column, value)) == value
+    assert from_stored(column, to_stored(column, value)) == value
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_values_come_back(column: Column, value: Any) -> None:
     ],
 )
 def test_arrays_come_back(column: Column, value: Any, expected: Any) -> None:
-    raw = to_rest(column, value)
+    raw = to_stored(column, value)
     assert isinstance(raw, bytes) == (column.kind == "ragged")
-    found = from_rest(column, raw)
+    found = from_stored(column, raw)
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     assert found.tobytes() == expected.tobytes()
@@ -199,35 +199,35 @@ def test_arrays_come_back(column: Column, value: Any, expected: Any) -> None:
 )
 def test_values_that_do_not_fit(column: Column, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        to_rest(column, value)
+        to_stored(column, value)
 
 
 def test_masks_need_their_shapes() -> None:
     mask = np.arange(6, dtype=np.int64).reshape(2, 3)
-    raw, shape = to_rest(MASK, mask), shape_to_rest(MASK, mask)
-    found = from_rest(MASK, raw, tuple(shape.tolist()))
+    raw, shape = to_stored(MASK, mask), shape_to_stored(MASK, mask)
+    found = from_stored(MASK, raw, tuple(shape.tolist()))
     assert found.dtype == np.uint16
     assert np.array_equal(found, mask)
-    assert (to_rest(MASK, None), shape_to_rest(MASK, None).tolist()) == (b"", [0, 0])
+    assert (to_stored(MASK, None), shape_to_stored(MASK, None).tolist()) == (b"", [0, 0])
 
 
 def test_damaged_values() -> None:
     with pytest.raises(StoreError, match="has 15 bytes, not a multiple of 16"):
-        from_rest(BOXES, bytes(15))
+        from_stored(BOXES, bytes(15))
     with pytest.raises(StoreError, match="not JSON"):
-        from_rest(JSON, b"{")
+        from_stored(JSON, b"{")
     with pytest.raises(StoreError, match="not JSON"):
-        from_rest(JSON, b"[" * 100_000)
+        from_stored(JSON, b"[" * 100_000)
     with pytest.raises(StoreError, match="has 3 elements"):
-        from_rest(MASK, bytes(6), (2, 2))
+        from_stored(MASK, bytes(6), (2, 2))
     with pytest.raises(StoreError, match="has 1 elements"):
-        from_rest(MASK, bytes(2), (-1, -1))
+        from_stored(MASK, bytes(2), (-1, -1))
 
 
 def test_no_copy_where_none_is_needed() -> None:
     raw = memoryview(np.arange(8, dtype=np.float32).tobytes())
-    assert not from_rest(BOXES, raw).flags.writeable
-    assert from_rest(BOXES, memoryview(b"x" + raw.tobytes())[1:]).flags.aligned
+    assert not from_stored(BOXES, raw).flags.writeable
+    assert from_stored(BOXES, memoryview(b"x" + raw.tobytes())[1:]).flags.aligned
 
 
 @given(st.data())
@@ -238,7 +238,7 @@ def test_any_array_comes_back(data: st.DataObject) -> None:
     column = Column("x", "ragged" if ragged else "fixed", dtype, shape)
     rows = (data.draw(st.integers(0, 4)), *shape) if ragged else shape
     value = data.draw(hnp.arrays(NUMPY_DTYPE[dtype], rows))
-    raw = to_rest(column, value)
-    found = from_rest(column, raw)
+    raw = to_stored(column, value)
+    found = from_stored(column, raw)
     assert (found.dtype, found.shape) == (value.dtype, rows)
     assert found.tobytes() == value.tobytes()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
-from packstore.core.columns import shape_to_rest, to_rest
+from packstore.core.columns import shape_to_stored, to_stored
 from packstore.core.manifest import Column, Origin
 from packstore.stores import create_store
 
@@ -167,7 +167,7 @@ def spoilt(path: Path, changes: dict[int, dict[str, Any]], names: Sequence[str],
             at_rest: dict[str, Any] = {"key": [f"{number:04}.png"]}
             for column in columns:
                 found = changes.get(number, {}).get(column.name)
-                at_rest[column.name] = [to_rest(column, values[column.name]) if found is None else found]
+                at_rest[column.name] = [to_stored(column, values[column.name]) if found is None else found]
                 if column.kind == "fixed":
                     at_rest[column.name] = np.stack(at_rest[column.name])
             builder.append([b"none" if number in image else png(pixels)], at_rest, "")
@@ -183,11 +183,11 @@ def append(
     at_rest: dict[str, Any] = {"key": [f"{number:04}.png"]}
     for column in columns:
         value = values[column.name]
-        at_rest[column.name] = [to_rest(column, value)]
+        at_rest[column.name] = [to_stored(column, value)]
         if column.kind == "fixed":
             at_rest[column.name] = np.stack(at_rest[column.name])
         if column.nullable:
             at_rest[column.valid_name] = np.array([value is not None])
         if column.kind == "ragged" and column.layout is not None:
-            at_rest[column.shape_name] = shape_to_rest(column, value)[None]
+            at_rest[column.shape_name] = shape_to_stored(column, value)[None]
     builder.append([png(pixels) if image.layout is None else pixels.tobytes()], at_rest, "")

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from packstore import verify
 from packstore.core import column as columns_module
 from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, ROW_CHECKSUM, Column
-from packstore.core.columns import NUMPY_DTYPE, LazyArray, LazyRagged, Ragged, shape_to_rest, to_rest
+from packstore.core.columns import NUMPY_DTYPE, LazyArray, LazyRagged, Ragged, shape_to_stored, to_stored
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Origin
 from packstore.stores import create_store, format_of, open_store
@@ -114,12 +114,12 @@ def build(path: Path, given: list[tuple[Column, list[Any]]], count: int, shard_s
     columns, at_rest = [IMAGE], {"key": [str(i) for i in range(count)]}
     for column, values in given:
         columns += [column, *column.companions]
-        raw: Any = [to_rest(column, value) for value in values]
+        raw: Any = [to_stored(column, value) for value in values]
         at_rest[column.name] = raw if column.kind == "ragged" else np.stack(raw)
         for companion in column.companions:
             is_shape = companion.name == column.shape_name
             at_rest[companion.name] = np.array(  # type: ignore[assignment]
-                [shape_to_rest(column, v) if is_shape else v is not None for v in values]
+                [shape_to_stored(column, v) if is_shape else v is not None for v in values]
             )
     format = format_of(path)
     assert format is not None

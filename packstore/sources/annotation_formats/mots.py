@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from packstore.core.fields import Array, Field
-from packstore.core.run_lengths import box_of_counts, read_counts
+from packstore.core.run_lengths import decode_run_lengths, run_lengths_box
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
 from packstore.sources.annotation_formats.objects import Annotation, Sides, of_runs
 from packstore.sources.beside import is_file, is_folder, join, mask_field
@@ -101,7 +101,7 @@ class MotsSource(DocumentSource):
             if len(words) != 6:
                 raise ValueError(f"a line of its objects has {len(words)} values, expected 6")
             track, number, height, width = map(int, words[1:5])
-            box = box_of_counts(read_counts(words[5].encode()), height, width)
+            box = run_lengths_box(decode_run_lengths(words[5].encode()), height, width)
             label = _CLASSES.get(number, str(number))
             found.objects.append(of_runs(label, (height, width), words[5], box, track=track))
         return found

@@ -10,7 +10,7 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError
-from packstore.core.export_manifest import MANIFEST_FILE, AtRest, ExportManifest
+from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest, StoredBytes
 from packstore.core.fields import Bytes, Image
 from packstore.sources.huggingface.features import ArrayCells, Cells, TableColumn, files, load_pyarrow
 
@@ -39,7 +39,7 @@ def _cells_of(column: Column) -> Callable[[Any], Cells]:
 
 def _raw(array: Any) -> Cells:
     """Bytes as they are, of text as well."""
-    return ArrayCells(array, lambda scalar: AtRest(scalar.as_buffer()) if scalar.is_valid else None)
+    return ArrayCells(array, lambda scalar: StoredBytes(scalar.as_buffer()) if scalar.is_valid else None)
 
 
 def _numbers(array: Any, dtype: np.dtype[Any]) -> Cells:
@@ -69,6 +69,6 @@ def _arrays(array: Any, column: Column) -> Cells:
         found = values.to_numpy(zero_copy_only=False).reshape(shape)
         # Boxes are kept whatever they are, as they were in the store.
         as_it_lies = ragged and column.classes is None and found.dtype == NUMPY_DTYPE[column.dtype]
-        return AtRest(found.tobytes()) if as_it_lies else found
+        return StoredBytes(found.tobytes()) if as_it_lies else found
 
     return ArrayCells(array, numbers)

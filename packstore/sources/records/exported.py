@@ -10,7 +10,7 @@ import numpy as np
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.export_manifest import AtRest
+from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Field
 from packstore.core.tfrecord import PACKED
 from packstore.sources.records.examples import ExampleSource, image_size
@@ -65,8 +65,8 @@ def _value(column: Column, features: Mapping[str, Feature], message: Message) ->
     if column.layout is not None or column.kind == "fixed":
         return _array(column, features, message)
     if column.type in ("labels", "boxes", "keypoints", "array"):
-        return AtRest(_numbers(column, features, message).tobytes())
-    return AtRest(_bytes(column.name, features, message))
+        return StoredBytes(_numbers(column, features, message).tobytes())
+    return StoredBytes(_bytes(column.name, features, message))
 
 
 def _array(column: Column, features: Mapping[str, Feature], message: Message) -> Any:

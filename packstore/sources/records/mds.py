@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
-from packstore.core.export_manifest import AtRest
+from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Text
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.archives.tar import compression_of
@@ -293,9 +293,11 @@ class MdsSource(RowSource):
                 found[column.name] = values.reshape(column.shape)
             elif column.type in ("labels", "boxes", "keypoints", "array"):
                 dtype = NUMPY_DTYPE[column.dtype].name
-                found[column.name] = AtRest(array_of("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes())
+                found[column.name] = StoredBytes(
+                    array_of("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes()
+                )
             else:
-                found[column.name] = AtRest(data)
+                found[column.name] = StoredBytes(data)
         return found
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, from_rest
+from packstore.core.columns import NUMPY_DTYPE, Buffer, from_stored
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
@@ -215,7 +215,7 @@ class ObjectField(Field):
             value = None
             if row not in context.failed and (missing is None or not missing[row]):
                 try:
-                    value = from_rest(column, reader.value(column.name, record))
+                    value = from_stored(column, reader.value(column.name, record))
                 except PackstoreError as error:
                     context.note(row, error, column.name)
             values.append(value)
@@ -332,7 +332,7 @@ def read_ragged(
             try:
                 part = reader.value(column.name, record)
                 if len(part) % nbytes:
-                    from_rest(column, part)  # says what is wrong
+                    from_stored(column, part)  # says what is wrong
             except PackstoreError as error:
                 if note is not None:
                     note(place, error, column.name)
