@@ -407,7 +407,7 @@ def test_a_temporary_directory_without_room_is_told_beforehand(tmp_path: Path, m
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     store = pack(tmp_path, {"a/1.png": encoded(scene(1, 9, 9))})
-    with pytest.raises(UsageError, match=r"a temporary file of 0 MB in .*: No space left on device; TMPDIR names"):
+    with pytest.raises(UsageError, match=r"a temporary file of 0 MB in .*: No space left on device; set TMPDIR"):
         packstore.audit(store, pixels=True)
     assert packstore.audit(store, pixels=True, near=False).counts == {"tiny": 1}
 
@@ -479,11 +479,11 @@ def test_a_report_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     good = json.loads(packstore.audit(store).to_json())
     for changes, message in [
         ({"dataset_digest": "0" * 64}, "about another store"),
-        ({"packstore_audit": 2}, "no report"),
-        ({"drop": []}, "no report"),
+        ({"packstore_audit": 2}, "is not a report"),
+        ({"drop": []}, "is not a report"),
         ({"drop": {"leakage": [3]}}, "records that the store lacks"),
         ({"drop": {"leakage": ["0"]}}, "records that the store lacks"),
-        ({"drop": {"leakage": 5}}, "no report"),
+        ({"drop": {"leakage": 5}}, "is not a report"),
     ]:
         report.write_text(json.dumps(good | changes))
         with pytest.raises(UsageError, match=message):

@@ -217,7 +217,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
         "replaced  record 3 (train/bee/d.png): label and key\nreplaced  record 5 (val/bee/f.png): image\n"
         in done.stdout
     )
-    assert done.stdout.endswith("6 records, 4 copied, 2 replaced, 0 lost; it is what it was, to the digest\n")
+    assert done.stdout.endswith("6 records, 4 copied, 2 replaced, 0 lost; the digest is that of the undamaged store\n")
     assert fixed.read_bytes() == good
     whole = run("repair", fixed, "--from", source, "--out", tmp_path / "more.pth")
     assert (whole.returncode, "nothing to repair" in whole.stdout) == (0, True)

@@ -174,7 +174,7 @@ def test_unusable_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/", "..", "a/..", "no/such/x.h5", "file/x.h5"])
 def test_destinations_that_cannot_be(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DestinationError, match=r"no name for a store|is not a directory; make it first"):
+    with pytest.raises(DestinationError, match=r"cannot be a store|is not a directory; make it first"):
         begin(tmp_path / name if name != "/" else Path("/"), make_records(), format="hdf5")
     assert listing(tmp_path) == {"file"}
 

@@ -255,7 +255,7 @@ def test_out_of_memory_is_one_line(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-B", "-m", "packstore", "convert", "-q", str(big.parent), str(tmp_path / "out.h5")]
     done = subprocess.run([*command, "--check", "none"], capture_output=True, text=True, check=False, preexec_fn=limit)
     assert done.returncode == 1
-    assert done.stderr == "packstore: error: out of memory; fewer --workers need less\n"
+    assert done.stderr == "packstore: error: out of memory; fewer --workers need less memory\n"
     assert [p.name for p in tmp_path.iterdir()] == ["photos"]
 
 

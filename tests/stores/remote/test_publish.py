@@ -57,7 +57,7 @@ def test_a_head_that_is_too_large(place: str, tmp_path: Path, monkeypatch: pytes
     url = f"{place}/x.h5"
     upload_store(local(tmp_path), at(url))
     monkeypatch.setattr("packstore.stores.remote.head._MOST_BYTES", 100)
-    with pytest.raises(StoreError, match=r"versions/000000001.json has more than 100 bytes, so it is no head"):
+    with pytest.raises(StoreError, match=r"versions/000000001.json has more than 100 bytes, so it cannot be a manifest"):
         open_store(url)
 
 
@@ -71,7 +71,7 @@ def test_numbers_of_versions() -> None:
 def test_the_local_path_of_a_store_at_a_url(tmp_path: Path) -> None:
     url = (tmp_path / "bucket").as_uri() + "/x.h5"
     upload_store(local(tmp_path), at(url))
-    with pytest.raises(StoreError, match=f"is a store as object stores have them; give {url}$"):
+    with pytest.raises(StoreError, match=f"is a store in the layout of object stores; open it as {url}$"):
         open_store(tmp_path / "bucket/x.h5")
     with pytest.raises(StoreError, match=f"give {url}$"):
         packstore.convert(tmp_path / "bucket/x.h5", tmp_path / "y.lmdb")
@@ -319,7 +319,7 @@ class TestExportingTo:
         place = (tmp_path / "bucket").as_uri()
         open_objects(at(place)).create("b/mine.txt", b"mine")
         for overwrite in (False, True):
-            with pytest.raises(DestinationError, match="holds 1 objects that are no export of packstore"):
+            with pytest.raises(DestinationError, match="holds 1 objects that are not an export of packstore"):
                 packstore.export(store, f"{place}/b", to="webdataset", overwrite=overwrite)
         with pytest.raises(DestinationError, match="is read only"):
             packstore.export(store, "http://127.0.0.1:9/b", to="webdataset")
