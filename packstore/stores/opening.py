@@ -39,7 +39,7 @@ def recognise_store(path: Path) -> Format | None:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
         format = _recognise_file(path, start)
-    except StoreError:  # before ValueError: UsageError is both
+    except StoreError:  # before ValueError, which MissingStoreError is too
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise StoreError(f"{shown} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
