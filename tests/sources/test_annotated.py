@@ -635,3 +635,20 @@ def test_labels_of_whole_images_and_words_in_openmmlab(tmp_path: Path) -> None:
     values = read_all(root)["a00000.jpg"]
     assert values["labels"] == ["dog", "cat"]
     assert values["segmentations"] == [{"size": [8, 16], "counts": "023m3"}, SQUARE]
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_an_image_that_is_gone_from_its_folder_is_not_that_of_another(size: int, tmp_path: Path) -> None:
+    each = "".join(
+        f'<image id="{n}" name="faces/a{n:05}.jpg" width="16" height="8"><tag label="x"/></image>' for n in range(size)
+    )
+    files = images(size - 1, "faces/") | images(size, "collages/")
+    root = fill(tmp_path, files | {"annotations.xml": f"<annotations><version>1.1</version>{each}</annotations>"})
+    with closing(open_source(root, kind="cvat")) as source:
+        entries = list(source.entries())
+        assert {entry.key.split("/")[0] for entry in entries} == {"faces"}
+        with pytest.raises(SampleError, match="No such file"):
+            source.read(entries[-1])
+    (root / "faces").rename(root / "pictures")  # a folder of another machine
+    with closing(open_source(root, kind="cvat", ignore=["collages/"])) as source:
+        assert [entry.key for entry in source.entries()][:1] == ["pictures/a00000.jpg"]

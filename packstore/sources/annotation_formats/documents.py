@@ -162,7 +162,10 @@ class DocumentSource(AnnotatedSource):
             pairs = zip(found, self._below(deeper, folders), strict=True)
             found = [own if self._lies(own) else other for other, own in pairs]
         there = {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in found}}
-        missing = [n for n, path in enumerate(found) if path.rpartition("/")[2] not in there[path.rpartition("/")[0]]]
+        parts = [path.rpartition("/") for path in found]
+        absent = [(n, folder) for n, (folder, _, name) in enumerate(parts) if name not in there[folder]]
+        # An image that is gone from the folder that its name says is not the one of another folder.
+        missing = [n for n, folder in absent if "/" not in names[n] or not there[folder]]
         if missing:
             wanted: dict[str, list[str]] = {names[n].rpartition("/")[2]: [] for n in missing}
             for place, listed in self.tree.folders(is_passed_over):

@@ -268,7 +268,7 @@ def _png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
         channels = len(data) // one if one > 0 and len(data) in (one, 3 * one) else 0
     if one < 1 or channels not in (1, 3) or len(data) != one * channels:
         raise ValueError(f"found {len(data):,} bytes of {height} x {width} pixels; expected uint8 with 1 or 3 channels")
-    pixels = np.frombuffer(data, np.uint8).reshape((height, width) if channels == 1 else (height, width, 3))
+    pixels = np.frombuffer(data, np.uint8).reshape(height, width, channels)
     return encode_png(pixels)
 
 
