@@ -237,6 +237,9 @@ class Decoder:
         if not self.reading.is_plain:
             wanted = self.reading.pixels
             gray = wanted.channels == 1 and wanted.dtype == "uint8"
+            luma = self._luma(data, info) if gray and not self.reading.frame else None
+            if luma is not None:
+                return luma
             return bring(*native.decode(data, self.max_pixels, self.reading.frame, gray=gray), self.reading)
         header = _fast_header(data, info) if self._fast is not None else None
         if self._fast is None or header is None:
@@ -251,6 +254,15 @@ class Decoder:
         if image.shape != (header.height, header.width, 3):
             return _pillow.decode(data, self.max_pixels)
         return image
+
+    def _luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
+        """Decodes the luma alone of an ordinary JPEG: ``(H, W, 1)``. None for other files and for faulty ones."""
+        header = _fast_header(data, info)
+        if header is None:
+            return None
+        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
+        luma = backends.decode_luma(data)
+        return luma if luma is not None and luma.shape == (header.height, header.width, 1) else None
 
     def __reduce__(self) -> tuple[type[Decoder], tuple[str, int, Reading]]:
         return Decoder, (self.name, self.max_pixels, self.reading)

@@ -90,6 +90,17 @@ def _simplejpeg() -> Library:
     return Library(decode, f"simplejpeg {module.__version__}")
 
 
+def decode_luma(data: memoryview) -> NDArray[np.uint8] | None:
+    """Decodes the luma of a JPEG: uint8 ``(H, W, 1)``. None if simplejpeg finds fault with the file."""
+    try:
+        image: NDArray[np.uint8] = importlib.import_module("simplejpeg").decode_jpeg(data, "GRAY", strict=True)
+    except MemoryError:
+        raise
+    except Exception:  # the caller's other decoder says what is wrong
+        return None
+    return image
+
+
 def _jpeg4py() -> Library:
     module = importlib.import_module("jpeg4py")
     importlib.import_module("jpeg4py._cffi").initialize()

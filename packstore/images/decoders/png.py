@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
-from packstore.images.engine import png_rows
+from packstore.images.engine import engine_problem, png_rows
 
 _CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 _ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
@@ -26,6 +26,8 @@ def decode_png(data: memoryview) -> NDArray[np.uint16]:
         packed, width, height, colour, interlaced = _read_chunks(data)
     except (struct.error, IndexError):
         raise DecodeError("damaged image: a PNG that ends within a chunk") from None
+    if (problem := engine_problem()) is not None:
+        raise DecodeError(f"a PNG of 16 bits in colour, which takes packstore's engine: {problem}")
     channels = _CHANNELS[colour]
     step = 2 * channels
     if not interlaced:
