@@ -28,8 +28,8 @@ from packstore.core.errors import (
 
 if sys.byteorder != "little" or sys.maxsize < 2**32:
     raise ImportError(
-        f"packstore runs on 64-bit little-endian processors alone, and this one is {sys.maxsize.bit_length() + 1}-bit,"
-        f" {sys.byteorder}-endian: use x86-64 or ARM64"
+        f"packstore needs a 64-bit little-endian processor, and this one is {sys.maxsize.bit_length() + 1}-bit, "
+        f"{sys.byteorder}-endian: use x86-64 or ARM64"
     )
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Where each lazily loaded name lives: (module, name there). No module of the package has the name of one of them:
-# importing it would put the module in the name's place.
+# Module and name of each lazily loaded object. No module of the package may have one of these names: importing it would
+# replace the object by the module.
 _LAZY = {
     **{
         name: ("packstore.core.fields", name)

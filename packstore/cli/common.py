@@ -156,10 +156,10 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def depth_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say what becomes of more bits, alpha and frames than a mode has."""
+    """Adds the options for images with more bits, alpha or frames than their mode has."""
     for option in (
         click.option(
-            "--frames", metavar="N", help="Files of several frames or pages: first, or the number of one from 0."
+            "--frames", metavar="N", help="Files with several frames or pages: read first, or the one of this number."
         ),
         click.option("--alpha", metavar="HOW", help="Transparency: keep, drop or over:COLOUR (black, white, #rrggbb)."),
         click.option(

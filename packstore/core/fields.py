@@ -1,4 +1,4 @@
-"""Declarations of fields: what a sample's values are, as :class:`packstore.Writer` and ``convert(fields=…)`` take them.
+"""Declarations of a sample's fields, for :class:`packstore.Writer` and ``convert(fields=…)``.
 
 A string stands for a declaration with its defaults (``"boxes"``), or for one number of a dtype (``"float32"``).
 """
@@ -15,7 +15,7 @@ from packstore.core.errors import ManifestError, UsageError, printable
 from packstore.core.modes import RGB, parse_mode
 
 RESERVED = (*(name for name in INTERNAL if name != "image"), "manifest")
-"""Names of columns that packstore makes itself. A sample's ``key`` is its key."""
+"""Names that fields cannot have, because packstore's own columns have them. A sample's ``key`` is its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Image:
     """An image: a path, the bytes of a file, a PIL image, an array ``(H, W)`` or ``(H, W, C)``, a tensor ``(C, H, W)``.
 
     Attributes:
-        encoding: How it is kept; None for files as they are. An image that is not a file needs ``uint8``, the name of
-            another dtype, or ``jpeg``. Of the main image, one of :data:`packstore.core.registry.ENCODINGS`; of another,
-            ``original``, ``uint8`` or ``jpeg``.
-        optional: A sample may have none; never of the main image.
-        mode: The :mod:`mode <packstore.core.modes>` of pixels that are no files, such as ``L``, ``I;16`` or
-            ``multi:5:float32``; None for that of the first samples.
+        encoding: Encoding of the stored image; None stores files unchanged. An image that is not a file needs
+            ``uint8``, the name of another dtype, or ``jpeg``. The main image may have any of
+            :data:`packstore.core.registry.ENCODINGS`; other images ``original``, ``uint8`` or ``jpeg``.
+        optional: A sample may have no image; not allowed for the main image.
+        mode: The :mod:`mode <packstore.core.modes>` of pixels, such as ``L``, ``I;16``, ``multi:5:float32``, if images
+            are not files; None for the mode of the first samples.
     """
 
     encoding: str | None = None
@@ -38,12 +38,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A class number a pixel: a PNG file as a path or bytes, kept untouched (the indices of a palette are the values);
-    or a PIL image or array ``(H, W)``, kept as an array.
+    """A mask with a class number for each pixel: a PNG file as a path or bytes, stored unchanged (the indices of a
+    palette are the values); or a PIL image or array ``(H, W)``, stored as an array.
 
     Attributes:
-        dtype: ``uint8``, ``uint16`` or ``int32`` for arrays; None for that of the first sample.
-        optional: A sample may have none.
+        dtype: ``uint8``, ``uint16`` or ``int32`` for arrays; None for the dtype of the first sample.
+        optional: A sample may have no mask.
     """
 
     dtype: str | None = None
@@ -52,11 +52,11 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The number of a class, or its name.
+    """A class, as number or name.
 
     Attributes:
-        classes: Names of the classes, by number; None where the numbers have no names.
-        optional: A sample may have none.
+        classes: Class names by number; None if the numbers have no names.
+        optional: A sample may have no label.
     """
 
     classes: Sequence[str] | None = None
@@ -65,13 +65,13 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Any number of class numbers, or names of classes.
+    """A list of classes, as numbers or names.
 
     Attributes:
-        classes: As of :class:`Label`.
-        of: Name of the boxes with which they go, one each; False for none; None for the only boxes of a sample, where
-            the first samples have one label for each box (it is an error if only some have).
-        optional: A sample may have none.
+        classes: Class names by number, as in :class:`Label`.
+        of: Name of the boxes column whose boxes the classes label one to one; False for none. None infers it: the only
+            boxes column, if the first samples have a class for each box (an error if only some have).
+        optional: A sample may have no list.
     """
 
     classes: Sequence[str] | None = None
@@ -80,7 +80,7 @@ class Labels:
 
 
 BOXES_ARE = b"packstore.boxes"
-"""Under this name our Parquet files say the convention of a column of boxes, in its field's metadata."""
+"""Key in the metadata of a Parquet field of boxes; its value is their convention. packstore's exports write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Boxes:
 
     Attributes:
         coordinates: ``xyxy``: left, top, right, bottom.
-        optional: A sample may have none, which is not the same as ``n = 0``.
+        optional: A sample may have no value, which differs from ``n = 0``.
     """
 
     coordinates: str = "xyxy"
@@ -102,9 +102,9 @@ class Keypoints:
 
     Attributes:
         k: 2 for x, y; 3 for x, y and visibility.
-        of: As of :class:`Labels`.
-        points: Points of each of n objects, for arrays ``(n, points, k)``.
-        optional: A sample may have none.
+        of: Name of the boxes column to which the points belong, as in :class:`Labels`.
+        points: Number of points of each object, for arrays ``(n, points, k)``; None for ``(n, k)``.
+        optional: A sample may have no value.
     """
 
     k: int = 2
@@ -122,7 +122,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """Anything that JSON holds."""
+    """Any JSON value."""
 
     optional: bool = False
 
@@ -141,12 +141,12 @@ class Array:
     Attributes:
         dtype: Name of the dtype: ``bool``, ``int8`` … ``int64``, ``uint8`` … ``uint64``, ``float16``, ``bfloat16``,
             ``float32`` or ``float64``.
-        shape: Shape of each sample's array; of one row where ``ragged``.
-        ragged: Arrays ``(n, *shape)`` with any n.
-        optional: A sample may have none.
-        spatial: One value a pixel, ``(H, W)`` with the height and width of the image, such as depth: it is cropped,
-            resized (to the nearest pixel) and mirrored with the image. Of ``uint8``, ``uint16``, ``int32`` or
-            ``float32``; the column is then of type ``mask``.
+        shape: Shape of each sample's array; with ``ragged``, shape of one row.
+        ragged: Arrays are ``(n, *shape)`` with any n.
+        optional: A sample may have no array.
+        spatial: One value for each pixel, ``(H, W)`` with the height and width of the image, such as depth: it is
+            cropped, resized (to the nearest pixel) and mirrored with the image. The dtype must be ``uint8``,
+            ``uint16``, ``int32`` or ``float32``; the column then has the type ``mask``.
     """
 
     dtype: str
@@ -169,18 +169,18 @@ BY_NAME: dict[str, Field] = {
     "json": Json(),
     "bytes": Bytes(),
 }
-"""What a string stands for."""
+"""The declaration that each string stands for."""
 
 
 def as_fields(declared: Mapping[str, Field | str]) -> dict[str, Field]:
-    """Declarations by name, with strings resolved. Raises :class:`UsageError`."""
+    """Resolves the strings in declarations by name. Raises :class:`UsageError` for a wrong declaration."""
     if not isinstance(declared, Mapping):
         raise UsageError(f"fields should be a dict of declarations by name, got {type(declared).__name__}")
     return {name: as_field(name, field) for name, field in declared.items()}
 
 
 def as_field(name: str, declared: Field | str) -> Field:
-    """The declaration that a string stands for, or itself. Raises :class:`UsageError`."""
+    """Returns the declaration that a string stands for; a declaration itself. Raises :class:`UsageError` for others."""
     if isinstance(declared, str):
         if declared in BY_NAME:
             return BY_NAME[declared]
@@ -196,16 +196,16 @@ def as_field(name: str, declared: Field | str) -> Field:
 
 
 def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint8") -> Column:
-    """The column of a field; :attr:`Column.companions` says which others it needs.
+    """Creates the column of a field, without its :attr:`Column.companions`.
 
     Args:
-        name: Of the column.
-        field: Its declaration; ``of`` is a name or says that there is none.
-        files: Of an image or a mask: the values are files.
-        dtype: Of a mask that is an array.
+        name: Name of the column.
+        field: Its declaration; ``of`` is a name or False.
+        files: Values of an image or a mask are files.
+        dtype: dtype of a mask that is an array.
 
     Raises:
-        UsageError: There can be no such column.
+        UsageError: The declaration is impossible.
     """
     nullable = field.optional
     try:

@@ -1,8 +1,8 @@
-"""The manifest: the JSON that says what a store is, as frozen dataclasses with JSON both ways.
+"""The manifest: the JSON that describes a store, as frozen dataclasses that read and write it.
 
-Every store has exactly one manifest (a sharded store one a shard and one for the whole). It is small whatever the
-number of records, so opening a store takes milliseconds. A manifest is written as canonical JSON (sorted keys, no
-spaces, ASCII) with a SHA-256 over everything else in its ``digest`` field.
+Every store has exactly one manifest; a sharded store also has one for each shard. Its size does not depend on the
+number of records, so opening a store takes milliseconds. It is written as canonical JSON (sorted keys, no spaces,
+ASCII); its field ``digest`` is the SHA-256 of all other fields.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.shards import ShardTable
 
 FORMAT_VERSION = 2
-"""Version of the store layouts, the only one that this code writes and reads."""
+"""Version of the store layouts; the only one that this version writes and reads."""
 
 _ENCODING_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _RECORDS_DIGEST = re.compile(r"[0-9a-f]{32}")
 _MAX_RECORDS = 10**10  # LMDB keys have ten digits
 _MAX_COLUMNS = 1000
 MAX_JSON_BYTES = 64 << 20
-"""The longest manifest; one with a thousand class names has about 30 KB, and a skipped file takes about 100 bytes."""
-_FORMER_ENCODING = "seekable"  # JPEG files that packstore 0.1 had rewritten: files like others
+"""Most bytes of a manifest. A thousand class names take about 30 KB, a skipped file takes about 100 bytes."""
+_FORMER_ENCODING = "seekable"  # JPEG files rewritten by packstore 0.1; they are read like other files
 _MAX_JSON_VALUES = 4_000_000
-"""Values in it; one takes up to about 100 bytes of memory."""
+"""Most values in a manifest; each takes up to about 100 bytes of memory."""
 
 
 def _finite(number: float) -> bool:
@@ -72,19 +72,19 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """Mean and standard deviation of each channel, of pixels scaled to 0 … 1 (8 bits: ``(x / 255 - mean) / std``; 16
-    bits by 65,535; numbers without an upper bound as they are)."""
+    """Mean and standard deviation of each channel, for pixels scaled to 0 … 1: ``(x / 255 - mean) / std`` for 8 bits,
+    ``x / 65535`` for 16 bits. Values without an upper bound are not scaled."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):  # lists are taken, too
+        for name in ("mean", "std"):  # lists are accepted, too
             object.__setattr__(self, name, tuple(getattr(self, name)))
         check(0 < len(self.mean) <= MAX_CHANNELS and all(map(_finite, self.mean)), "mean", self.mean)
         alike = len(self.std) == len(self.mean)
         check(alike and all(_finite(s) and s > 0 for s in self.std), "std", self.std)
-        # What becomes of black and white must be numbers too.
+        # Normalised black and white must be finite, too.
         extremes = [((x - m) / s) for m, s in zip(self.mean, self.std, strict=True) for x in (0.0, 1.0)]
         check(all(map(_finite, extremes)), "mean and std", (self.mean, self.std))
 
@@ -94,12 +94,12 @@ NORMALIZATIONS = {
     "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
-"""Mean and standard deviation of well-known training sets, as everybody writes them."""
+"""The usual mean and standard deviation of well-known training sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample that the conversion left out, and why."""
+    """A sample that the conversion left out, and the reason."""
 
     key: str
     reason: str
@@ -107,15 +107,15 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class FileCounts:
-    """The ledger of a source: how many of its files have which role.
+    """The ledger of a source: numbers of files by role.
 
     Attributes:
-        packed: Their content is packed.
-        annotation: They are read for what they say of images.
-        evidence: Class lists, cards.
-        left: They are not kept.
-        used: Digest of the names and roles of those that are not left.
-        others: Digest of the names of those that are.
+        packed: Number of files whose content is packed.
+        annotation: Number of files read for annotations.
+        evidence: Number of class lists, cards and the like.
+        left: Number of files that are not kept.
+        used: Digest of names and roles of all files except the left ones.
+        others: Digest of the names of the left files.
     """
 
     packed: int
@@ -128,14 +128,14 @@ class FileCounts:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the records came from.
+    """The source of the records.
 
     Attributes:
         kind: Kind of the source: ``imagefolder``, ``flat``, ``cifar10``, ``cifar100``, ``store``.
-        name: Base name of the source (never its whole path, so that equal sources give equal stores).
-        ignored: How much of the source was passed over: files, and what lies in files.
-        digest: For a store as the source: its dataset digest; else None.
-        files: The source's ledger; None where it has no files of its own, and in stores of packstore before 0.2.
+        name: Base name of the source (not its full path, so that equal sources give equal stores).
+        ignored: Number of files, and of members of files, that were not used.
+        digest: Dataset digest of a store as the source; else None.
+        files: The source's ledger; None if it has no files of its own, and in stores of packstore before 0.2.
     """
 
     kind: str
@@ -147,22 +147,22 @@ class Origin:
 
 @dataclass(frozen=True, repr=False)  # without slots, so that its digests can be kept
 class Manifest:
-    """What a store is.
+    """Description of a store.
 
     Attributes:
         format: Name of the container's format: ``lmdb``, ``hdf5``, ``pth`` or a plug-in's.
-        encoding: How the images were encoded; a name of :data:`packstore.core.registry.ENCODINGS`, or of a plug-in
-            that need not be present: the image column itself says what is at rest.
+        encoding: Encoding of the images: a name of :data:`packstore.core.registry.ENCODINGS`, or of a plug-in. Reading
+            does not need the plug-in, since the image column describes the stored form.
         records: Number of records.
         columns: All columns, ``image`` first.
-        splits: Splits that together cover all records in order; empty when the source had none.
-        normalization: Applied at packing (floating point encodings only), else None.
+        splits: Splits that together cover all records in order; empty if the source has none.
+        normalization: Normalisation applied at packing, for floating point encodings; else None.
         options: The conversion's options that shaped the records, as JSON scalars.
-        origin: Where the records came from.
+        origin: The source of the records.
         versions: Versions of the software that wrote the store.
-        skipped: Samples left out under ``on_error="skip"``.
-        records_digest: Digest of all records in their order, see :func:`packstore.core.checksums.records_digest`.
-        shards: Table of the files of a sharded store; None when the store is one file.
+        skipped: Samples left out by ``on_error="skip"``.
+        records_digest: Digest of all records in order, see :func:`packstore.core.checksums.records_digest`.
+        shards: Table of the files of a sharded store; None if the store is one file.
         format_version: Version of the layout.
     """
 
@@ -213,7 +213,7 @@ class Manifest:
         return f"<Manifest: {self.records:,} records, {self.encoding} in {self.format}{shards}{classes}>"
 
     def column(self, name: str) -> Column:
-        """The column called ``name``. Raises :class:`KeyError` that lists the columns there are."""
+        """Returns the column of a name. Raises :class:`KeyError`, which lists the columns, for an unknown name."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -228,36 +228,36 @@ class Manifest:
 
     @property
     def holds_files(self) -> bool:
-        """Whether an image at rest is the bytes of an image file, and not an array."""
+        """Whether stored images are image files and not arrays."""
         return self.image.layout is None
 
     @property
     def mean_nbytes(self) -> int:
-        """Bytes of a record in all columns, on average; at least 1."""
+        """Mean bytes of a record in all columns; at least 1."""
         return max(1, sum(column.nbytes for column in self.columns) // max(1, self.records))
 
     @property
     def is_linked(self) -> bool:
-        """Whether the images lie in other files, see :mod:`packstore.stores.linked`."""
+        """Whether the store links to images in other files, see :mod:`packstore.stores.linked`."""
         return any(column.name == LINK_COLUMNS[0].name for column in self.columns)
 
     @cached_property
     def held_columns(self) -> tuple[Column, ...]:
-        """The columns as the container holds them: of a linked store's images, no byte."""
+        """The columns that the container holds: in a linked store the image column has no bytes."""
         return (replace(self.image, nbytes=0), *self.columns[1:]) if self.is_linked else self.columns
 
     @property
     def holds_floats(self) -> bool:
-        """Whether an image at rest is an array of normalised floating point values."""
+        """Whether stored images are arrays of normalised floating point values."""
         return self.image.layout == "CHW"
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Class names of the ``label`` column, or None when there is none or labels are plain numbers."""
+        """Class names of the column ``label``; None if there is no such column or its classes have no names."""
         return self.column("label").classes if self.has_column("label") else None
 
     def split(self, name: str) -> Split:
-        """The split called ``name``. Raises :class:`KeyError` that lists the splits there are."""
+        """Returns the split of a name. Raises :class:`KeyError`, which lists the splits, for an unknown name."""
         for split in self.splits:
             if split.name == name:
                 return split
@@ -265,10 +265,9 @@ class Manifest:
 
     @cached_property
     def dataset_digest(self) -> str:
-        """SHA-256 of what the dataset *is*: encoding, columns, splits, normalisation and the digest of the records.
+        """SHA-256 of the dataset: encoding, columns, splits, normalisation and the digest of the records.
 
-        It does not depend on the container, on sharding, on a seek index or on links, so two people can compare it
-        across formats.
+        It does not depend on container, sharding, seek index or links, so it can be compared across formats.
         """
         d = to_plain(self)
         names = ("encoding", "records", "splits", "normalization", "records_digest")
@@ -282,11 +281,11 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the whole manifest, as it is in the ``digest`` field of its JSON."""
+        """SHA-256 of the manifest, which is the field ``digest`` of its JSON."""
         return sha256_json(to_plain(self))
 
     def to_json(self) -> str:
-        """Canonical JSON with the digest of everything else in ``digest``."""
+        """Formats it as canonical JSON, with the digest of all other fields in ``digest``."""
         plain = to_plain(self)
         text = canonical(plain | {"digest": sha256_json(plain)})
         if len(text) > MAX_JSON_BYTES:
@@ -295,9 +294,9 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Parses and validates. Raises :class:`ManifestError` for anything that :meth:`to_json` cannot have written.
+        """Parses and validates JSON. Raises :class:`ManifestError` for all that :meth:`to_json` cannot have written.
 
-        Memory is bounded: some 500 MB for the worst that a stranger can think of.
+        Memory is bounded: some 500 MB for the worst hostile input.
         """
         if len(text) > MAX_JSON_BYTES:
             raise ManifestError(f"the manifest has {len(text)} bytes, more than {MAX_JSON_BYTES}")
@@ -323,7 +322,7 @@ class Manifest:
             raise ManifestError(f"the store has layout {version}, written by an older packstore; pack it again")
         digest = plain.pop("digest", None)
         try:
-            # Text as it is written needs no writing again; any other is brought to that form.
+            # Canonical text is hashed directly; other text is converted to the canonical form first.
             found = digest if _is_sealed(raw, digest) else sha256_json(plain)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest cannot be read: {error}") from None
@@ -332,12 +331,12 @@ class Manifest:
         if plain.get("encoding") == _FORMER_ENCODING:
             plain = _without_former_encoding(plain)
         manifest = cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
-        manifest.__dict__["digest"] = digest  # to compute it again would be half the time of opening a shard
+        manifest.__dict__["digest"] = digest  # computing it again would take half the time of opening a shard
         return manifest
 
 
 def _without_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
-    """Says of JPEG files that were rewritten or made anew what they are: ``original``, or if resized ``jpeg``."""
+    """Replaces packstore 0.1's encoding of rewritten JPEG files: by ``original``, or by ``jpeg`` if resized."""
     options = plain.get("options")
     if not isinstance(options, dict):
         return plain
@@ -354,8 +353,8 @@ def _is_sealed(text: bytes, digest: object) -> bool:
 
 
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
-    """Raises :class:`ManifestError` unless the columns that packstore knows are what the encoding makes them, and each
-    column has those that it needs besides."""
+    """Raises :class:`ManifestError` unless packstore's own columns have the form that the encoding demands, and each
+    column has its companions."""
     image = columns["image"]
     good = image.type == "image"
     if encoding in ENCODINGS.built_in:  # those that hold arrays have the names of their dtypes
@@ -381,7 +380,7 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
             check(rows[0] == rows[1], f"number of rows of {column.name!r} and {boxes.name!r}", rows)
 
 
-# How each field of each class is read back; what is not listed is a scalar of the given types.
+# Types of each field of each class, for from_plain.
 _SCALAR = (str, int, float, bool, type(None))
 _SCHEMA: dict[type, dict[str, Any]] = {
     Column: {

@@ -142,7 +142,7 @@ class _ArraysWriter(ShardWriter):
             yield array_name(column.name), values.reshape(self.records, *column.shape)
 
     def read_blocks(self) -> Iterator[bytes]:
-        """Yields the bytes of all images in blocks; reads the temporary file on."""
+        """Yields the bytes of the remaining images of the temporary file in blocks."""
         while data := self._images.read(_BLOCK_BYTES):
             yield data
 

@@ -52,7 +52,8 @@ class Jobs:
         self._closed = False
 
     def start(self, key: Hashable, what: str, total: int, work: Callable[[Report], Any]) -> Job:
-        """Returns the job with this key; starts it if there is none, or if it has failed. Drops old results."""
+        """Returns the job with this key; starts it if there is none, or if its failure was delivered. Drops old
+        results."""
         with self._lock:
             job = self._jobs.get(key)
             if job is None or (job.delivered and job.future.exception() is not None):
