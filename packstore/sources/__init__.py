@@ -228,6 +228,8 @@ def _last_answers(answer: Answer, place: Path, options: SourceOptions, depth: in
     except AmbiguousSourceError as error:
         if depth == _ASKED_IN_A_ROW:
             return []
+        if answer.source is not None and all(each.source is not None for each in error.answers):
+            return [answer]  # it says itself what its folders alone would lose
         further = (
             each if each.source else Answer((*answer.options, *each.options), answer.source) for each in error.answers
         )

@@ -249,3 +249,14 @@ def test_one_of_two_experts_is_kept(tmp_path: Path) -> None:
     with closing(open_source(chase(tmp_path), ignore=["*_2ndHO.*"])) as source:
         assert (source.kind, source.survey().records) == ("published", 6)
         assert read_mask(source, next(source.entries()), "vessels") == mask(0)
+
+
+def test_a_folder_that_is_a_question_itself_is_offered_and_not_its_images_alone(tmp_path: Path) -> None:
+    root = drive(tmp_path / "copies")
+    shutil.copytree(root, root / "again")
+    fill(root, {f"training/images/{n}_training.tif": jpeg(n) for n in range(60, 90)})  # without outlines
+    fill(root, {f"training/more/{n}_training.gif": jpeg(n) for n in range(60, 90)})
+    with pytest.raises(AmbiguousSourceError, match="seems to be no dataset itself") as caught:
+        open_source(root)
+    assert Answer(source=root / "training") in caught.value.answers
+    assert not [answer for answer in caught.value.answers if answer.source == root / "training/images"]
