@@ -216,6 +216,17 @@ def test_arrays_whose_shape_differs_are_files_of_numpy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_wider_face_without_its_test_images(tmp_path: Path) -> None:
+    import_torchvision()
+    shutil.rmtree(wider(tmp_path) / "WIDER_test")
+    with closing(open_source(tmp_path / "widerface")) as source:
+        assert source.survey().splits == {"train": 3, "val": 3}
+        assert source.left_members() == {"images of the test set, which is not here": 3}
+    with pytest.raises(SourceError, match=r"Dataset not found .* to read another alone: torchvision:WIDERFace,split=…"):
+        open_source(f"torchvision:WIDERFace:{tmp_path}")
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_checksums")
 def test_celeba_has_the_columns_of_packstore(tmp_path: Path) -> None:
     path = SETS["CelebA"](tmp_path / "root")

@@ -91,7 +91,8 @@ def read(rest: str, options: SourceOptions) -> Bridged:
         raise UsageError(f"torchvision's {name} needs {missing[0]}=…: torchvision:{name},{missing[0]}=…:ROOT")
     parts = {}
     for split, value in splits.items():
-        hint = f" (split {split}; to read another alone: torchvision:{name},{parameter}=…:ROOT)" if split else ""
+        alone = f"torchvision:{name},{parameter}=…:ROOT"
+        hint = f" (split {split}; to read another alone: {alone})" if len(splits) > 1 else ""
         chosen = value if isinstance(value, Mapping) else {parameter: value} if parameter else {}
         with (
             guard("torchvision", unpickles=name in _CHECKED),
