@@ -82,6 +82,8 @@ _BYTES, _WHOLE = 1 << 18, 64 << 20
 _MENTIONS, _ROWED, _LONG = 3, 20, 8
 _ALIKE = 64
 """Files of one suffix in a folder, up to which each is read; more go by their stems and their number."""
+_LISTED = re.compile(rb"^\S*\.(?:jpe?g|png|bmp|gif|tiff?|webp|pgm|ppm)\b", re.I | re.M)
+"""A line that begins with an image."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
 _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
 
@@ -282,7 +284,8 @@ def _annotates(
         return ""
     if few and not text and (suffix not in _NO_SIDECARS or not suffix):  # .idx, .dat, .info …
         start = tree.start(path, _BYTES)
-        return " (it names the images)" if b"\0" not in start and _mentions(start, [known]) else None
+        listed = suffix or 2 * len(_LISTED.findall(start)) >= start.count(b"\n")  # a list, and not notes
+        return " (it names the images)" if listed and b"\0" not in start and _mentions(start, [known]) else None
     if not text:
         return None
     if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):

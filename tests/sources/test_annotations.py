@@ -360,3 +360,10 @@ def test_texts_of_any_suffix_that_name_images_are_a_question(name: str, size: in
 def test_arrays_beside_images_are_a_question(tmp_path: Path) -> None:
     with pytest.raises(AmbiguousSourceError, match=r"points\.npz"):
         open_source(fill(tmp_path, {"a.jpg": jpeg(0), "b.jpg": jpeg(1), "points.npz": b"PK"}))
+
+
+def test_notes_without_a_suffix_that_name_images_are_no_question(tmp_path: Path) -> None:
+    notes = "What was tried:\n\n" + "".join(f"best of the run:\n  score of cat/{n}.jpg is 0.{n}\n" for n in range(9))
+    root = fill(tmp_path, {f"cat/{n}.jpg": jpeg(n) for n in range(9)} | {"dog/x.jpg": jpeg(1), "tests of May": notes})
+    with closing(open_source(root)) as source:
+        assert source.kind == "imagefolder"
