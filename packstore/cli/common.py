@@ -159,7 +159,8 @@ def depth_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options for images with more bits, alpha or frames than their mode has."""
     for option in (
         click.option(
-            "--frames", metavar="N", help="Files with several frames or pages: read first, or the one of this number."
+            "--frames", metavar="N",
+            help="Files with several frames or pages: first, the number of one from 0, or all: a record each.",
         ),
         click.option("--alpha", metavar="HOW", help="Transparency: keep, drop or over:COLOUR (black, white, #rrggbb)."),
         click.option(

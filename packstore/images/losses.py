@@ -15,7 +15,7 @@ from packstore.images.sniff import ImageInfo
 _WEBP_ANIMATION, _WEBP_ALPHA = 0x02, 0x10
 _ANSWERS = {
     "depth": "--depth keep (values as they are), scale, clip or window:LO,HI (from LO to HI)",
-    "frames": "--frames first, or the number of a frame from 0",
+    "frames": "--frames first, the number of a frame from 0, or all (each is a record)",
     "channels": "--mode keep (all channels), --mode RGB or --mode L",
     "alpha": "--alpha keep, drop or over:COLOUR",
 }

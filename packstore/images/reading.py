@@ -24,6 +24,8 @@ _FRAMES = re.compile(r"first|0|[1-9][0-9]{0,5}")
 _COLOURS = {"black": "#000000", "white": "#ffffff"}
 _LUMA = np.array([19595, 38470, 7471], np.int64)
 """Pillow's weights of RGB for gray (ITU-R 601-2), in units of 2**-16."""
+ALL_FRAMES = "all"
+"""The value of ``frames`` for which each frame is a record: then no file has several."""
 EXPECTED = {
     "depth": "scale, clip or window:LO,HI",
     "alpha": "drop or over:COLOUR with black, white or #rrggbb",
@@ -92,7 +94,8 @@ class Reading:
     @classmethod
     def recorded(cls, mode: str | None, options: Mapping[str, Any]) -> Reading:
         """How a store reads its images: by the mode of their column and the options in its manifest."""
-        given = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
+        texts = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
+        given = {name: value for name, value in texts.items() if (name, value) != ("frames", ALL_FRAMES)}
         return cls(mode or RGB.name, given.get("depth"), given.get("alpha"), given.get("frames"))
 
 

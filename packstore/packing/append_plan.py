@@ -19,7 +19,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import UrlPath
-from packstore.images.reading import Reading
+from packstore.images.reading import ALL_FRAMES, Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
 from packstore.packing.keys import StoreKeys, repeated_keys
@@ -179,6 +179,7 @@ def _open(source: Path, options: AppendOptions) -> Source:
         layout=options.layout,
         ignore=options.ignore,
         columns=options.columns,
+        frames=ALL_FRAMES if options.frames == ALL_FRAMES else None,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
     )

@@ -153,7 +153,8 @@ def convert(
         depth: Of values of more than 8 bits: ``keep`` (the mode of the first image), ``scale`` (from the range of their
             dtype, of floating point from 0 … 1), ``clip`` (above 255 to 255) or ``window:LO,HI``.
         alpha: ``keep``, ``drop`` or ``over:COLOUR`` (``black``, ``white``, ``#rrggbb``).
-        frames: Of files of several: ``first``, or the number of one from 0.
+        frames: Of files of several: ``first``, the number of one from 0, or ``all``: each is a record of pixels, with
+            the key ``name#number``.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:

@@ -20,7 +20,7 @@ from packstore.core.urls import UrlPath, find_bridge, location
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
 from packstore.images.encode.options import turned_by_readers
 from packstore.images.normalization import as_normalization
-from packstore.images.reading import Reading
+from packstore.images.reading import ALL_FRAMES, Reading
 from packstore.images.seek_index import has_index
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.modes import reading_of
@@ -104,6 +104,7 @@ def make_plan(
         layout=options.layout,
         ignore=options.ignore,
         columns=options.columns,
+        frames=ALL_FRAMES if options.frames == ALL_FRAMES else None,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
         progress=progress,
@@ -418,6 +419,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         **({} if encode.progressive is None else {"progressive": encode.progressive}),
         **({"link": "absolute" if plan.links_from is None else "relative"} if plan.options.link else {}),
         **encode.reading.answers(),
+        **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),
         **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
     for name in ("ignore", "columns"):

@@ -19,12 +19,14 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.core.urls import find_bridge
+from packstore.images.reading import ALL_FRAMES
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import Finding, annotated, find_left, find_other_images
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.bridges import open_bridge
 from packstore.sources.contents import contents_of
+from packstore.sources.frames import FramesSource
 from packstore.sources.given import check_given
 from packstore.sources.ignoring import check_patterns, ignore_rules, ignoring, pattern_of
 from packstore.sources.ledger import Role
@@ -79,6 +81,7 @@ def open_source(
     layout: str | None = None,
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] = (),
+    frames: str | None = None,
     progress: ProgressCallback = no_progress,
 ) -> Source:
     """Opens the source at ``path``.
@@ -103,6 +106,7 @@ def open_source(
             means those that ``packed_as`` was packed with.
         columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. None means
             those that ``packed_as`` was packed with.
+        frames: ``all`` makes each frame of the image files a sample. None means as ``packed_as`` was packed.
         progress: Called when an object is fetched.
 
     Raises:
@@ -110,6 +114,28 @@ def open_source(
         UsageError: An unknown kind, labels for a kind that has its own, or names of arrays for a kind that has none.
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
+    given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
+    opened = _open_files(
+        path, kind, labels, max_pixels, packed_as, skip_bad, image_key, label_key, layout, ignore, columns, progress
+    )
+    return FramesSource(opened) if given == ALL_FRAMES else opened
+
+
+def _open_files(
+    path: str | os.PathLike[str],
+    kind: str | None,
+    labels: str | os.PathLike[str] | None,
+    max_pixels: int,
+    packed_as: Manifest | None,
+    skip_bad: bool,
+    image_key: str | None,
+    label_key: str | None,
+    layout: str | None,
+    ignore: str | Sequence[str],
+    columns: str | Sequence[str],
+    progress: ProgressCallback,
+) -> Source:
+    """:func:`open_source` without ``frames``."""
     refuse_empty(path)
     check_paths(labels)
     place = source_path(path)

@@ -66,6 +66,7 @@ class SourceOptions:
         ignore: Patterns of files and folders that are treated as not there, see
             :class:`packstore.sources.ignoring.IgnoreRules`.
         columns: Meanings of the columns of a table, ``image=COL``; see :mod:`packstore.sources.table.columns`.
+        frames: ``all``: each frame of an image file is a sample, see :class:`packstore.sources.frames.FramesSource`.
     """
 
     labels: Path | None = None
@@ -77,6 +78,7 @@ class SourceOptions:
     layout: str | None = None
     ignore: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    frames: str | None = None
 
     def __post_init__(self) -> None:
         text_or_none(**self.array_names)

@@ -10,6 +10,7 @@ import importlib
 import io
 import math
 import re
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from packstore.core.errors import DecodeError
 from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
 from packstore.images.decoders.png import decode_png
+from packstore.images.frames import tiff_pages
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
 
 _PILLOW = {
@@ -51,13 +53,14 @@ class Description(NamedTuple):
     transparent: bool = False
 
 
-def describe(data: memoryview, info: ImageInfo) -> Description | None:
-    """Reads the header of a file, and its alpha if it has one. None for a file that cannot be opened."""
+def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description | None:
+    """Reads the header of a file, and its alpha if it has one; of a TIFF that of a page. None for a file that cannot be
+    opened."""
     if info.kind == "jpeg":
         return Description(parse_mode("L" if info.components == 1 else "RGB"))
-    found = pillow.describe(data)
+    found = pillow.describe(data, _place_of(data, info, frame))
     if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
-        mode = _tiff_mode(found.tags) if found is not None else _tiff_mode(_first_page_tags(data))
+        mode = _tiff_mode(found.tags) if found is not None else _tiff_mode(_page_tags(data, frame))
         return None if mode is None else Description(mode, 1 if found is None else found.frames)
     if found is None:
         return None
@@ -88,7 +91,7 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
     if info.kind == "pnm" and info.precision > 8 and not frame:
         return _netpbm(bytes(data), info)
     if info.kind == "tiff":
-        found = pillow.describe(data)
+        found = pillow.describe(data, _place_of(data, info, frame))
         if found is None or not _pillow_reads_all(found.tags):
             return _tiff(data, frame, max_pixels)
 
@@ -100,7 +103,20 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
             array = array.astype(np.uint16)
         return array.reshape(*array.shape[:2], mode.channels), mode
 
-    return pillow.read(data, max_pixels, frame, gray, convert)
+    return pillow.read(data, max_pixels, _place_of(data, info, frame), gray, convert)
+
+
+def _place_of(data: memoryview, info: ImageInfo, frame: int) -> int:
+    """The number by which Pillow knows a frame: of a TIFF it counts smaller versions, too."""
+    if not frame or info.kind != "tiff":
+        return frame
+    try:
+        places = [place for place, _ in tiff_pages(data)]
+    except (HeaderError, struct.error, IndexError):
+        raise DecodeError("damaged image: its pages cannot be counted") from None
+    if frame >= len(places):
+        raise DecodeError(f"the image has {len(places)} frames, and frame {frame} is read (from 0)")
+    return places[frame]
 
 
 def pixels_of_pillow(image: Any) -> NDArray[Any]:
@@ -169,10 +185,10 @@ def _mode(channels: int, dtype: str, extra: Any) -> Mode | None:
     return usual if usual.has_alpha <= alpha else parse_mode(f"multi:{channels}:{dtype}")
 
 
-def _first_page_tags(data: memoryview) -> dict[int, Any]:
+def _page_tags(data: memoryview, frame: int) -> dict[int, Any]:
     try:
         with _tifffile().TiffFile(io.BytesIO(data)) as file:
-            return {tag.code: tag.value for tag in file.pages[0].tags}
+            return {tag.code: tag.value for tag in [page for page in file.pages if not page.is_reduced][frame].tags}
     except MemoryError:
         raise
     except Exception:  # who decodes the file says what is wrong with it

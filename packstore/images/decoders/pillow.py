@@ -102,8 +102,9 @@ class Description(NamedTuple):
     tags: Any = None
 
 
-def describe(data: memoryview) -> Description | None:
-    """What an image file has beside 8-bit RGB pixels; None for one that Pillow cannot open or decode."""
+def describe(data: memoryview, page: int = 0) -> Description | None:
+    """What an image file has beside 8-bit RGB pixels; None for one that Pillow cannot open or decode. ``page`` is the
+    number of a page of a TIFF, smaller versions among them."""
     try:
         with _without_warnings(Warning), _open(data) as image:
             check_size(*image.size, MAX_PIXELS)
@@ -112,7 +113,8 @@ def describe(data: memoryview) -> Description | None:
             if tags is not None and frames > 1:
                 frames = sum(_is_page(image, number) for number in range(min(frames, _MOST_PAGES)))
             if frames > 1 or tags is not None:
-                image.seek(0)
+                image.seek(page)
+                tags = getattr(image, "tag_v2", None)
             mode, has_alpha = image.mode, "A" in image.getbands() or "transparency" in image.info
             if has_alpha and mode.startswith("I;16"):
                 has_alpha = False
@@ -122,6 +124,24 @@ def describe(data: memoryview) -> Description | None:
         raise
     except Exception:  # plugins raise almost anything; who decodes the file says what is wrong with it
         return None
+
+
+def any_frame_has_alpha(data: memoryview) -> bool:
+    """Whether Pillow gives any frame of a file an alpha channel. Composes all frames; False if one is damaged, which
+    whoever reads the frame says."""
+    try:
+        with _without_warnings(Warning), _open(data) as image:
+            check_size(*image.size, MAX_PIXELS)
+            for number in range(getattr(image, "n_frames", 1)):
+                image.seek(number)
+                image.load()
+                if "A" in image.getbands() or "transparency" in image.info:
+                    return True
+    except MemoryError:
+        raise
+    except Exception:  # as in decode
+        return False
+    return False
 
 
 def read(data: memoryview, max_pixels: int, frame: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:

@@ -1,0 +1,129 @@
+"""Frames of image files, counted by their headers: GIF89a, APNG (PNG third edition, 11.3.6), RFC 9649 (WebP), TIFF 6.0.
+
+Numbers of frames are those of Pillow, except that smaller versions of a TIFF's pages are no frames.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from packstore.images.sniff import HeaderError, ImageInfo
+
+_MOST = 1 << 20
+_LAYOUT = (258, 262, 277, 284, 338, 339)  # bits, colours, samples, planes, extra samples, sample format
+_SUBFILE = 254
+_WIDTHS = {1: 1, 3: 2, 4: 4, 16: 8}
+_REDUCED = 1
+_BACKGROUND, _PREVIOUS = 2, 3  # disposals of GIF after which pixels may be transparent
+
+
+class Frames(NamedTuple):
+    """How many frames a file has.
+
+    Attributes:
+        total: At least 1.
+        layouts: Numbers of frames, one of each layout (bits, channels) that there is.
+        transparent: Later frames may have transparent pixels, whatever the first one has.
+    """
+
+    total: int = 1
+    layouts: tuple[int, ...] = (0,)
+    transparent: bool = False
+
+
+def count_frames(data: bytes, info: ImageInfo) -> Frames:
+    """Counts the frames of a whole file; 1 for kinds of which only a library can tell (AVIF, HEIF). Raises
+    :class:`HeaderError` if its headers are damaged."""
+    try:
+        if info.kind == "gif":
+            return _gif(data, info)
+        if info.kind == "png":
+            return _png(data)
+        if info.kind == "webp":
+            return _webp(data)
+        if info.kind == "tiff":
+            seen: dict[tuple[bytes, ...], int] = {}
+            pages = [layout for _, layout in tiff_pages(data)]
+            for number, layout in enumerate(pages):
+                seen.setdefault(layout, number)
+            return Frames(max(1, len(pages)), tuple(seen.values()) or (0,))
+    except (struct.error, IndexError):
+        raise HeaderError("is truncated: its frames cannot be counted") from None
+    return Frames()
+
+
+def tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ...]]]:
+    """Number in the file and layout of each page that is no smaller version of another. Raises
+    :class:`HeaderError`, :class:`struct.error`."""
+    order, big = "<" if bytes(data[:2]) == b"II" else ">", 43 in bytes(data[2:4])
+    offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
+    (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
+    found: list[tuple[int, tuple[bytes, ...]]] = []
+    seen: set[int] = set()
+    while at:
+        if at in seen or len(seen) >= _MOST:
+            raise HeaderError("is damaged: its pages go round in a circle")
+        seen.add(at)
+        (count,) = struct.unpack_from(order + count_format, data, at)
+        at += struct.calcsize(count_format)
+        if at + count * entry > len(data):
+            raise HeaderError(f"is truncated: TIFF directory of {count} entries at byte {at}")
+        values = {}
+        for place in range(at, at + count * entry, entry):
+            tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, place)
+            if tag in _LAYOUT or tag == _SUBFILE:
+                size, value = length * _WIDTHS.get(kind, 1), place + entry - inline
+                if size > inline:
+                    (value,) = struct.unpack_from(order + offset, data, value)
+                values[tag] = bytes(data[value : value + min(size, 64)])
+        if not int.from_bytes(values.get(_SUBFILE, b""), "little" if order == "<" else "big") & _REDUCED:
+            found.append((len(seen) - 1, tuple(values.get(tag, b"") for tag in _LAYOUT)))
+        (at,) = struct.unpack_from(order + offset, data, at + count * entry)
+    return found
+
+
+def _gif(data: bytes, info: ImageInfo) -> Frames:
+    at = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)
+    count, transparent = 0, False
+    while (block := data[at]) != 0x3B:
+        if block == 0x2C:
+            count += 1
+            left, top, width, height, flags = struct.unpack_from("<HHHHB", data, at + 1)
+            transparent |= (left, top) != (0, 0) or width < info.width or height < info.height
+            at += 11 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+        else:
+            if data[at + 1] == 0xF9:
+                transparent |= bool(data[at + 3] & 1) or data[at + 3] >> 2 & 7 in (_BACKGROUND, _PREVIOUS)
+            at += 2
+        while size := data[at]:
+            at += 1 + size
+        at += 1
+    return Frames(max(1, count), (0,), transparent and count > 1)
+
+
+def _png(data: bytes) -> Frames:
+    at, frames, default = 8, 0, 0
+    while (name := data[at + 4 : at + 8]) != b"IEND":
+        (length,) = struct.unpack_from(">I", data, at)
+        if name == b"acTL":
+            (frames,) = struct.unpack_from(">I", data, at + 8)
+        elif name == b"fcTL" and not default:
+            default = 1  # the image itself is the first frame
+        elif name == b"IDAT" and not default:
+            default = 2
+        at += 12 + length
+        if at + 8 > len(data):
+            raise IndexError
+    if frames > len(data) // 26:  # bytes of a frame's header
+        raise HeaderError(f"is damaged: a PNG of {frames:,} frames in {len(data):,} bytes")
+    return Frames(max(1, frames + (default == 2 and frames > 0)))
+
+
+def _webp(data: bytes) -> Frames:
+    at, count, end = 12, 0, min(len(data), 8 + int.from_bytes(data[4:8], "little"))
+    while at + 8 <= end:
+        name, length = struct.unpack_from("<4sI", data, at)
+        count += name == b"ANMF"
+        at += 8 + length + (length & 1)
+    return Frames(max(1, count))
