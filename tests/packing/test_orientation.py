@@ -74,7 +74,7 @@ ENCODINGS = [("lmdb", "original"), ("h5", "jpeg"), ("h5", "uint8"), ("pth", "flo
 def test_the_summary_counts_them(suffix: str, encoding: str, check: str, photos: Path, tmp_path: Path) -> None:
     options = ["--encoding", encoding, "--check", check, *(["--size", "32"] if encoding == "float16" else [])]
     said = summary("convert", photos, tmp_path / f"a.{suffix}", *options)
-    line = "4 of 10 images have an EXIF orientation that is not applied; --exif-transpose stands them upright"
+    line = "4 of 10 images have an EXIF orientation that is not applied; --exif-transpose turns them upright"
     assert line in said
     assert "4 of them have an EXIF orientation, which is not applied" in summary("info", tmp_path / f"a.{suffix}")
     said = summary("convert", photos, tmp_path / f"b.{suffix}", *options, "--exif-transpose")

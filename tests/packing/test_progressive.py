@@ -187,7 +187,7 @@ def test_what_comes_out_with_other_pixels_is_kept(tmp_path: Path, monkeypatch: p
 def test_the_summary_names_what_is_kept(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["convert", str(folder), str(tmp_path / "a.lmdb"), "--progressive", "baseline"])
     assert done.exit_code == 0, done.output
-    assert "as is    1 progressive file that cannot be made baseline:\n    is damaged: " in done.output
+    assert "as is    1 progressive file that cannot become baseline:\n    is damaged: " in done.output
     assert "progressive baseline" in CliRunner().invoke(cli, ["info", str(tmp_path / "a.lmdb")]).output
 
 

@@ -215,10 +215,13 @@ def test_how_decoded_images_are_kept_is_never_guessed(tmp_path: Path, form: str,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_images_in_gray_become_rgb(tmp_path: Path) -> None:
+def test_images_in_gray_are_gray_unless_declared(tmp_path: Path) -> None:
     gray = PIXELS[..., 0]
     for value in (gray, gray[..., None], torch.from_numpy(gray.copy())[None], Image.fromarray(gray)):
         write(tmp_path / "a.h5", [{"image": value}], encoding="uint8", overwrite=True)
+        assert np.array_equal(item(tmp_path / "a.h5", "image"), gray[..., None])
+        declared = {"image": packstore.Image(mode="RGB")}
+        write(tmp_path / "a.h5", [{"image": value}], declared, encoding="uint8", overwrite=True)
         assert np.array_equal(item(tmp_path / "a.h5", "image"), np.stack([gray] * 3, -1))
 
 
