@@ -111,6 +111,10 @@ SETS: dict[str, Made] = {
         (Part("training/image_02/0002/{n:06}.png", "png"), Part("instances/0002/{n:06}.png", "mask")),
         ("sequence", "frame", "instance_mask"), ("training",),
     ),
+    "images and instances": Made(
+        (Part("{p}/images/{n:06}.jpg"), Part("{p}/instances/{n:06}.png", "mask")), ("instance_mask",), ("train", "val"),
+        once={"train/instances/labels.txt": "background\ncar"},
+    ),
     "Mapillary Vistas": Made(
         (Part("{p}/images/{p}{n}.jpg"), *(Part(f"{{p}}/v2.0/{name}/{{p}}{{n}}.png", "mask") for name in
          ("labels", "instances", "panoptic")), Part("{p}/v2.0/polygons/{p}{n}.json", value={"objects": []})),

@@ -587,3 +587,26 @@ def test_a_hierarchy_that_is_wrong_is_said(text: str, tmp_path: Path) -> None:
 def test_y_beside_x_is_no_label(tmp_path: Path) -> None:
     lines = "image_name,x,y\n" + "".join(f"im{n:02}.png,{n},{n % 2}\n" for n in range(6))
     assert rows(make(tmp_path, range(6), {"labels.csv": lines}))["im03.png"] == {"x": 3, "y": 1}
+
+
+@pytest.mark.parametrize("samples", [4, 200])
+def test_a_table_of_images_goes_with_one_of_their_boxes(samples: int, tmp_path: Path) -> None:
+    """Open Images: an image without a box is a sample with 0 boxes, and has what its own table says."""
+    path = _open_images(tmp_path, json.dumps(HIERARCHY))
+    head = "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\n"
+    names = [f"im{n:02}" for n in range(samples)]
+    make(path, [f"{name}.png" for name in names], {})
+    lines = [f"{name},xclick,/m/{k + 1},1,0.25,0.5,0.5,1.0\n" for n, name in enumerate(names) for k in range(n % 3)]
+    (path / "train-annotations-bbox.csv").write_text(head + "".join(lines))
+    facts = "ImageID,Subset,Title,Rotation\n" + "".join(
+        f"{name},train,title {name},{n}\n" for n, name in enumerate(names)
+    )
+    (path / "train-images-with-rotation.csv").write_text(facts)
+    found = rows(path)
+    assert {key: len(values["boxes"]) for key, values in found.items()} == {
+        f"{name}.png": n % 3 for n, name in enumerate(names)}  # fmt: skip
+    assert [found[f"{name}.png"]["rotation"] for name in names] == [*range(samples)]
+    assert (found["im02.png"]["title"], found["im03.png"]["labels"]) == ("title im02", [])
+    (path / "train-images-with-rotation.csv").write_text(facts.replace("im02,", "im97,"))
+    with pytest.raises(AmbiguousSourceError):
+        open_source(path)

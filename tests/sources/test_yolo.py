@@ -361,3 +361,15 @@ def test_labels_that_are_read_are_never_to_be_ignored(size: int, tmp_path: Path)
     with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match="for each image") as caught:
         ask_about_left(source, source.survey())
     assert [answer.options for answer in caught.value.answers] == [("--source", "yolo")]
+
+
+def test_a_data_file_of_darknet_may_call_a_split_val(tmp_path: Path) -> None:
+    """As Datumaro writes it, with paths of the folder that it trains in."""
+    head = "classes = 2\ntrain = data/train.txt\nval = data/val.txt\nnames = data/obj.names\nbackup = backup/\n"
+    files: dict[str, str | bytes] = {"obj.data": head, "obj.names": "cat\ndog\n"}
+    for split, own in (("train", range(3)), ("val", range(3, 5))):
+        files |= {f"obj_{split}_data/{n}.jpg": jpeg(n) for n in own}
+        files |= {f"obj_{split}_data/{n}.txt": "1 0.5 0.5 0.25 0.5\n" for n in own}
+        files[f"{split}.txt"] = "".join(f"data/obj_{split}_data/{n}.jpg\n" for n in own)
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 3, "val": 2})

@@ -154,13 +154,22 @@ CLASSES = (
 MASKS = (
     FolderSet(
         "KITTI semantics",
-        ("training/image_2", "training/semantic|training/instance"),
-        r"(?P<split>training|testing)/image_2/(?P<_name>\d{6}_\d{2})\.png",
+        ("training/image_2|train/image_2", "training/semantic|training/instance|train/semantic|train/instance"),
+        r"(?P<split>training|testing|train|val|validation|test)/image_2/(?P<_name>[^/]+)\.png",
         beside={
             "mask": "{split}/semantic/{_name}.png",
             "instance_mask": "{split}/instance/{_name}.png",
             "colour_mask": "{split}/semantic_rgb/{_name}.png",
         },
+        known=r"label_colors\.txt",
+    ),
+    FolderSet(
+        "images and instances",
+        ("train/images|val/images|test/images|training/images", "train/instances|val/instances|training/instances"),
+        r"(?P<split>train|val|test|training|validation|testing)/images/(?P<_name>[^/]+)\.(png|jpg)",
+        beside={"instance_mask": "{split}/instances/{_name}.png"},
+        known=rf"(.*/)?labels\.txt|{_NOTES}",
+        unless=("training/v2.0", "validation/v2.0", "training/labels", "train/labels", "val/labels"),
     ),
     FolderSet(
         "KITTI MOTS",
@@ -224,10 +233,10 @@ MASKS = (
     FolderSet(
         "CamVid of SegNet",
         ("train|test|val", "trainannot|testannot|valannot", "train.txt|test.txt|val.txt"),
-        r"(?P<split>train|val|test)/(?P<_name>[^/]+)\.png",
+        r"(?P<split>train|val|test)/(?P<_name>[^/]+)\.(png|jpg)",
         beside={"mask": "{split}annot/{_name}.png"},
         whole=("mask",),
-        known=rf"(train|val|test)\.txt|{_NOTES}",
+        known=rf"(train|val|test|label_colors)\.txt|{_NOTES}",
     ),
     FolderSet(
         "COCO-Stuff",

@@ -22,6 +22,7 @@ _CORNERS = (
     ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("x0", "y0", "x1", "y1"), ("xtl", "ytl", "xbr", "ybr"),
     ("left", "top", "right", "bottom"), ("bboxx1", "bboxy1", "bboxx2", "bboxy2"), ("minx", "miny", "maxx", "maxy"),
     ("roix1", "roiy1", "roix2", "roiy2"), ("bboxxmin", "bboxymin", "bboxxmax", "bboxymax"),
+    ("boxxmin", "boxymin", "boxxmax", "boxymax"),
 )  # fmt: skip
 _SIZES = (
     ("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),

@@ -1,8 +1,8 @@
-"""Tables of the same images with other columns, a row an image each, as ISIC's classes and metadata: one table."""
+"""Tables of the same images with other columns as one: ISIC's classes and metadata, Open Images' boxes and images."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from packstore.sources.tree import Tree
 
 
 def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
-    """Puts tables behind the first one of as many images, if each has a row an image, and no column of another."""
+    """Puts tables with a row an image behind the first table of these images that has none of their columns."""
     found: list[Table] = []
     columns: list[set[str]] = []
     for table in tables:
@@ -37,14 +37,23 @@ def _first(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
 
 
 def _fits(one: Table, other: Table) -> bool:
-    single = all(table.naming.hits == table.naming.images and not table.further for table in (one, other))
     named = all(table.header or suffix_of(table.file) not in TEXT for table in (one, other))
-    alike = (suffix_of(one.file) in TEXT) == (suffix_of(other.file) in TEXT)
-    return single and named and alike and one.naming.images == other.naming.images
+    alike = (suffix_of(one.file) in TEXT) == (suffix_of(other.file) in TEXT) and one.split == other.split
+    if not (named and alike and _has_one_each(other)) or other.further:
+        return False
+    enough = other.naming.images - one.naming.images
+    return enough == 0 if _has_one_each(one) else enough >= 0
+
+
+def _has_one_each(table: Table) -> bool:
+    return table.naming.hits == table.naming.images
 
 
 class JoinedRows:
-    """The rows of the tables that are joined to one, by image; in memory."""
+    """The rows of the tables that are joined to one, by image; in memory.
+
+    A table with several rows an image may lack images that the others have: they have no boxes.
+    """
 
     def __init__(self, tree: Tree, table: Table, index: ImageIndex) -> None:
         self._tree, self._table = tree, table
@@ -57,23 +66,27 @@ class JoinedRows:
                     if image is not None:
                         rows[image] = {name: value for name, value in row.cells.items() if name != other.image}
             self._rows.append(rows)
+        self._taken: set[str] = set()
 
     def take(self, image: str, cells: Mapping[str, Any]) -> dict[str, Any]:
         """Cells of an image with those in the other tables. Raises :class:`AmbiguousSourceError` if one does not name
         it, or has a column of another."""
         found = dict(cells)
         for other, rows in zip(self._table.joined, self._rows, strict=True):
-            more = rows.pop(image, None)
+            more = rows.get(image)
             if more is None or found.keys() & more.keys():
                 raise self._differs(image, other)
             found |= more
+        self._taken.add(image)
         return found
 
-    def finish(self) -> None:
-        """Raises :class:`AmbiguousSourceError` for an image that was not taken."""
-        for other, rows in zip(self._table.joined, self._rows, strict=True):
-            for image in rows:
-                raise self._differs(image, other)
+    def rest(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields images that the table does not name, with their cells. Raises :class:`AmbiguousSourceError` for one if
+        the table has a row an image."""
+        for image in dict.fromkeys(image for rows in self._rows for image in rows if image not in self._taken):
+            if _has_one_each(self._table):
+                raise self._differs(image, self._table.joined[0])
+            yield image, self.take(image, {})
 
     def _differs(self, image: str, other: Table) -> AmbiguousSourceError:
         files = self._table.file, other.file

@@ -103,9 +103,8 @@ class TableSource(FileRowSource):
         """Yields place and cells of each row that names an image."""
         index = ImageIndex(self.tree)
         numbers: dict[bytes, int] = {}
-        table_of = array("q")
+        self._table_of = array("q")
         for place, table in enumerate(self._tables):
-            text = suffix_of(table.file) in TEXT
             joined = JoinedRows(self.tree, table, index)
             for block in blocks(table.rows(self.tree)):
                 images = list(table.naming.resolve(index, [row.cells.get(table.image) for row in block]))
@@ -117,23 +116,30 @@ class TableSource(FileRowSource):
                     if image is None:
                         self._missing[table.file] += 1
                         continue
-                    raw = image.encode("utf-8", "surrogateescape")
-                    number = numbers.setdefault(raw, len(numbers))
-                    if number == len(self._names):
-                        self._names.append(raw)
-                        table_of.append(place)
-                    elif table_of[number] != place:
-                        raise self._twice(image, self._tables[table_of[number]].file, table.file)
                     cells = {name: value for name, value in row.cells.items() if name != table.image}
                     cells = joined.take(image, cells)
-                    for name, value in cells.items():
-                        if name not in table.further:
-                            self._facts.setdefault(name, ColumnFacts()).add(value, text=text)
-                    cells |= {name: found[n] for name, found in others.items()}
-                    self._owners.append(number)
-                    yield [row.place, cells]
-            joined.finish()
-        self._table_of = table_of
+                    self._note(image, cells, place, numbers)
+                    yield [row.place, cells | {name: found[n] for name, found in others.items()}]
+            for image, cells in joined.rest():
+                self._note(image, cells, place, numbers)
+                yield [self.tree.name(table.joined[0].file), cells]
+
+    def _note(self, image: str, cells: Mapping[str, Any], place: int, numbers: dict[bytes, int]) -> None:
+        """Notes the owner of a row of the table at ``place``, and what its cells are. Raises
+        :class:`AmbiguousSourceError` for an image of another table."""
+        table = self._tables[place]
+        raw = image.encode("utf-8", "surrogateescape")
+        number = numbers.setdefault(raw, len(numbers))
+        if number == len(self._names):
+            self._names.append(raw)
+            self._table_of.append(place)
+        elif self._table_of[number] != place:
+            raise self._twice(image, self._tables[self._table_of[number]].file, table.file)
+        text = suffix_of(table.file) in TEXT
+        for name, value in cells.items():
+            if name not in table.further:
+                self._facts.setdefault(name, ColumnFacts()).add(value, text=text)
+        self._owners.append(number)
 
     def _twice(self, image: str, first: str, second: str) -> AmbiguousSourceError:
         return AmbiguousSourceError(
@@ -256,13 +262,15 @@ class TableSource(FileRowSource):
                 tags = [self._classes.one(cells.get(roles.label)) for cells in rows
                         if cells not in with_box and not is_blank(cells.get(roles.label))]  # fmt: skip
                 found |= {"tags": tags} if self._tags and tags else {}
-                found |= {"parents": [self._parents.get(each, ()) for each in found["labels"]]} if self._parents else {}
             else:
                 classes = [each for cells in rows for each in self._classes.all(cells.get(roles.label))]
                 single = not roles.several and roles.label not in self._differing
                 found |= {"label": classes[0] if classes else None} if single else {
                     "labels": (classes if self._is_paired else list(dict.fromkeys(classes))) if classes else None
                 }  # fmt: skip
+        if self._parents:
+            labels = found["labels"] if "labels" in found else [found["label"]]
+            found["parents"] = [self._parents.get(each, ()) for each in labels or ()]
         if roles.flags:
             found |= self._flags.values(rows)
         if roles.points:
@@ -386,8 +394,8 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _parents(self) -> Mapping[str, Sequence[str]]:
-        """The classes above each class of boxes, by their names."""
-        if not (self._roles.boxes and self._roles.label) or self._classes.names is None:
+        """The classes above each class, by their names."""
+        if not self._roles.label or self._classes.names is None:
             return {}
         return read_hierarchy(self.tree, find_hierarchies(self.tree, self._files), self._titles)
 

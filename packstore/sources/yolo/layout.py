@@ -32,7 +32,7 @@ _CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "data/obj.name
 _DARKNET = "_darknet.labels"
 _DATA_FOLDERS = ("", "data", "cfg", "build/darknet/x64/data")
 _DATA = (re.compile(rb"^[ \t]*train[ \t]*=", re.M), re.compile(rb"^[ \t]*names[ \t]*=", re.M))
-_DATA_SPLITS = ("train", "valid", "test")
+_DATA_SPLITS = ("train", "valid", "val", "test")
 _MAX_YAML = 1 << 20
 _MAX_CLASSES = 1 << 20
 
