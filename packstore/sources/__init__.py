@@ -45,6 +45,7 @@ from packstore.sources.refusals import (
 from packstore.sources.remote import OnlyCopiedError, RemotePath, known_buckets, source_path
 from packstore.sources.rows import FileRowSource
 from packstore.sources.tree import Tree
+from packstore.sources.wrapped import GEO, GeoSource
 from packstore.stores import is_store
 
 __all__ = [
@@ -105,7 +106,7 @@ def open_source(
         ignore: Patterns of files and folders to be treated as not there: ``*.txt``, ``masks``, ``train/extra``. None
             means those that ``packed_as`` was packed with.
         columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. None means
-            those that ``packed_as`` was packed with.
+            those that ``packed_as`` was packed with. ``keep=geo`` adds a column ``geo`` of GeoTIFF tags.
         frames: ``all`` makes each frame of the image files a sample. None means as ``packed_as`` was packed.
         progress: Called when an object is fetched.
 
@@ -115,9 +116,13 @@ def open_source(
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
     given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
+    named = check_given(columns) or _recorded(packed_as, "columns")
+    others = tuple(each for each in named if each != GEO)
     opened = _open_files(
-        path, kind, labels, max_pixels, packed_as, skip_bad, image_key, label_key, layout, ignore, columns, progress
+        path, kind, labels, max_pixels, packed_as, skip_bad, image_key, label_key, layout, ignore, others, progress
     )
+    if GEO in named:
+        opened = GeoSource(opened)
     return FramesSource(opened) if given == ALL_FRAMES else opened
 
 
@@ -132,10 +137,10 @@ def _open_files(
     label_key: str | None,
     layout: str | None,
     ignore: str | Sequence[str],
-    columns: str | Sequence[str],
+    columns: tuple[str, ...],
     progress: ProgressCallback,
 ) -> Source:
-    """:func:`open_source` without ``frames``."""
+    """:func:`open_source` without ``frames``, and without what packstore itself keeps of image files."""
     refuse_empty(path)
     check_paths(labels)
     place = source_path(path)
@@ -148,7 +153,7 @@ def _open_files(
         label_key=label_key,
         layout=layout,
         ignore=check_patterns(ignore) or _recorded(packed_as, "ignore"),
-        columns=check_given(columns) or _recorded(packed_as, "columns"),
+        columns=columns,
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from packstore.images.reading import ALL_FRAMES, Reading, bring
 from packstore.images.sniff import HeaderError, check_header
 from packstore.sources.base import Entry, Sample, Source, Survey, rounded_size
 from packstore.sources.listing import key_size
+from packstore.sources.wrapped import WrappedSource
+from packstore.stores.link_files import Location
 
 _EVERY = 200
 _BY_LIBRARY = ("avif", "heif")
@@ -29,7 +30,7 @@ _BROKEN = 0
 """In place of the number of frames of a file that cannot be read."""
 
 
-class FramesSource(Source):
+class FramesSource(WrappedSource):
     """Wraps a source of image files: each frame is a sample of pixels, with the key ``name#number`` from 0.
 
     One pass over the files counts their frames and finds the mode that holds them all. A file of one frame keeps its
@@ -37,26 +38,11 @@ class FramesSource(Source):
     """
 
     def __init__(self, source: Source) -> None:
-        super().__init__(source.path, replace(source.options, frames=ALL_FRAMES))
-        self._source = source
-        self.kind, self.normalization, self.evidence = source.kind, source.normalization, source.evidence
+        super().__init__(source, replace(source.options, frames=ALL_FRAMES))
         self._mode: Mode | None = None
         self._counts = array("I")
         self._nbytes = array("Q")
         self._starts: dict[str, int] = {}
-
-    @property
-    def asks_about_left(self) -> bool:  # type: ignore[override]
-        return self._source.asks_about_left
-
-    @property
-    def left_images(self) -> str:  # type: ignore[override]
-        return self._source.left_images
-
-    @property
-    def tree(self) -> Any:
-        """The tree of the wrapped source; None if it has none."""
-        return getattr(self._source, "tree", None)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         survey = self._source.survey(split)
@@ -140,26 +126,11 @@ class FramesSource(Source):
         step = max(1, records // count)
         return self.fetch(islice(self.entries(split), 0, count * step, step))
 
-    def workers(self) -> int:
-        return self._source.workers()
-
     def identity(self) -> str:
         return f"{self._source.identity()} frames={ALL_FRAMES}"
 
-    def stamp(self) -> str:
-        return self._source.stamp()
-
-    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        return self._source.listed_files()
-
-    def expects_left(self, path: str) -> bool:
-        return self._source.expects_left(path)
-
-    def left_members(self) -> Mapping[str, int]:
-        return self._source.left_members()
-
-    def close(self) -> None:
-        self._source.close()
+    def locate(self, entry: Entry) -> Location | None:
+        return None  # pixels are no range of a file
 
     def _examine(self, progress: ProgressCallback, total: int | None) -> Mode:
         """The mode of all frames. Reads all files at the first call: frames and modes by their headers."""

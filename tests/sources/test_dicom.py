@@ -271,6 +271,7 @@ def test_it_trains_and_proves(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batch[:, 0], [pixels_of(n, "uint16", (8, 8)) for n in range(4)])
 
 
+@pytest.mark.slow
 def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
     save(make_dataset(pixels_of(1)), tmp_path / "good.dcm")
     save(make_dataset(pixels_of(1), NumberOfFrames=1_000_000_000), tmp_path / "frames.dcm")

@@ -118,6 +118,7 @@ def test_transparency_of_a_gif_is_pillows(transparent: str, disposal: int, tmp_p
         np.testing.assert_array_equal(np.array(Image.fromarray(pixels).convert("RGBA")), expected)
 
 
+@pytest.mark.slow
 def test_stacks_of_many_bits_are_tifffiles(tmp_path: Path) -> None:
     tifffile = pytest.importorskip("tifffile")
     stack = np.random.default_rng(1).integers(0, 65536, (70, 8, 6), np.uint16)

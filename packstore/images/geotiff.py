@@ -1,0 +1,104 @@
+"""GeoTIFF: where the pixels of a TIFF lie on the ground. Tags and keys are those of OGC 19-008r4 (GeoTIFF 1.1)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_SCALE, _TIEPOINT, _TRANSFORMATION, _KEYS, _DOUBLES, _TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
+_NODATA = 42113  # GDAL's
+_TAGS = (_SCALE, _TIEPOINT, _TRANSFORMATION, _KEYS, _DOUBLES, _TEXTS, _NODATA)
+_TYPES = {2: "s", 3: "H", 4: "I", 11: "f", 12: "d"}
+_MOST_BYTES = 1 << 20
+_RASTER_TYPE, _GEOGRAPHIC, _PROJECTED = 1025, 2048, 3072
+_POINT, _USER_DEFINED = 2, 32767
+
+
+def read_geotiff(data: bytes) -> dict[str, Any] | None:
+    """Reads the GeoTIFF tags of the first page of a TIFF, as JSON holds them.
+
+    Returns:
+        ``tags`` by number; ``keys``, their values by number; ``crs``, such as ``EPSG:32633``, or None; ``transform``,
+        ``[a, b, c, d, e, f]`` with ``x = a * column + b * row + c``, ``y = d * column + e * row + f``, from the corner
+        of the first pixel, or None; ``nodata``. None for a file that is no TIFF, or has no such tags.
+
+    Raises:
+        ValueError: They are damaged.
+    """
+    if data[:4] not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return None
+    try:
+        tags = _read_tags(data)
+        if not tags.keys() - {_NODATA}:
+            return None
+        keys = _read_keys(tags)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise ValueError(f"its GeoTIFF tags are damaged: {error}") from None
+    code = next((keys[key] for key in (_PROJECTED, _GEOGRAPHIC) if keys.get(key)), _USER_DEFINED)
+    return {
+        "crs": None if code == _USER_DEFINED else f"EPSG:{code}",
+        "transform": _transform(tags, keys.get(_RASTER_TYPE) == _POINT),
+        "nodata": tags.get(_NODATA),
+        "keys": {str(key): value for key, value in keys.items()},
+        "tags": {str(tag): value for tag, value in tags.items() if tag != _NODATA},
+    }
+
+
+def _read_tags(data: bytes) -> dict[int, Any]:
+    order, big = "<" if data[:2] == b"II" else ">", 43 in data[2:4]
+    offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
+    (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
+    (count,) = struct.unpack_from(order + count_format, data, at)
+    at += struct.calcsize(count_format)
+    found = {}
+    for place in range(at, min(at + count * entry, len(data)), entry):
+        tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, place)
+        if tag not in _TAGS or kind not in _TYPES:
+            continue
+        letter = _TYPES[kind]
+        size, value = length * struct.calcsize(letter), place + entry - inline
+        if size > _MOST_BYTES:
+            raise IndexError(f"tag {tag} has {size:,} bytes")
+        if size > inline:
+            (value,) = struct.unpack_from(order + offset, data, value)
+        values = struct.unpack_from(f"{order}{length}{letter}", data, value)
+        if letter == "s":
+            found[tag] = values[0].decode("latin-1").rstrip("\0")
+        else:
+            found[tag] = [each if not isinstance(each, float) or math.isfinite(each) else None for each in values]
+    return found
+
+
+def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
+    directory: Sequence[int] = tags.get(_KEYS, ())
+    found: dict[int, Any] = {}
+    for at in range(4, min(len(directory), 4 + 4 * (directory[3] if len(directory) > 3 else 0)), 4):
+        key, place, count, value = directory[at : at + 4]
+        if not place:
+            found[key] = value
+            continue
+        values = tags.get(place, "" if place == _TEXTS else [])[value : value + count]
+        if len(values) != count:
+            raise IndexError(f"key {key} lies beyond the values of tag {place}")
+        found[key] = values.rstrip("|") if isinstance(values, str) else values[0] if count == 1 else values
+    return found
+
+
+def _transform(tags: Mapping[int, Any], is_point: bool) -> list[float] | None:
+    matrix, scale, tie = tags.get(_TRANSFORMATION, ()), tags.get(_SCALE, ()), tags.get(_TIEPOINT, ())
+    if len(matrix) >= 8:
+        found = [matrix[n] for n in (0, 1, 3, 4, 5, 7)]
+    elif len(scale) >= 2 and len(tie) == 6:
+        if None in (*scale, *tie):
+            return None
+        found = [scale[0], 0.0, tie[3] - tie[0] * scale[0], 0.0, -scale[1], tie[4] + tie[1] * scale[1]]
+    else:
+        return None
+    if None in found:
+        return None
+    if is_point:  # the tie is the middle of the pixel, as GDAL has it
+        found[2] -= (found[0] + found[1]) / 2
+        found[5] -= (found[3] + found[4]) / 2
+    return found if all(map(math.isfinite, found)) else None

@@ -1,0 +1,106 @@
+"""Sources that change what another source gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from packstore.core.columns import ImageData
+from packstore.core.errors import SampleError, UsageError, printable
+from packstore.core.fields import Json, column_of
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.images.geotiff import read_geotiff
+from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey
+from packstore.stores.link_files import Location
+
+GEO = "keep=geo"
+"""The meaning of a column by which :class:`GeoSource` keeps where images lie on the ground."""
+_GEO_BYTES = 1024
+
+
+class WrappedSource(Source):
+    """Gives what another source gives, which is closed with it."""
+
+    def __init__(self, source: Source, options: SourceOptions) -> None:
+        super().__init__(source.path, options)
+        self._source = source
+        self.kind, self.normalization, self.evidence = source.kind, source.normalization, source.evidence
+
+    @property
+    def asks_about_left(self) -> bool:  # type: ignore[override]
+        return self._source.asks_about_left
+
+    @property
+    def left_images(self) -> str:  # type: ignore[override]
+        return self._source.left_images
+
+    @property
+    def tree(self) -> Any:
+        """The tree of the wrapped source; None if it has none."""
+        return getattr(self._source, "tree", None)
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        return self._source.survey(split, progress)
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        return self._source.entries(split)
+
+    def read(self, entry: Entry) -> ImageData | Sample:
+        return self._source.read(entry)
+
+    def locate(self, entry: Entry) -> Location | None:
+        return self._source.locate(entry)
+
+    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        return self._source.fetch(entries)
+
+    def workers(self) -> int:
+        return self._source.workers()
+
+    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        return self._source.some(split, records, count)
+
+    def stamp(self) -> str:
+        return self._source.stamp()
+
+    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        return self._source.listed_files()
+
+    def expects_left(self, path: str) -> bool:
+        return self._source.expects_left(path)
+
+    def left_members(self) -> Mapping[str, int]:
+        return self._source.left_members()
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class GeoSource(WrappedSource):
+    """Adds the column ``geo``: JSON of a TIFF's transform and reference system, null for other images."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, replace(source.options, columns=(*source.options.columns, GEO)))
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        survey = super().survey(split, progress)
+        if survey.encoding != "original" or survey.store is not None or any(c.name == "geo" for c in survey.columns):
+            raise UsageError(
+                f"{printable(str(self.path))} ({self.kind}): --column {GEO} is for files of GeoTIFF in a source "
+                "without a column geo; leave it out"
+            )
+        column = column_of("geo", Json(optional=True))
+        columns = (*survey.columns, column, *column.companions)
+        names = frozenset(each.name for each in columns[len(survey.columns) :])
+        value_bytes = survey.value_bytes + _GEO_BYTES * survey.records
+        return replace(survey, columns=columns, sampled=survey.sampled | names, value_bytes=value_bytes)
+
+    def read(self, entry: Entry) -> Sample:
+        found = super().read(entry)
+        sample = found if isinstance(found, Sample) else Sample(found, {})
+        try:
+            geo = read_geotiff(bytes(sample.image))
+        except ValueError as error:
+            raise SampleError(entry.key, str(error)) from None
+        return sample._replace(values={**sample.values, "geo": geo})
