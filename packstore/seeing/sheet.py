@@ -99,7 +99,7 @@ def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions
         StoreError: The store does not open.
     """
     if path.suffix.lower() not in KINDS:
-        raise UsageError(f"a sheet is a file {' or '.join(KINDS)}, got {printable(path.name)!r}")
+        raise UsageError(f"a sheet is written as {' or '.join(KINDS)}, got {printable(path.name)!r}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"there is no directory {printable(str(path.absolute().parent))}")
     with open_store(store, "always") as reader:

@@ -116,7 +116,7 @@ class ExportSuite:
                 self.export(store, out)
             assert not out.exists()
             if form == "floats":
-                with pytest.raises(UsageError, match="no pixels"):
+                with pytest.raises(UsageError, match="needs pixels"):
                     self.export(store, out, encode="png")
                 return
             options["encode"] = "png"
