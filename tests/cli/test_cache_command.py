@@ -78,7 +78,7 @@ def test_prefetch(there: str, tmp_path: Path) -> None:
     done = run("cache", "prefetch", *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{cache.root}: {len(shards)} shards fetched, ")
-    assert done.stdout.endswith("; 0 were there\n")
+    assert done.stdout.endswith("; 0 were there already\n")
     assert {(entry.name, entry.nbytes) for entry in cache.entries()} == {(each.digest, each.nbytes) for each in shards}
     listed = run("cache", "list", "--cache", cache.root).stdout.splitlines()
     if cache.entries()[0].url is not None:  # the file system has attributes
