@@ -16,7 +16,7 @@ from packstore.images.engine import engine_problem, get_engine
 
 
 def has_index(asked: bool | None, encoding: str) -> bool:
-    """Whether a store of this encoding is packed with a seek index; ``asked`` None for yes wherever the engine is.
+    """Whether a store of this encoding is packed with a seek index; ``asked`` None for yes if the engine is there.
 
     Raises:
         UsageError: One was asked for, of an encoding that has none.

@@ -68,7 +68,6 @@ def timed(function: Callable[[], object]) -> float:
 def decoding(folder: Path, side: int) -> Callable[[], object]:
     """Decodes COUNT files as ``RandomResizedCrop`` and a flip have them."""
     engine = get_engine()
-    assert engine is not None
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg"))
     files = [path.read_bytes() for path in paths[:: max(1, len(paths) // COUNT)][:COUNT]]
     requests = Requests(files)
@@ -85,7 +84,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
     engine = get_engine()
-    assert engine is not None, "the engine is not compiled"
     coarse = np.random.default_rng(0).integers(0, 256, (COUNT, 8, 8, 3), np.uint8)
     images = coarse.repeat(options.side // 8 + 1, 1).repeat(options.side // 8 + 1, 2)
     images = np.ascontiguousarray(images[:, : options.side, : options.side])

@@ -192,7 +192,6 @@ class Bare:
             np.take(self._array, batch.ids[first:stop] & MASK, axis=0, out=out, mode="clip")
             return
         engine = get_engine()
-        assert engine is not None
         engine.run(batch.requests, first, stop, self._max_pixels)
 
 

@@ -46,7 +46,7 @@ class Prepared:
         crops: Where the pixels of each row come from; None for whole images.
         finish: What the rows become of bytes; None where they are those.
         failed: Rows whose records cannot be read.
-        requests: All of it for the engine, where that is there and knows how.
+        requests: All of it for the engine, if that knows how.
         program: What happens to the bytes of each row, ``(B, n)``; None for nothing.
         views_planned: Of several views, what a :class:`ViewAssembler` has planned of each.
         course: Of images that differ in size on their way, all operations; None for others.
