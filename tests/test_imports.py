@@ -36,7 +36,7 @@ class Room:
 ROOMS = (
     Room("core", "", "numpy xxhash tqdm google_crc32c yaml"),
     Room("cache", "core"),
-    Room("images", "core", "numpy torch PIL pillow_heif tifffile turbojpeg simplejpeg jpeg4py cv2"),
+    Room("images", "core", "numpy torch PIL pillow_heif imagecodecs tifffile turbojpeg simplejpeg jpeg4py cv2"),
     Room("objects", "core", "obstore"),
     Room("stores", "core objects cache", "numpy xxhash h5py lmdb"),
     Room(
@@ -71,7 +71,6 @@ TOOLS = (
         "pytest-xdist",
         "ruff",
     ),
-    "imagecodecs",  # which tifffile loads
     *("pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg"),  # which pydicom loads
     *("flask", "flask-cors", "moto", "ray"),
     *("pycocotools", "scipy", "types-tqdm", "webdataset"),

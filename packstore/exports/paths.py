@@ -14,12 +14,19 @@ from packstore.exports.base import EXTENSIONS, Record
 from packstore.exports.names import safe_name, shorten
 from packstore.stores.base import Reader
 
-IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif"})
+IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif", "j2k", "jpx", "jpf"})
 _SUFFIXES = IMAGE_SUFFIXES | {"txt"}
 """Suffixes of images, and of label files that have an image's name (YOLO)."""
 _YEAR = re.compile(r"(19|20)\d\d$")
 """The year that COCO appends to names of splits: ``train2017``."""
-_SAME = {"jpeg": "jpg", "tiff": "tif", "pgm": "ppm", "pbm": "ppm", "heif": "heic"}
+_SAME = {
+    "jpeg": "jpg",
+    "tiff": "tif",
+    "pgm": "ppm",
+    "pbm": "ppm",
+    "heif": "heic",
+    **dict.fromkeys(("j2k", "jpx", "jpf"), "jp2"),
+}
 _LONGEST = 1000
 """Most bytes of a path below its class: systems take 1,024 or 4,096 for the full path."""
 UNLABELLED = "unlabelled"

@@ -1,8 +1,8 @@
 """Recognises an image file by its content, in microseconds: kind, size, what a decoder must know, whether it ends.
 
 :func:`sniff` reads the header, :func:`check_header` also looks for the end of the image, which a truncated file lacks.
-Neither decodes anything. Written after ITU-T T.81 (JPEG), the PNG and GIF89a specifications, RFC 9649 (WebP), TIFF 6.0
-with BigTIFF, Microsoft's BITMAPINFOHEADER and netpbm's format pages.
+Neither decodes anything. Written after ITU-T T.81 (JPEG) and T.800 (JPEG 2000), the PNG and GIF89a specifications, RFC
+9649 (WebP), TIFF 6.0 with BigTIFF, Microsoft's BITMAPINFOHEADER and netpbm's format pages.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class ImageInfo(NamedTuple):
     """What the header of an image file says.
 
     Attributes:
-        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif`` or ``heif``.
+        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif``, ``heif`` or ``jp2``
+            (JPEG 2000).
         width: In pixels, at least 1.
         height: In pixels, at least 1.
         components: Samples a pixel as stored: 1 for gray and for palettes, 2 gray with alpha, 3, 4 (CMYK in a JPEG,
@@ -116,7 +117,7 @@ def check_header(data: Data) -> ImageInfo:
 
 def begins_like_image(start: bytes) -> bool:
     """Whether the first 16 bytes of a file are surely an image's, of a kind that packstore reads or not."""
-    if start.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")):
+    if start.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *JPEG_2000)):
         return True
     return start[:4] + start[8:12] == b"RIFFWEBP" or is_heif(start) or unread_kind(start) is not None
 
@@ -418,6 +419,39 @@ def _tiff_numbers(data: bytes, letter: str, length: int, at: int) -> NDArray[np.
     return np.frombuffer(data, letter, length, at).astype(np.uint64)
 
 
+def _jp2(data: bytes, whole: bool) -> ImageInfo:
+    """Finds the codestream (T.800 Annex A) and reads its size marker; in a JP2 file (Annex I) it lies in a box."""
+    at = 0
+    while data[at : at + 4] != _CODESTREAM:
+        length, name = struct.unpack_from(">I4s", data, at)
+        start = at + 8
+        if length == 1:
+            (length,) = struct.unpack_from(">Q", data, start)
+            start += 8
+        if name == b"jp2c":
+            at = start
+            break
+        if length < 8:
+            raise HeaderError(f"is damaged: a JPEG 2000 box {name!r} of {length} bytes without a codestream before it")
+        at += length
+    if data[at : at + 4] != _CODESTREAM:
+        raise HeaderError("is damaged: a JPEG 2000 file without a codestream")
+    right, bottom, left, top = struct.unpack_from(">4I", data, at + 8)
+    (components,) = struct.unpack_from(">H", data, at + 40)
+    depths = struct.unpack_from(">" + "B2x" * components, data, at + 42)
+    if not components or right <= left or bottom <= top:
+        raise HeaderError(
+            f"has no pixels: its header says {right - left} x {bottom - top} with {components} components"
+        )
+    # Packets hold no pair of bytes above FF8F, so that this end is that of the image.
+    if whole and data.rfind(b"\xff\xd9", at) < 0:
+        raise HeaderError("is truncated: no end of its codestream")
+    return ImageInfo("jp2", right - left, bottom - top, components, max(depth & 0x7F for depth in depths) + 1)
+
+
+_CODESTREAM = b"\xff\x4f\xff\x51"
+JPEG_2000 = (_CODESTREAM, b"\0\0\0\x0cjP  \r\n\x87\n")
+"""How files of JPEG 2000 begin: a codestream alone, a JP2 file."""
 _READABLE_BITS = {"jpeg": (8,), "tiff": (1, 2, 4, 8, 16, 32, 64)}
 _MAX_SAMPLES = 16
 _TIFF_TAGS = frozenset((256, 257, 258, 273, 277, 279, 324, 325))
@@ -465,5 +499,6 @@ _KINDS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[bytes, bool], ImageInfo
     (b"RIFF", _webp),
     (b"BM", _bmp),
     ((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), _tiff),
+    (JPEG_2000, _jp2),
     ((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _pnm),
 )

@@ -7,7 +7,6 @@ from typing import Literal
 _RAW = "a camera raw"
 UNREAD_SUFFIXES = {
     ".jxl": "a JPEG XL",
-    **dict.fromkeys((".jp2", ".j2k", ".jpx", ".jpf"), "a JPEG 2000"),
     **dict.fromkeys((".tga", ".icb", ".vda"), "a Targa"),
     ".dds": "a DirectDraw surface",
     ".psd": "a Photoshop",
@@ -25,8 +24,6 @@ UNREAD_SUFFIXES = {
 _MAGICS = (
     (b"\xff\x0a", "a JPEG XL"),
     (b"\0\0\0\x0cJXL \r\n\x87\n", "a JPEG XL"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "a JPEG 2000"),
     (b"DDS ", "a DirectDraw surface"),
     (b"8BPS", "a Photoshop"),
     (b"\x76\x2f\x31\x01", "an OpenEXR"),

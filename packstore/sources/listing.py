@@ -23,7 +23,7 @@ IMAGE_SUFFIXES = (
     # torchvision.datasets.folder.IMG_EXTENSIONS
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
     # and beyond it
-    *(".gif", ".jpe", ".jfif", ".avif", ".heic", ".heif", ".hif"),
+    *(".gif", ".jpe", ".jfif", ".avif", ".heic", ".heif", ".hif", ".jp2", ".j2k", ".jpx", ".jpf"),
 )
 """Suffixes of image files, in any case. Reading an image tells by its content whether the name lies."""
 

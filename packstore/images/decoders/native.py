@@ -21,7 +21,7 @@ from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
 from packstore.images.decoders.png import decode_png
 from packstore.images.frames import tiff_pages
-from packstore.images.sniff import HeaderError, ImageInfo, sniff
+from packstore.images.sniff import JPEG_2000, HeaderError, ImageInfo, sniff
 
 _PILLOW = {
     "1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBX": "RGB", "RGBA": "RGBA",
@@ -36,6 +36,7 @@ _EXACT = {"uint8": "uint8", "bool": "uint8", "int8": "int16", "uint16": "uint16"
 """The dtype of a mode that holds every value of a TIFF's."""
 _IF_SMALL = {"uint32": "int32", "int64": "int32", "uint64": "int32", "float64": "float32"}
 """The dtype of a mode that may hold the values of a TIFF's; each is compared."""
+_JP2_CHANNELS = 4  # that Pillow reads
 _NETPBM = re.compile(rb"P([2356])((?:\s|#[^\r\n]*[\r\n])+)(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})\s")
 
 
@@ -62,6 +63,8 @@ def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description |
     if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
         mode = _tiff_mode(found.tags) if found is not None else _tiff_mode(_page_tags(data, frame))
         return None if mode is None else Description(mode, 1 if found is None else found.frames)
+    if info.kind == "jp2" and not _pillow_reads_jp2(data, info):
+        return Description(_jp2_mode(data, info, found))
     if found is None:
         return None
     mode = _mode_of_pillow(found.mode, found.has_alpha, info)
@@ -90,6 +93,8 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
         return pixels, mode_of(pixels.shape[2], "uint16")
     if info.kind == "pnm" and info.precision > 8 and not frame:
         return _netpbm(bytes(data), info)
+    if info.kind == "jp2" and not frame and not _pillow_reads_jp2(data, info):
+        return _jp2(data, info)
     if info.kind == "tiff":
         found = pillow.describe(data, _place_of(data, info, frame))
         if found is None or not _pillow_reads_all(found.tags):
@@ -152,6 +157,56 @@ def _netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
         return values.reshape(info.height, info.width, info.components), mode_of(info.components, "uint16")
     except (ValueError, OverflowError) as error:
         raise DecodeError(f"damaged image: {error}") from None
+
+
+def _jp2_is_signed(data: memoryview, info: ImageInfo) -> bool:
+    """Whether a component of a JPEG 2000 has negative values (T.800 A.5.1)."""
+    at = bytes(data).find(JPEG_2000[0]) + 42
+    return any(depth & 0x80 for depth in data[at : at + 3 * info.components : 3])
+
+
+def _pillow_reads_jp2(data: memoryview, info: ImageInfo) -> bool:
+    """Whether Pillow has a mode for every bit and channel of a JPEG 2000."""
+    return info.precision <= 8 and info.components <= _JP2_CHANNELS and not _jp2_is_signed(data, info)
+
+
+def _jp2_mode(data: memoryview, info: ImageInfo, found: pillow.Description | None) -> Mode:
+    """The mode of a JPEG 2000 that Pillow has none for."""
+    signed, bits = _jp2_is_signed(data, info), info.precision
+    dtypes = (8, "int16" if signed else "uint8"), (16, "int16" if signed else "uint16"), (64, "int32")
+    dtype = next(name for most, name in dtypes if bits <= most)
+    usual = mode_of(info.components, dtype)
+    return (
+        usual
+        if usual.has_alpha <= (found is not None and found.has_alpha)
+        else parse_mode(f"multi:{info.components}:{dtype}")
+    )
+
+
+def _jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
+    """A JPEG 2000 of more than 8 bits or four components."""
+    mode = _jp2_mode(data, info, pillow.describe(data))
+    try:
+        array = np.asarray(_imagecodecs().jpeg2k_decode(bytes(data)))
+        array = array.reshape(info.height, info.width, info.components)
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:  # imagecodecs raises almost anything on damaged files
+        raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
+    values = array.astype(mode.dtype)
+    if not np.array_equal(values, array):
+        raise DecodeError(f"a JPEG 2000 of {array.dtype} values that {mode.dtype} does not hold")
+    return np.ascontiguousarray(values), mode
+
+
+def _imagecodecs() -> Any:
+    try:
+        return importlib.import_module("imagecodecs")
+    except ImportError:
+        raise DecodeError(
+            "a JPEG 2000 with more bits or channels than Pillow reads, which takes imagecodecs: "
+            "pip install 'packstore[tiff]'"
+        ) from None
 
 
 def _pillow_reads_all(tags: Any) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.images.heif import heif_header, is_heif
 from packstore.images.jpeg import too_many_scans, without_metadata
-from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff, too_many_pixels
+from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, sniff, too_many_pixels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +35,7 @@ _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("TiffImagePlugin", "TiffImageFile", _TIFF),
     ("PpmImagePlugin", "PpmImageFile", (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")),
     ("BmpImagePlugin", "BmpImageFile", (b"BM",)),
+    ("Jpeg2KImagePlugin", "Jpeg2KImageFile", JPEG_2000),
 )
 _AVIF = "PIL.AvifImagePlugin", "AvifImageFile"
 _HEIF = "pillow_heif.as_plugin", "HeifImageFile"
@@ -236,7 +237,7 @@ def _open(data: memoryview) -> Image.Image:
             image: Image.Image = getattr(plugin, name)(io.BytesIO(data))
             return image
     raise DecodeError(
-        "not an image of a kind that packstore reads (JPEG, PNG, GIF, WebP, TIFF, PNM, BMP, AVIF, HEIF): "
+        "not an image of a kind that packstore reads (JPEG, PNG, GIF, WebP, TIFF, PNM, BMP, AVIF, HEIF, JPEG 2000): "
         f"{len(data)} bytes that begin with {repr(head[:8])[1:]}"
     )
 
