@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -615,3 +616,12 @@ def test_it_needs_no_new_glibc(need: Callable[[str, bool], None]) -> None:
     library = Path(native._library()[0]._name).read_bytes()
     versions = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([0-9.]+)\0", library)}
     assert max(versions, default=(2, 0)) <= (2, 28)
+
+
+@pytest.mark.skipif(getattr(sys, "_is_gil_enabled", lambda: True)(), reason="this Python has its GIL on")
+def test_it_leaves_the_gil_off() -> None:
+    """A compiled module that does not declare that it can do without would turn it on; ctypes loads no module."""
+    code = "import sys; from packstore.images.engine import get_engine; get_engine(); print(sys._is_gil_enabled())"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

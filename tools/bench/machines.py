@@ -2,7 +2,8 @@
 
     python tools/bench/machines.py IMAGES [--seconds 3]
 
-- GIL: Python's microseconds an image, of each mode and recipe (``python_seconds`` of loader.py).
+- GIL: Python's microseconds an image, of each mode and recipe (``python_seconds`` of loader.py); of resident images,
+  those of the thread that asks for batches, copies included.
 - model: images a second predicted for each number of cores of this machine, ``min(cores / processor seconds, 1 / GIL
   seconds)``, beside what is measured. The processor seconds are of one thread on one core.
 - waits: the rate of 32 threads beside that of one thread a core, and how often a thread gave its core away an image.
@@ -30,14 +31,29 @@ from loader import CROP, python_seconds
 
 import packstore
 from packstore import PackedDataset, PackedLoader
+from packstore.augment import RandomHorizontalFlip
 
 BATCH = 64
 STORES: dict[str, dict[str, Any]] = {
     "streaming JPEG": {"encoding": "original"},
     "streaming JPEG without index": {"encoding": "original", "index": False},
     "streaming uint8": {"encoding": "uint8", "max_side": 256},
+    "streaming float16": {"encoding": "float16", "size": 256},
 }
-RECIPES = ("crop and flip", "timm-rsb-a2")
+# Those of one view, for images of any sizes.
+RECIPES = (
+    "crop and flip",
+    "torchvision-resnet50-v2",
+    "timm-rsb-a1",
+    "timm-rsb-a2",
+    "timm-rsb-a3",
+    "deit3",
+    "mae-pretrain",
+    "mae-finetune",
+    "open-clip",
+    "segmentation-reference",
+    "yolo-cls",
+)
 MANY = 32
 
 
@@ -58,6 +74,17 @@ def options_of(recipe: str) -> dict[str, Any]:
 def predict(cores: int, processor: float, gil: float) -> float:
     """Images a second of ``cores`` threads, by processor seconds and seconds under the GIL an image."""
     return min(cores / processor, 1 / gil)
+
+
+def resident_seconds(dataset: PackedDataset) -> float:
+    """Processor seconds an image of the thread that asks for resident batches: Python, and the copies of its pixels."""
+    loader = PackedLoader(dataset, 512, shuffle=True, augment=RandomHorizontalFlip(), resident=True)
+    found = []
+    for _ in range(20):
+        start = time.thread_time()
+        images = sum(len(batch) for batch, *_ in loader)
+        found.append((time.thread_time() - start) / images)
+    return min(found)
 
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -106,8 +133,10 @@ def main() -> None:
             opened[name] = path, split, PackedDataset(path, split, checksums="never")  # they release the GIL
         gil_rows, model_rows, wait_rows = [], [], []
         for name, (path, split, dataset) in opened.items():
-            found = [python_seconds(dataset, **options_of(recipe)) for recipe in RECIPES]
-            gil_rows += [(name, recipe, f"{1e6 * each:.1f}") for recipe, each in zip(RECIPES, found, strict=True)]
+            # On floating point, all of a recipe but its crop runs on whole batches.
+            recipes = RECIPES[:1] if dataset.manifest.holds_floats else RECIPES
+            found = [python_seconds(dataset, **options_of(recipe)) for recipe in recipes]
+            gil_rows += [(name, recipe, f"{1e6 * each:.1f}") for recipe, each in zip(recipes, found, strict=True)]
             rates = [
                 in_process(measure, path, split, cores[: n + 1], n + 1, arguments.seconds) for n in range(len(cores))
             ]
@@ -116,6 +145,10 @@ def main() -> None:
                 model_rows.append((name, count, f"{said:,.0f}", f"{1 / rate.wall:,.0f}", f"{rate.wall * said:.2f}"))
             many = in_process(measure, path, split, cores, MANY, arguments.seconds)
             wait_rows.append((name, f"{rate.wall / many.wall:.2f}", f"{rate.switches:.2f}", f"{many.switches:.2f}"))
+        path = Path(scratch) / "resident.lmdb"
+        packstore.convert(arguments.images, path, encoding="uint8", size=32)
+        seconds = resident_seconds(PackedDataset(path, split))
+        gil_rows.append(("resident uint8, 32 x 32", "flip, with copies", f"{1e6 * seconds:.1f}"))
         path, split, _ = opened["streaming JPEG"]
         memory_rows = [(n, f"{in_process(peak_megabytes, path, split, n):.0f}") for n in (1, 2, 8, MANY)]
     print("\n" + table(["mode", "recipe", "Python µs an image"], gil_rows))
