@@ -354,7 +354,7 @@ def wildreceipt(samples: int) -> Files:
         json.dumps({"file_name": f"there/a{n:05}.jpg", "height": 8, "width": 16, "annotations": [word] * (1 + n % 2)})
         for n in range(samples)
     ]
-    return images(samples, "image_files/") | {"train.txt": "\n".join(lines), "class_list.txt": "0 Ignore\n1 dog"}
+    return images(samples, "image_files/") | {"class_list.txt": "0 Ignore\n1 dog", "train.txt": "\n".join(lines)}
 
 
 MAKERS: dict[str, Callable[[int], Files]] = {

@@ -141,7 +141,7 @@ READ = {
 """Layouts that a kind reads with all that annotates them."""
 
 INNOCENT: dict[str, dict[str, str]] = {
-    "classes that count from 1": {f"{name}/{i}.jpg": "" for name in ("cat", "dog", "images") for i in range(9)},
+    "classes that count from 1": {f"{name}/{i}.jpg": "" for name in ("cat", "dog", "cow") for i in range(9)},
     "two classes": {f"{name}/{i}.jpg": "" for name in ("ants", "bees") for i in range(9)},
     "a list of classes": {"cat/1.jpg": "", "cat/2.jpg": "", "cat/3.jpg": "", "classes.txt": "cat\ndog\n"},
     "a readme": {"cat/a.jpg": "", "cat/b.jpg": "", "README.md": "a b", "readme.txt": "a b", "LICENSE.txt": "a"},
@@ -245,6 +245,12 @@ def test_where_no_folder_holds_the_images_alone_it_says_so(tmp_path: Path) -> No
     with pytest.raises(
         AmbiguousSourceError, match="alone with --source imagefolder, once the rest is out of the folder"
     ):
+        open_source(tmp_path)
+
+
+def test_a_folder_called_images_among_classes_is_a_question(tmp_path: Path) -> None:
+    fill(tmp_path, {f"{name}/{n}.jpg": "" for name in ("cat", "dog", "images") for n in range(9)})
+    with pytest.raises(AmbiguousSourceError, match="a folder that is called like images, and others"):
         open_source(tmp_path)
 
 
