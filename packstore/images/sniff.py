@@ -443,12 +443,16 @@ def _jp2(data: bytes, whole: bool) -> ImageInfo:
         raise HeaderError(
             f"has no pixels: its header says {right - left} x {bottom - top} with {components} components"
         )
+    precision = max(depth & 0x7F for depth in depths) + 1
+    if precision > _MOST_JP2_BITS:
+        raise HeaderError(f"is damaged: a JPEG 2000 of {precision} bits a sample")
     # Packets hold no pair of bytes above FF8F, so that this end is that of the image.
     if whole and data.rfind(b"\xff\xd9", at) < 0:
         raise HeaderError("is truncated: no end of its codestream")
-    return ImageInfo("jp2", right - left, bottom - top, components, max(depth & 0x7F for depth in depths) + 1)
+    return ImageInfo("jp2", right - left, bottom - top, components, precision)
 
 
+_MOST_JP2_BITS = 38  # T.800, table A.11
 _CODESTREAM = b"\xff\x4f\xff\x51"
 JPEG_2000 = (_CODESTREAM, b"\0\0\0\x0cjP  \r\n\x87\n")
 """How files of JPEG 2000 begin: a codestream alone, a JP2 file."""

@@ -86,6 +86,8 @@ def test_hostile_headers() -> None:
     for wrong in (data[:8] + bytes(8) + data[16:], data[:40] + bytes(2) + data[42:]):
         with pytest.raises(HeaderError, match="no pixels"):
             sniff(wrong)
+    with pytest.raises(HeaderError, match="128 bits"):
+        sniff(data[:42] + b"\x7f" + data[43:])
     box = b"\0\0\0\x0cjP  \r\n\x87\n"
     for wrong in (box + bytes(40), box + b"\0\0\0\x01jp2h" + bytes(40), box + b"\0\0\0\x08jp2c" + bytes(40)):
         with pytest.raises(HeaderError):

@@ -173,7 +173,7 @@ def _pillow_reads_jp2(data: memoryview, info: ImageInfo) -> bool:
 def _jp2_mode(data: memoryview, info: ImageInfo, found: pillow.Description | None) -> Mode:
     """The mode of a JPEG 2000 that Pillow has none for."""
     signed, bits = _jp2_is_signed(data, info), info.precision
-    dtypes = (8, "int16" if signed else "uint8"), (16, "int16" if signed else "uint16"), (64, "int32")
+    dtypes = (8, "int16" if signed else "uint8"), (16, "int16" if signed else "uint16"), (38, "int32")
     dtype = next(name for most, name in dtypes if bits <= most)
     usual = mode_of(info.components, dtype)
     return (

@@ -193,12 +193,12 @@ def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int
     Raises:
         ValueError: Damaged, too large, compressed in a way that no installed library reads, or beyond the mode.
     """
-    reason = too_many_pixels(int(dataset.Columns), int(dataset.Rows), max_pixels)
-    if reason is not None:
-        raise ValueError(reason)
     processing = library().pixels.processing
     with quiet():
         try:
+            reason = too_many_pixels(int(dataset.Columns), int(dataset.Rows), max_pixels)
+            if reason is not None:
+                raise ValueError(reason)
             _check_codestream(dataset, frame)
             values = library().pixels.pixel_array(dataset, index=frame)
             if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
