@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import pickle
 import shutil
 import struct
@@ -331,6 +332,10 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "table, zip": ("table", archived(table, ".zip")),
     "captions beside images": ("caption_files", lambda root: fill(root / "set", {
         **{f"a{n}.jpg": jpeg(n) for n in range(6)}, **{f"a{n}.txt": f"a photo of {n} things" for n in range(6)}})),
+    "conversations": ("conversations", lambda root: fill(root / "set", {
+        **{f"images/a{n}.jpg": jpeg(n) for n in range(6)}, "llava.json": json.dumps([
+            {"id": f"{n}", "image": f"a{n}.jpg", "conversations": [{"from": "human", "value": "<image>"}]}
+            for n in range(6)])})),
     "pixels in a table": ("pixel_table", lambda root: fill(root / "set", {"train.csv": "label," + ",".join(
         f"pixel{n}" for n in range(64)) + "\n" + "1" + ",7" * 64 + "\n"})),
     "COCO": ("coco", coco),

@@ -84,7 +84,7 @@ def test_without_a_sign_it_is_whole_or_nothing(kind: str, name: str, tmp_path: P
     except SourceError as error:
         said = error
     assert said is None or str(said).isprintable()
-    lost_images = name in ("images", "a/abbey", "train_X.bin", "test_X.bin")
+    lost_images = name in ("images", "Images", "a/abbey", "train_X.bin", "test_X.bin")
     assert said is None or isinstance(said, AmbiguousSourceError) or lost_images
 
 

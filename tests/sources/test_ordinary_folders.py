@@ -170,7 +170,10 @@ NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
 }  # fmt: skip
 
 
-READ = {"an unlabelled split and its masks": "segmentation"}
+READ = {
+    "an unlabelled split and its masks": "segmentation", "a lone folder images": "flat",
+    "KITTI segmentation": "published",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NO_CLASSES)

@@ -26,7 +26,7 @@ class FgvcAircraft(NamedSource):
 
     kind = "fgvcaircraft"
     title = "FGVC-Aircraft"
-    signs = ("images_variant_train.txt|images_variant_trainval.txt", "images_variant_test.txt")
+    signs = ("images_variant_train.txt|images_variant_test.txt",)
     needs = (
         *(f"images_{level}_{split}.txt" for level, _ in _LEVELS.values() for split in _SPLITS),
         *(file for _, file in _LEVELS.values()),
