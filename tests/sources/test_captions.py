@@ -170,7 +170,7 @@ def test_files_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     "files",
     [
-        {"captions.csv": "file,caption\n0.jpg,a\n1.jpg,b\n", "boxes.csv": "file,x\n0.jpg,1\n0.jpg,2\n1.jpg,2\n"},
+        {"captions.csv": "file,caption\n0.jpg,a\n1.jpg,b\n", "others.csv": "file,caption\n0.jpg,c\n1.jpg,d\n"},
         {"captions.csv": "file,caption\n0.jpg,a\n", "captions.jsonl": '{"file": "0.jpg", "caption": "a"}\n'},
     ],
     ids=["further files", "two files"],

@@ -136,11 +136,6 @@ def mars(root: Path) -> Path:
     return fill(root, numbered("bbox_train/{0:04}/{0:04}C1T1.jpg") | numbered("bbox_test/{0:04}/{0:04}C1T1.jpg", 4, 4))
 
 
-def mots(root: Path) -> Path:
-    files = numbered("training/image_02/0000/{:06}.png") | numbered("testing/image_02/0000/{:06}.png")
-    return fill(root, files | numbered("instances/0000/{:06}.png", content=mask(1)))
-
-
 def kitti_segmentation(root: Path) -> Path:
     files = numbered("testing/image_2/{:06}_10.png")
     for name in ("image_2", "instance", "semantic", "semantic_rgb"):
@@ -198,9 +193,7 @@ def clips(root: Path) -> Path:
     return fill(root, files)
 
 
-MODALITIES: dict[str, Make] = {
-    make.__name__: make for make in (*(market, mars, mots, kitti_objects, oscd, digits, clips),)
-}
+MODALITIES: dict[str, Make] = {make.__name__: make for make in (*(market, mars, kitti_objects, oscd, digits, clips),)}
 
 
 @pytest.mark.parametrize("name", MODALITIES)
