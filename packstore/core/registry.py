@@ -250,7 +250,7 @@ SOURCES = Registry(
         "segmentation": "packstore.sources.segmentation:KIND",
         "caption_files": "packstore.sources.caption_files:KIND",
         "pixel_table": "packstore.sources.table.pixels:KIND",
-        "table": "packstore.sources.table.source:KIND",
+        "table": "packstore.sources.table.kind:KIND",
         "dicom": "packstore.sources.medical.dicom:KIND",
         "nifti": "packstore.sources.medical.nifti:KIND",
         "modalities": "packstore.sources.modalities:KIND",

@@ -18,11 +18,10 @@ from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, L
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.annotation_formats.spool import Spool
-from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.base import SPLIT_ORDER, SourceOptions
 from packstore.sources.beside import mask_field
 from packstore.sources.boxes import to_corners
-from packstore.sources.contents import contents_of, suffix_of
+from packstore.sources.contents import suffix_of
 from packstore.sources.given import parse_given
 from packstore.sources.labels import split_name
 from packstore.sources.ledger import Claims, Role
@@ -31,13 +30,12 @@ from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_or
 from packstore.sources.table.boxes import box_of, find_convention, is_blank
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
 from packstore.sources.table.columns import ColumnFacts, find_roles, number_of, read_runs
-from packstore.sources.table.finding import check_given, find_tables, has_unread_lists, part_copies, samples
-from packstore.sources.table.images import ImageIndex, blocks, split_words, words_of_path
+from packstore.sources.table.finding import check_given, find_tables, part_copies, samples
+from packstore.sources.table.images import ImageIndex, blocks
 from packstore.sources.table.joining import JoinedRows, join_tables
 from packstore.sources.table.open_images import (
     find_descriptions,
     find_hierarchies,
-    has_boxes,
     read_descriptions,
     read_hierarchy,
 )
@@ -454,37 +452,3 @@ def _sides(image: bytes) -> tuple[int, int]:
 def _split_of_path(path: bytes) -> str:
     parts = path.decode("utf-8", "surrogateescape").split("/")[:-1]
     return next((part.lower() for part in parts if part.lower() in SPLIT_ORDER), "")
-
-
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A folder or archive with a table whose rows name most images there."""
-    tree = open_tree(path)
-    tables = [] if tree is None else find_tables(tree, parse_given(options.columns), options.named)
-    if tree is None or not tables:
-        return Certainty.NO
-    found = join_tables(tree, part_copies(tree, tables)[0])
-    # Images of another split have no rows, as of a test set; more than that is a question. Lists without a header, and
-    # several tables, are often a part of a set of many files, so they have to name all images.
-    lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)
-    whole = lists or len(found) > 1
-    splits = {split for table in found for split in split_words(words_of_path(table.file))}
-    folders = contents_of(tree).folders.values()
-    others = sum(
-        folder.images.count for folder in folders if whole or not split_words(words_of_path(folder.path)) - splits
-    )
-    named = sum(each.images for table in found for each in (table.naming, *table.further.values()))
-    enough = named * (1 if whole else 2) >= others
-    if options.named or options.columns or all(has_boxes(table.file) for table in found):
-        return Certainty.CERTAIN
-    return Certainty.CERTAIN if enough and not (lists and has_unread_lists(tree, found)) else Certainty.PARTIAL
-
-
-KIND = Kind(
-    "table",
-    "images with a table that names them: CSV, TSV, JSON, Parquet or text lines",
-    _recognise,
-    TableSource,
-    takes_boxes=True,
-    takes_columns=True,
-    in_objects=True,
-)
