@@ -221,6 +221,8 @@ def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: 
             try:
                 with known_folders():
                     named = _recognise(place, options)
+            except OnlyCopiedError:
+                raise
             except SourceError as error:
                 known = packed_as is not None and packed_as.origin.kind in SOURCES
                 answered = known and packed_as is not None and _recorded_names(packed_as, options)

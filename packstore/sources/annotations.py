@@ -29,10 +29,11 @@ from packstore.sources.labels import LabelsFile
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.sources.tree import Tree
 
+_NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
 _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".odgt", ".names")
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
-_OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz", ".npy")
+_OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz")
 """Files of these kinds are not opened: beside images they hold their labels."""
 _NO_SIDECARS = (
     *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
@@ -282,6 +283,10 @@ def _annotates(
         return " (it names the images)"
     if _ANNOTATORS.fullmatch(name) or (suffix in _OPAQUE and few):
         return ""
+    if suffix == ".npy":
+        header = _NPY_ROWS.match(tree.start(path, _BYTES))
+        many = header is not None and int(header[1]) in counts
+        return " (it has as many rows as there are images)" if many else None
     if few and not text and (suffix not in _NO_SIDECARS or not suffix):  # .idx, .dat, .info …
         start = tree.start(path, _BYTES)
         listed = suffix or 2 * len(_LISTED.findall(start)) >= start.count(b"\n")  # a list, and not notes

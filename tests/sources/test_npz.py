@@ -227,6 +227,15 @@ def test_class_folders_beside_an_array_are_an_image_folder(tmp_path: Path) -> No
         assert source.kind == "imagefolder"
 
 
+def test_an_array_of_as_many_rows_as_images_is_a_question(tmp_path: Path) -> None:
+    np.save(tmp_path / "points.npy", np.zeros((24, 5)))
+    for number in range(24):
+        (tmp_path / "ab"[number % 2]).mkdir(exist_ok=True)
+        (tmp_path / "ab"[number % 2] / f"{number}.png").write_bytes(tiny(number))
+    with pytest.raises(AmbiguousSourceError, match=r"points\.npy \(it has as many rows as there are images\)"):
+        open_source(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compress", [False, True])
 def test_memory_does_not_grow_with_the_array(compress: bool, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def export() -> tuple[str, ...]:
 
 def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[bytes]) -> int:
     fields: dict[str, Field | str] = {
-        "image": packstore.Image(encoding="original", optional=False),
+        "image": packstore.Image(encoding="original", optional=False, mode=None),
         "mask": packstore.Mask(dtype="uint8", optional=True),
         "label": packstore.Label(classes=["ant", "bee"], optional=True),
         "labels": packstore.Labels(classes=["ant", "bee"], of="boxes", optional=True),
@@ -114,7 +114,7 @@ def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[byte
         "caption": packstore.Text(optional=True),
         "notes": packstore.Json(optional=True),
         "blob": packstore.Bytes(optional=True),
-        "vector": packstore.Array(dtype="float32", shape=(512,), ragged=False, optional=True),
+        "vector": packstore.Array(dtype="float32", shape=(512,), ragged=False, optional=True, spatial=False),
         "score": "float64",
     }
     with packstore.Writer(
