@@ -63,7 +63,7 @@ def outs() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("kind", "to"), outs())
 def test_an_export_is_of_its_rows_kind_to_others(kind: str, to: str, tmp_path: Path) -> None:
     """Without what packstore writes beside it, as other programs leave it out."""
-    arrays = "uint8" in EXPORTS[to].holds and to not in ("webdataset", "tfds", "mds")
+    arrays = "uint8" in EXPORTS[to].image_forms and to not in ("webdataset", "tfds", "mds")
     options: dict[str, Any] = {"encoding": "uint8", "size": 8} if arrays else {}
     if to in ("coco", "yolo", "voc", "kitti", "open_images"):
         path = coco(tmp_path / "set")
@@ -95,5 +95,5 @@ def test_suffix_and_images_of_an_export_are_those_of_its_row(row: list[str]) -> 
     for number, name in enumerate(re.findall(r"`(\w+)`", kinds)):
         kind = EXPORTS[name]
         assert list(kind.suffixes) == re.findall(r"`([.]\w+)`", suffixes)[number:][:1]
-        assert ("files" in kind.holds) == images.startswith("files")
-        assert {"uint8", "floats"} <= kind.holds if "arrays" in images else kind.holds == {"files"}
+        assert ("files" in kind.image_forms) == images.startswith("files")
+        assert {"uint8", "floats"} <= kind.image_forms if "arrays" in images else kind.image_forms == {"files"}

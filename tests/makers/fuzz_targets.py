@@ -75,7 +75,9 @@ from tests.makers.fuzzing import Target
 from tests.makers.seek_indexes import repaired
 
 CORPUS = Path(__file__).parents[1] / "corpus"
-WRITTEN = frozenset({"annotated", "n5", "arrow", "coco_masks", "ffcv", "former", "parquet", "released", "riegeli"})
+WRITTEN = frozenset(
+    {"annotated", "n5", "arrow", "coco_masks", "ffcv", "former", "parity", "parquet", "released", "riegeli"}
+)
 """Folders beside those of seeds: what libraries wrote, and older versions of packstore (``former``, ``released``)."""
 _MAX_RECORDS = 2000
 _HF_FILES = ("metadata.csv", "metadata.jsonl", "README.md")

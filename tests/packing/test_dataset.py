@@ -286,7 +286,7 @@ def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
         ([{"label": 1}], {}, "no field is an image"),
         ([{"image": jpeg(1), "a": np.zeros(shape)} for shape in (2, (2, 2))], {}, "a: found arrays of shapes"),
         ([{"image": torch.rand(3, 8, 8)}], {"encoding": "uint8"}, "found an image of float32; expected uint8; leave"),
-        ([{"image": np.zeros((3, 8, 8), np.uint8)}], {"encoding": "uint8"}, r"found an array of shape \(3, 8, 8\)"),
+        ([{"image": np.zeros((3, 8, 8), np.uint8)}], {"encoding": "uint8"}, r"found an image of shape \(3, 8, 8\)"),
         ([jpeg(1)], {"labels": "labels.csv"}, "source_kind, labels, .* are for paths"),
         ([{"image": jpeg(1), "a": np.array(n, d)} for n, d in ((1, "u8"), (1, "i8"))], {}, "a: found int64 and uint"),
         ({"a": [jpeg(1)], "b": []}, {}, "split 'b' has no samples: leave it out"),

@@ -84,6 +84,8 @@ def opened(answer: Answer, path: Path) -> tuple[Path, dict[str, Any], str | None
     given: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): value for name, value in words.items()}
     if "ignore" in given:
         given["ignore"] = answer.options[1::2]
+    if "column" in given:
+        given["columns"] = [given.pop("column")]
     if "source" in given:
         given["kind"] = given.pop("source")
     if given.pop("on_error", "raise") == "skip":
@@ -101,8 +103,13 @@ def test_each_answer_packs(name: str, tmp_path: Path) -> None:
     assert caught.value.answers or name in UNANSWERED
     for answer in caught.value.answers:
         place, given, split = opened(answer, path)
-        with closing(open_source(place, **given)) as source:
-            assert source.survey(split).records
+        another: AmbiguousSourceError | None = None
+        try:
+            with closing(open_source(place, **given)) as source:
+                assert source.survey(split).records
+        except AmbiguousSourceError as error:  # of another folder, which is a question of its own
+            another = error
+        assert another is None or (answer.source is not None and another.answers)
 
 
 def numbered(pattern: str, count: int = 4, first: int = 0, content: bytes | None = None) -> dict[str, str | bytes]:
@@ -206,8 +213,13 @@ def test_folders_of_splits_modalities_and_labels_are_no_classes(name: str, tmp_p
     assert caught.value.answers
     for answer in caught.value.answers:
         place, given, split = opened(answer, path)
-        with closing(open_source(place, **given)) as source:
-            assert source.survey(split).records
+        another: AmbiguousSourceError | None = None
+        try:
+            with closing(open_source(place, **given)) as source:
+                assert source.survey(split).records
+        except AmbiguousSourceError as error:  # of another folder, which is a question of its own
+            another = error
+        assert another is None or (answer.source is not None and another.answers)
 
 
 def test_words_of_a_challenge_are_read(tmp_path: Path) -> None:
