@@ -23,7 +23,7 @@ _ANSWERS = {
 
 
 def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> dict[str, str]:
-    """Finds out what of an image file a reading would lose without having been asked to.
+    """Finds what a reading would lose of an image file without having been asked to.
 
     Args:
         data: The file.
@@ -54,11 +54,16 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
 
 def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
     """Raises :class:`UsageError`: the question, with the options that answer it."""
+    has = f"{printable(key)}: it has {'; and '.join(losses.values())}. The images are read as {reading.pixels}. "
+    if "depth" in losses and reading.pixels.dtype != "uint8":
+        raise UsageError(
+            f"{has}Values of different types do not compare: leave such files out with --ignore, or pack all images as "
+            "8 bits with --mode RGB or L and --depth scale, clip or window:LO,HI"
+        )
     answers = "; ".join(_ANSWERS[name] for name in losses)
     raise UsageError(
-        f"{printable(key)}: it has {'; and '.join(losses.values())}. packstore reads images as {reading.pixels}. To "
-        f"pack this file and those like it: {answers} (the run goes on where it stopped, unless the records become "
-        "others); or leave them out with --ignore"
+        f"{has}To pack this file and those like it: {answers} (the run resumes, unless its records change); or leave "
+        "them out with --ignore"
     )
 
 

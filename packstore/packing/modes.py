@@ -33,6 +33,9 @@ def reading_of(source: Source, survey: Survey, options: ConvertOptions) -> Readi
     if given.get("frames") == ALL_FRAMES:
         del given["frames"]
     reading = Reading.recorded(base.mode, base.answers() | given)
+    if ENCODINGS[survey.encoding].layout == "CHW":
+        _refuse_other_mode(base, options)
+        return base
     if options.mode not in (None, KEEP):
         return replace(reading, mode=options.mode, chosen=True)
     if ENCODINGS[survey.encoding].layout is not None:
@@ -40,6 +43,17 @@ def reading_of(source: Source, survey: Survey, options: ConvertOptions) -> Readi
     if KEEP not in (options.mode, options.depth, options.alpha):
         return reading
     return replace(reading, mode=_mode_to_keep(_first_mode(source, survey, options), options).name)
+
+
+def _refuse_other_mode(base: Reading, options: ConvertOptions) -> None:
+    """Raises :class:`UsageError` for options that would give floating point values of a source another mode."""
+    given = {name: getattr(options, name) for name in ("mode", "depth", "alpha", "frames")}
+    named = [name for name, value in given.items() if value not in (None, KEEP, base.mode)]
+    if named:
+        raise UsageError(
+            f"the source holds floating point values of mode {base.pixels}, so {', '.join(named)} cannot apply; leave "
+            f"{'it' if len(named) == 1 else 'them'} out, or pack from the images"
+        )
 
 
 def _of_arrays(reading: Reading, options: ConvertOptions) -> Reading:

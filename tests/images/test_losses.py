@@ -113,7 +113,7 @@ def test_a_loss_is_asked_about(name: str, encoding: str, tmp_path: Path) -> None
     option = "mode" if loss == "channels" else loss
     others = {other: answer for other, answer in ANSWERS.items() if other != option}
     for answers in ({}, others):
-        with pytest.raises(UsageError, match=rf"a/0\..*: it has .*--{option} keep|--frames first.*\(the run goes on"):
+        with pytest.raises(UsageError, match=rf"a/0\..*: it has .*--{option} keep|--frames first.*\(the run resumes"):
             packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, **answers)
     with pytest.raises(UsageError):  # it is no bad file
         packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, on_error="skip")

@@ -249,6 +249,24 @@ def test_pil_images_have_the_mode(tmp_path: Path) -> None:
         PackedDataset(tmp_path / "five.lmdb", output="pil")
 
 
+def test_floating_point_values_keep_their_mode(tmp_path: Path) -> None:
+    packstore.convert(folder_of(tmp_path / "images", "I;16"), tmp_path / "s.h5", mode="keep", encoding="float32")
+    for options in ({"mode": "L"}, {"depth": "scale"}, {"alpha": "drop"}):
+        with pytest.raises(UsageError, match=r"floating point values of mode I;16 .*, so \w+ cannot apply"):
+            packstore.convert(tmp_path / "s.h5", tmp_path / "other.h5", **options)
+    again = packstore.convert(tmp_path / "s.h5", tmp_path / "again.pth", mode="keep").manifest
+    assert again.image.mode == "I;16"
+
+
+def test_other_types_among_deep_images_are_refused_with_what_helps(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", "I;16")
+    Image.fromarray(np.zeros((22, 30, 3), np.uint8)).save(folder / "a" / "photo.jpg")
+    with pytest.raises(UsageError, match=r"values of uint8 .*Values of different types do not compare.*--depth scale"):
+        packstore.convert(folder, tmp_path / "s.lmdb", mode="keep")
+    packstore.convert(folder, tmp_path / "s.lmdb", mode="RGB", depth="scale")
+    assert PackedDataset(tmp_path / "s.lmdb")[0][0].shape == (3, 22, 30)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

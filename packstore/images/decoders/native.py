@@ -41,7 +41,7 @@ _NETPBM = re.compile(rb"P([2356])((?:\s|#[^\r\n]*[\r\n])+)(\d{1,9})\s+(\d{1,9})\
 
 
 class Description(NamedTuple):
-    """What an image file has.
+    """The mode, frames and transparency of an image file.
 
     Attributes:
         mode: The mode as which all of it is read.
@@ -103,7 +103,7 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
     def convert(image: Any) -> tuple[NDArray[Any], Mode]:
         has_alpha = "A" in image.getbands() or "transparency" in image.info
         mode = _mode_of_pillow(image.mode, has_alpha, info)
-        array = np.array(image if image.mode == mode.name else _converted(image, mode))
+        array = np.array(image if image.mode == mode.name else _convert_mode(image, mode))
         if mode.dtype == "uint16":
             array = array.astype(np.uint16)
         return array.reshape(*array.shape[:2], mode.channels), mode
@@ -129,11 +129,11 @@ def pixels_of_pillow(image: Any) -> NDArray[Any]:
     has_alpha = "A" in image.getbands() or "transparency" in image.info
     found = _PILLOW.get(image.mode, "RGB")
     mode = parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)
-    array = np.array(image if image.mode == mode.name else _converted(image, mode), mode.dtype)
+    array = np.array(image if image.mode == mode.name else _convert_mode(image, mode), mode.dtype)
     return array.reshape(*array.shape[:2], mode.channels)
 
 
-def _converted(image: Any, mode: Mode) -> Any:
+def _convert_mode(image: Any, mode: Mode) -> Any:
     return image if mode.dtype == "uint16" else image.convert(mode.name)
 
 

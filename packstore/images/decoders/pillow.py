@@ -86,7 +86,7 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
 
 
 class Description(NamedTuple):
-    """What an image file has.
+    """The mode, frames, transparency and TIFF tags of an image file.
 
     Attributes:
         mode: Pillow's, of the first frame.
@@ -104,8 +104,9 @@ class Description(NamedTuple):
 
 
 def describe(data: memoryview, page: int = 0) -> Description | None:
-    """What an image file has beside 8-bit RGB pixels; None for one that Pillow cannot open or decode. ``page`` is the
-    number of a page of a TIFF, smaller versions among them."""
+    """Opens an image file and describes it; None if Pillow cannot open or decode it.
+
+    ``page`` is the number of a page of a TIFF, smaller versions among them."""
     try:
         with _without_warnings(Warning), _open(data) as image:
             check_size(*image.size, MAX_PIXELS)
@@ -146,7 +147,7 @@ def any_frame_has_alpha(data: memoryview) -> bool:
 
 
 def read(data: memoryview, max_pixels: int, frame: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
-    """What ``convert`` makes of a frame that Pillow has loaded; ``gray`` has a JPEG give its luma alone.
+    """Loads a frame with Pillow and returns ``convert(frame)``. With ``gray``, a JPEG is decoded to its luma alone.
 
     Raises :class:`DecodeError` as :func:`decode`, and for a frame that the file lacks."""
     if bytes(data[:3]) == b"\xff\xd8\xff":
