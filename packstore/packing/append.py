@@ -191,7 +191,6 @@ def append(
 def append_source(
     store: Path, source: Path, options: AppendOptions, progress: ProgressCallback, started: float | None = None
 ) -> AppendReport:
-    """See :func:`append`."""
     started = time.monotonic() if started is None else started
     refuse_empty(store, source)
     if isinstance(store, UrlPath):

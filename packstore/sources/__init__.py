@@ -207,7 +207,7 @@ def _described_by(file: Path, options: SourceOptions) -> tuple[Path, SourceOptio
 
 
 def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:
-    """See :func:`open_source`. Raises :class:`OnlyCopiedError` for a URL of what is read from copies."""
+    """Opens a source. Raises :class:`OnlyCopiedError` for a URL if the kind can only read local copies."""
     try:
         place.stat()
     except PackstoreError:  # of which one is a ValueError, too

@@ -44,15 +44,12 @@ class CaptionFilesSource(FileRowSource):
         self.evidence = f"a file {suffix} for images in {len(holding):,} folders"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "caption": Text(optional=True), **({"folder": Text()} if self._folders else {})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for folder, images in self._images():
             if (_split_of(folder) if self._splits != {""} else "") != split:
                 continue
@@ -62,13 +59,11 @@ class CaptionFilesSource(FileRowSource):
                 yield FileRow(join(folder, name), {"caption": text, **more})
 
     def values(self, ref: object) -> Mapping[str, object]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         text = found["caption"]
         return found | {"caption": text.decode("utf-8-sig").strip() if isinstance(text, bytes) else None}
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return ()
 
     def _images(self) -> Iterator[tuple[str, Sequence[str]]]:

@@ -79,32 +79,26 @@ class CaptionsSource(FileRowSource):
         self.evidence = f"{printable(self._file)} and the images in {printable(folder) or 'the folder itself'}"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(self._kept.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), **({"captions": Json()} if self._kept.several else {"caption": Text()})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         kept = self._kept
         number = kept.splits.index(split)
         for image in np.flatnonzero(np.frombuffer(kept.split_of, np.uint8) == number).tolist():
             yield FileRow(join(self._folder, kept.names[image].decode("utf-8", "surrogateescape")), {"entry": image})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         captions = self._kept.read(found.pop("entry"))
         return found | ({"captions": captions} if self._kept.several else {"caption": captions[0]})
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return (self._file, *self._sets.values())
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         self._captions = None
         super().close()
 
@@ -115,7 +109,6 @@ class CaptionsSource(FileRowSource):
         return self._captions
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         return {"captions of images in none of the sets": self._kept.left_out} if self._kept.left_out else {}
 
 

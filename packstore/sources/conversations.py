@@ -113,18 +113,15 @@ class ConversationSource(FileRowSource):
         return found
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
         found |= {f"image_{n}": Image(optional=True) for n in range(2, self._most + 1)}
         found |= {"id": Text(optional=True)} if "id" in self._having else {}
         return found | {name: Json(optional=True) for name in (*_TURNS, "json") if name in self._having}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for number in range(len(self._spool)):
             if self._splits[self._split_of[number]] == split:
                 first, *further = self._spool.read(number)[0]
@@ -133,27 +130,22 @@ class ConversationSource(FileRowSource):
                 yield FileRow(first, {"entry": number, **values}, key)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         for row in super().rows(split):
             entry = row.ref[3]["entry"] if isinstance(row.ref[3], Mapping) else None
             yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.size(entry))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         found |= self._spool.read(found.pop("entry"))[1]
         return found
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return self._files
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         return dict(self.ignored)
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         if hasattr(self, "_spool"):
             self._spool.close()
         super().close()

@@ -80,7 +80,7 @@ class SampleSource(Source):
     schema: Schema
 
     def read(self, entry: Entry) -> Sample:
-        """See :meth:`Source.read`. The sample lies in ``Entry.ref``."""
+        """Reads the sample in ``Entry.ref``."""
         ref = entry.ref
         if isinstance(ref, Failed):
             error = SampleError(entry.key, ref.reason)
@@ -96,7 +96,6 @@ class SampleSource(Source):
             raise SampleError(ref.key or entry.key, f"{which}{error}") from error
 
     def nbytes(self, entry: Entry) -> int:
-        """See :meth:`Source.nbytes`."""
         return int(entry.ref.nbytes)
 
     def entry(self, split: str, index: int, sample: Taken | Failed) -> Entry:
@@ -176,15 +175,17 @@ class DatasetSource(SampleSource):
         self._reading = Reading([part.data for part in self._parts], self.schema, in_process=True)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """See :meth:`Source.survey`. Sizes are estimated from the samples that were looked at."""
+        """Counts samples; estimates their sizes from those that were read."""
         parts = self._chosen(split)
         counted = all(part.length is not None for part in parts)
         splits = {part.split: part.length or 0 if counted else 0 for part in parts}
         return self.described(splits, self._sizes, counted=counted)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`. An iterable's can be had once. ``size_bytes`` is the image's, or in a map-style
-        dataset the mean of those that were looked at."""
+        """Yields samples; of an iterable dataset only once.
+
+        ``size_bytes`` is the image's size; in a map-style dataset it is the mean of the samples that were read.
+        """
         return chain.from_iterable(map(self._entries, self._chosen(split)))
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -203,7 +204,6 @@ class DatasetSource(SampleSource):
                 yield ahead.pop(0)._replace(ref=taken)
 
     def read(self, entry: Entry) -> Sample:
-        """See :meth:`Source.read`."""
         return super().read(entry if isinstance(entry.ref, (Taken, Failed)) else self._read_here(entry))
 
     def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
@@ -312,12 +312,11 @@ class StreamSource(SampleSource):
         self._entries = chain(self._first, entries)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """See :meth:`Source.survey`."""
         sizes = self.sizes(entry.ref for entry in self._first)
         return self.described({self._first[0].split: 0}, sizes, counted=False)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`. They can be had once."""
+        """Yields samples, only once."""
         found, self._entries = self._entries, chain(_used_up(self.path))
         return found
 

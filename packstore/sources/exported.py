@@ -54,11 +54,10 @@ class ExportedFiles(RowSource):
             raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")
 
     def find_export_manifest(self) -> ExportManifest | None:
-        """See :meth:`RowSource.find_export_manifest`."""
         return _read_from_tree(self.tree)
 
     def unlisted(self) -> int:
-        """See :meth:`RowSource.unlisted`. Lists all folders."""
+        """Counts images that the export's lines do not name. Lists all folders."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
         more = there - len(self.lines)
         if more > 0:  # masks beside images
@@ -75,7 +74,6 @@ class ExportedFiles(RowSource):
         return [file for name, file in line.items() if names_sidecar(name) and isinstance(file, str)]
 
     def find_lines(self) -> RecordLines:
-        """See :meth:`RowSource.find_lines`."""
         if isinstance(self.tree, FolderTree):
             return super().find_lines()
         found = self.tree.stat(ROWS_FILE)
@@ -84,15 +82,12 @@ class ExportedFiles(RowSource):
         return RecordLines(self.tree.read(ROWS_FILE, found.size, found.modified_ns, most))
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        """See :meth:`RowSource.claim_row`."""
         claims.claim(row.ref[0])
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`."""
         claims.claim_all("", (MANIFEST_FILE, ROWS_FILE), Role.ANNOTATION)
 
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """See :meth:`Source.listed_files`."""
         return list_files(self.tree)
 
     def splits(self) -> Sequence[str]:
@@ -104,7 +99,6 @@ class ExportedFiles(RowSource):
         return {}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         for number in self.numbers(split):
             try:
                 file = self.lines[number].get("file")
@@ -121,18 +115,15 @@ class ExportedFiles(RowSource):
             yield Row(file, ref, max(0, found.size), 0, found.modified_ns, found.changed_ns)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         file, size, modified, problem = ref
         if size < 0:
             raise ValueError(problem)
         return {"image": self.tree.read(file, size, modified, self._max_bytes)}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """See :meth:`RowSource.locate_row`."""
         return self.tree.locate(ref[0])
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         super().close()
         self.tree.close()
 

@@ -59,8 +59,8 @@ class FlatSource(FolderSource):
         self.evidence = where if options.labels is None else f"the labels in {options.labels.name}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """See :meth:`Source.survey`. Raises :class:`SourceError` for an empty folder, and for a labels file with a
-        line that is wrong (naming it) or that names no files at all."""
+        """Counts samples. Raises :class:`SourceError` for an empty folder, and for a labels file that names no file or
+        has a malformed line (the error names the line)."""
         if self._labels is not None:
             return self._survey_labelled(self._labels, split, progress)
         self._choose(("",), split)
@@ -91,7 +91,6 @@ class FlatSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`."""
         if self._labels is not None:
             summary = self._summarise(self._labels)
             return self._labelled(self._labels, summary, self._choose(summary.splits, split))
@@ -99,18 +98,15 @@ class FlatSource(FolderSource):
         return self._unlabelled()
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         if name.lower().endswith(IMAGE_SUFFIXES):
             return "images in subfolders" if self._labels is None else "images that the labels file does not name"
         return None
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`."""
         if self._labels is not None:
             self.claim_paths(claims, [self._labels.path.absolute()], Role.ANNOTATION)
 
     def stamp(self) -> str:
-        """See :meth:`Source.stamp`."""
         return stamp_of([self._labels.path]) if self._labels is not None else ""
 
     def _unlabelled(self) -> Iterator[Entry]:

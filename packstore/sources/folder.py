@@ -57,15 +57,12 @@ class FolderSource(Source):
         return self.tree.read_together([(entry.key, entry.size_bytes, entry.modified_ns) for entry in entries])
 
     def locate(self, entry: Entry) -> Location | None:
-        """See :meth:`Source.locate`."""
         return self.tree.locate(entry.key)
 
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """See :meth:`Source.listed_files`."""
         return list_files(self.tree)
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         return replaced_members(self.tree)
 
     def _check_name(self, key: str) -> None:
@@ -76,9 +73,8 @@ class FolderSource(Source):
             raise SampleError(key, "is an image by its first bytes, but not by its name: rename it (.jpg, .png …)")
 
     def close(self) -> None:
-        """See :meth:`Source.close`. Reading opens directories again."""
+        """Closes directories; reading opens them again."""
         self.tree.close()
 
     def stamp(self) -> str:
-        """See :meth:`Source.stamp`."""
         return self.tree.stamp()

@@ -95,11 +95,11 @@ class ImageFolderSource(FolderSource):
         """What the last survey listed, by split: spares :meth:`entries` the same listing."""
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """See :meth:`Source.survey`. Lists all directories, with a ``stat`` a file.
+        """Counts samples: lists all directories, with one ``stat`` a file.
 
-        Raises :class:`SourceError` for a folder without images, a class without images in any split, labelled and
-        unlabelled splits together, splits and other folders with images together, a cycle of links, and a directory
-        that cannot be listed.
+        Raises :class:`SourceError` for a folder without images, a class without images in any split, a mix of labelled
+        and unlabelled splits, images both in splits and in other folders, a cycle of links, and an unreadable
+        directory.
         """
         with self.tree.once():
             return self._survey(split, progress)
@@ -149,7 +149,6 @@ class ImageFolderSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`."""
         folders = self._split_folders(None, split)
         chosen = self._choose(folders, split)
         numbers = {name: number for number, name in enumerate(_all_classes(folders))}

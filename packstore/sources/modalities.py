@@ -71,15 +71,12 @@ class ModalitiesSource(FileRowSource):
         self.evidence = f"images in {printable(self._main)}, with those in {', '.join(map(printable, others))}"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(_split_of(place) for place in self._groups)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), **{called: self._field(name) for name, called in self._called.items()}}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for place, folders in self._groups.items():
             if _split_of(place) != split:
                 continue
@@ -96,7 +93,6 @@ class ModalitiesSource(FileRowSource):
                 yield FileRow(join(join(place, self._main), file), beside)
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return ()
 
     def _field(self, name: str) -> Image | Mask:

@@ -37,7 +37,7 @@ _REPORT_EVERY = 5000
 
 
 class Row(Protocol):
-    """See :class:`packstore.sources.rows.Row`."""
+    """A row of the export's data; :class:`packstore.sources.rows.Row` is one."""
 
     @property
     def key(self) -> str: ...
@@ -94,7 +94,7 @@ class Restored:
         return tuple(self._starts)
 
     def survey(self, chosen: Sequence[str], progress: ProgressCallback) -> Survey:
-        """See :meth:`packstore.sources.base.Source.survey`."""
+        """Counts the samples of the chosen splits, as :meth:`packstore.sources.base.Source.survey` does."""
         splits: dict[str, int] = {}
         size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
@@ -140,7 +140,7 @@ class Restored:
             yield Entry(key, split, (), row.size_bytes, (number, row.ref), row.modified_ns, row.changed_ns)
 
     def read(self, entry: Entry) -> Sample:
-        """See :meth:`packstore.sources.base.Source.read`. Raises :class:`ValueError` too."""
+        """Reads a sample. Raises :class:`SampleError`, :class:`ValueError` or :class:`OSError` for a bad one."""
         number, ref = entry.ref
         try:
             given = self._source.values(ref)

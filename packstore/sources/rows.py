@@ -106,7 +106,6 @@ class RowSource(Source):
         """Claims the files that are the row's own."""
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`."""
         self.claim_paths(claims, self.files())
         if self.export_manifest is not None:
             self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
@@ -121,7 +120,6 @@ class RowSource(Source):
 
     @cached_property
     def export_manifest(self) -> ExportManifest | None:
-        """See :meth:`find_export_manifest`."""
         try:
             export_manifest = self.find_export_manifest()
         except ManifestError as error:
@@ -161,7 +159,6 @@ class RowSource(Source):
         return Restored(self, self.export_manifest, self.lines if self.export_manifest.rows else None)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """See :meth:`Source.survey`."""
         if self._restored is not None:
             return self._restored.survey(self._chosen(split), progress)
         splits = dict.fromkeys(self._chosen(split), 0)
@@ -199,11 +196,9 @@ class RowSource(Source):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`."""
         return chain.from_iterable(map(self._entries, self._chosen(split)))
 
     def read(self, entry: Entry) -> Sample:
-        """See :meth:`Source.read`."""
         try:
             if self._restored is not None:
                 return self._restored.read(entry)
@@ -215,7 +210,6 @@ class RowSource(Source):
             raise SampleError(entry.key, printable(str(error))) from error
 
     def locate(self, entry: Entry) -> Location | None:
-        """See :meth:`Source.locate`."""
         return self.locate_row(entry.ref if self._restored is None else entry.ref[1])
 
     def locate_row(self, ref: Any) -> Location | None:
@@ -223,11 +217,9 @@ class RowSource(Source):
         return None
 
     def stamp(self) -> str:
-        """See :meth:`Source.stamp`."""
         return stamp_of(self.files())
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         for name in ("lines", "_restored"):  # which hold the file of lines
             self.__dict__.pop(name, None)
 
@@ -318,7 +310,6 @@ class FileRowSource(RowSource):
         """The files of the tree that say what the images are; :meth:`stamp` shows when one changes."""
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         for file, values, own_key in self.file_rows(split):
             key = file if own_key is None else own_key
             try:
@@ -338,7 +329,6 @@ class FileRowSource(RowSource):
             yield Row(key, ref, max(0, found.size), value_bytes, modified, changed)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
@@ -346,11 +336,9 @@ class FileRowSource(RowSource):
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """See :meth:`RowSource.locate_row`."""
         return self.tree.locate(ref[0])
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        """See :meth:`RowSource.claim_row`."""
         file, size, _, rest = row.ref
         if size >= 0:
             claims.claim(file)
@@ -360,12 +348,10 @@ class FileRowSource(RowSource):
                     claims.claim(value.file, Role.PACKED if picture else Role.ANNOTATION)
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`."""
         for file in (*self.described_by(), *((MANIFEST_FILE, ROWS_FILE) if self.export_manifest is not None else ())):
             claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
 
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """See :meth:`Source.listed_files`."""
         return list_files(self.tree)
 
     def _stat(self, file: str) -> Found:
@@ -388,7 +374,6 @@ class FileRowSource(RowSource):
         raise ValueError(f"its {printable(value.file)} is missing or is no file")
 
     def stamp(self) -> str:
-        """See :meth:`Source.stamp`."""
         parts = [self.tree.stamp()]
         for file in self.described_by():
             try:
@@ -399,7 +384,6 @@ class FileRowSource(RowSource):
         return " ".join(filter(None, parts))
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         super().close()
         self.tree.close()
 

@@ -116,11 +116,9 @@ class SegmentationSource(FileRowSource):
         self.evidence = f"{printable(image)} and {printable(mask)} under the same names"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys(name for pair in self._pairs.values() for name in pair.ends):
             rows = chain.from_iterable(map(self.file_rows, self._pairs))
@@ -137,7 +135,6 @@ class SegmentationSource(FileRowSource):
         return palette_for(self.tree, _palette_folders(self._pairs), self._field())
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         pair = self._pairs[split]
         for image in self._images(pair.images):
             if not pair.is_mask(image):
@@ -169,7 +166,6 @@ class SegmentationSource(FileRowSource):
         return mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = {name: value for name, value in super().values(ref).items() if name in self._names}
         if found.get("polygons") is not None:
             try:
@@ -181,12 +177,10 @@ class SegmentationSource(FileRowSource):
         return found
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         palettes = () if self._palette is None else self._palette.files
         return (*palettes, *((_SCENES,) if self._scenes else ()))
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         if _MEANINGS.fullmatch(name):
             return "names of the values of masks, which a store does not hold"
         if is_image_name(name) and any(f"{folder}/".startswith(f"{pair.masks}/") for pair in self._pairs.values()):

@@ -56,7 +56,7 @@ class StoreSource(Source):
         return self.reader.manifest
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """See :meth:`Source.survey`. Raises :class:`SourceError` for a store or a split without records."""
+        """Counts records. Raises :class:`SourceError` for a store or split without records."""
         manifest = self.manifest
         ranges = self._ranges(split)
         splits = {name: stop - start for name, start, stop in ranges}
@@ -96,7 +96,7 @@ class StoreSource(Source):
         return total
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`. ``size_bytes`` is the record's where all have the same, else their mean."""
+        """Yields records. ``size_bytes`` is the mean if records differ in size."""
         return self._entries(self._ranges(split))
 
     def _entries(self, ranges: list[tuple[str, int, int]]) -> Iterator[Entry]:
@@ -120,7 +120,6 @@ class StoreSource(Source):
         return Sample(image, self._values(entry), at_rest=True) if self._sampled else image
 
     def image(self, entry: Entry) -> ImageData:
-        """See :meth:`Source.image`."""
         record: int = entry.ref
         data = self._records.image(record)
         if self._encoded:
@@ -128,7 +127,6 @@ class StoreSource(Source):
         return self._array(record, data)
 
     def locate(self, entry: Entry) -> Location | None:
-        """See :meth:`Source.locate`."""
         record: int = entry.ref
         if self.manifest.is_linked:
             link = link_values(self.reader, np.array([record]))

@@ -52,7 +52,6 @@ class Chosen(Sequence[dict[str, Any]]):
         return self._files[self._indices[index]]
 
     def key_at(self, index: int) -> str:
-        """See :meth:`Files.key_at`."""
         return self._files.key_at(self._indices[index])
 
 
@@ -71,7 +70,6 @@ class InSplit(Sequence[dict[str, Any]]):
         return self._files[index] | {"key": self.key_at(index)}
 
     def key_at(self, index: int) -> str:
-        """See :meth:`Files.key_at`."""
         return f"{self._split}/{self._files.key_at(index)}"
 
 

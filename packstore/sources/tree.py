@@ -202,7 +202,6 @@ class Tree(ABC):
         return any(listing.images and not listing.is_cycle for _, listing in self.walk(top, above, skip_cycles=True))
 
     def stamp(self) -> str:
-        """See :meth:`packstore.sources.base.Source.stamp`."""
         return ""
 
     def close(self) -> None:

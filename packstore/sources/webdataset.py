@@ -109,11 +109,10 @@ class WebDatasetSource(RowSource):
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self._shards[number][1]))
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(split for split, _ in self._shards)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`. Reads the headers of all files, once."""
+        """Yields the rows. The first call reads the headers of all files."""
         main = {extension for extension in self._names_of_files if self._column_of(extension) == self._main}
         for number, (its, _) in enumerate(self._shards):
             if its != split:
@@ -129,7 +128,6 @@ class WebDatasetSource(RowSource):
                 yield Row(key, (number, files), size, rest, modified)
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         shard, files = ref
         raw: dict[str, Any] = {}
         for extension, place, size, _ in files:
@@ -143,7 +141,6 @@ class WebDatasetSource(RowSource):
         return raw
 
     def locate_row(self, ref: Any) -> Location | None:
-        """See :meth:`RowSource.locate_row`."""
         shard, files = ref
         if self._open(shard).compressed:
             return None
@@ -167,15 +164,12 @@ class WebDatasetSource(RowSource):
         return _value("cls", data) if self.export_manifest.manifest.column(name).type == "label" else StoredBytes(data)
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         return (path for _, path in self._shards)
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         return sum((members.left for members in self._index), Counter[str]())
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         super().close()
         self._open.cache_clear()
 
@@ -230,7 +224,7 @@ class WebDatasetSource(RowSource):
         return found
 
     def fields(self) -> dict[str, Field]:
-        """See :meth:`RowSource.fields`: from the names of all files and the values of the first samples."""
+        """Declares columns by the names of all files and the values of the first samples."""
         have: Counter[str] = Counter()
         total = 0
         for extensions, count in self._alike().items():

@@ -290,7 +290,6 @@ class Encoding(ABC):
         return Encoded(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, shape)
 
     def compare(self, key: str, image: ImageData, found: memoryview, shape: Sequence[int] | None = None) -> str | None:
-        """See :meth:`packstore.images.encode.Encoder.compare`."""
         expected = self.keep(key, image) if self.passes_through else self.encode(key, image)
         if shape is not None and expected.shape is not None and tuple(shape) != expected.shape:
             return f"its shape is {tuple(int(n) for n in shape)}, expected {expected.shape}"

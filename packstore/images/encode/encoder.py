@@ -121,7 +121,6 @@ class Encoder:
             raise SampleError(key, error.reason) from error
 
     def columns(self) -> tuple[Column, ...]:
-        """See :meth:`packstore.images.encode.base.Encoding.columns`."""
         return self.encoding.columns()
 
     def versions(self) -> dict[str, str]:

@@ -33,13 +33,11 @@ class Bdd100kSource(DocumentSource):
     )
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         self.ignored["values 'config' of files of annotations"] += isinstance(document, dict) and "config" in document
         for frame in document["frames"] if isinstance(document, dict) else document:
             yield Entry(frame["name"], frame)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         for each in raw.get("labels") or ():
             label = text_or_none(each["category"])

@@ -24,7 +24,6 @@ class CordSource(SidecarSource):
     per_object = ("texts",)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         document = load_json(raw)
         found = Annotation(json=document)
         for line in document["valid_line"]:

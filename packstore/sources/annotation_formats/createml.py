@@ -21,12 +21,10 @@ class CreateMLSource(DocumentSource):
     )
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         for image in document:
             yield Entry(image.get("image", image.get("imagefilename")), image)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         for each in raw.get("annotations", raw.get("annotation")):
             box = from_centre(*(each["coordinates"][name] for name in ("x", "y", "width", "height")))

@@ -29,16 +29,13 @@ class CrowdHumanSource(DocumentSource):
     signature = re.compile(rb'^\s*\{(?=[^\n]*"ID"\s*:)[^\n]*"gtboxes"\s*:')
 
     def load(self, data: bytes) -> Any:
-        """See :meth:`DocumentSource.load`."""
         return [load_json(line) for line in data.splitlines() if line.strip()]
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         for image in document:
             yield Entry(f"{image['ID']}.jpg", image)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         boxes = raw["gtboxes"]
         return Annotation([of_box(text_or_none(e["tag"]), from_corner(*e["fbox"])) for e in boxes], json=raw)
 

@@ -47,11 +47,9 @@ class CvatSource(DocumentSource):
     per_object = ("track",)
 
     def load(self, data: bytes) -> Any:
-        """See :meth:`DocumentSource.load`."""
         return load_xml(data, _MAX_XML)[1]
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         meta = document.get("meta") or {}
         self.ignored[f"the rest of the head of {file}"] += 1
         self._note_classes(meta)
@@ -67,7 +65,6 @@ class CvatSource(DocumentSource):
         self._listed = (*getattr(self, "_listed", ()), *(each["name"] for each in labels if each.get("name")))
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         return self._listed
 
     def _frames(self, file: str, tracks: list[Any]) -> Iterator[Entry]:
@@ -92,7 +89,6 @@ class CvatSource(DocumentSource):
             yield Entry(image[len(base) + 1 :] if base else image, {"@frame": number, "track": shapes.get(number, [])})
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         found.tags = [each["@label"] for each in as_list(raw.get("tag"))]
         tracked = [(each["kind"], each) for each in raw.get("track", ()) if each.get("@outside") != "1"]

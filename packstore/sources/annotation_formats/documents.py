@@ -184,40 +184,32 @@ class DocumentSource(AnnotatedSource):
         return path.rpartition("/")[2] in self.tree.names(path.rpartition("/")[0]).files
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(self._splits) or ("",)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         if split in self._splits:
             number = self._splits.index(split)
             for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
                 yield FileRow(self._images[image].decode("utf-8", "surrogateescape"), {"entry": image})
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         for row in super().rows(split):
             entry = row.ref[3]["entry"] if isinstance(row.ref[3], Mapping) else None
             yield row if entry is None else row._replace(value_bytes=self._spool.size(entry))
 
     def raw(self, values: dict[str, Any]) -> Any:
-        """See :meth:`AnnotatedSource.raw`."""
         return self._spool.read(values.pop("entry"))
 
     def raws(self) -> Iterator[Any]:
-        """See :meth:`AnnotatedSource.raws`."""
         return (self._spool.read(number) for number in range(len(self._spool)))
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return self._files
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         return dict(+self.ignored)
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         if hasattr(self, "_spool"):
             self._spool.close()
         super().close()

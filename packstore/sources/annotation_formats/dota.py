@@ -28,7 +28,6 @@ class DotaSource(SidecarSource):
     per_object = ("difficult",)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation()
         head: dict[str, str] = {}
         for number, line in enumerate(raw.decode().splitlines(), 1):

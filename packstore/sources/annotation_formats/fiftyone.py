@@ -99,7 +99,6 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
     )
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         yield from self.samples_of(document)
         if "samples" in document:
             return
@@ -112,7 +111,7 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
             yield Entry(suffixes.get(stem, stem), {"labels": labels, "classes": document.get("classes") or []})
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`. ``metadata.json`` says how FiftyOne keeps the fields of samples."""
+        """Adds ``metadata.json``, which says how FiftyOne stores the fields of samples."""
         files = super().described_by()
         metadata = (join(file.rpartition("/")[0], "metadata.json") for file in files)
         return [*files, *(file for file in metadata if is_file(self.tree, file))]

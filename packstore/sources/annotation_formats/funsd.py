@@ -22,7 +22,6 @@ class FunsdSource(SidecarSource):
     per_object = ("texts",)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         document = load_json(raw)
         found = Annotation(json=document)
         for each in document["form"]:

@@ -37,7 +37,6 @@ class IcdarSource(SidecarSource):
     per_object = ("texts",)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation()
         lines = []
         for number, line in enumerate(raw.decode("utf-8-sig").splitlines(), 1):

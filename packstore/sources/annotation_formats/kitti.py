@@ -25,7 +25,6 @@ class KittiSource(SidecarSource):
     signature = re.compile(rb"^\s*[A-Za-z_]\S*( -?\d+(\.\d+)?(e-?\d+)?){14,15}\s*($|\r?\n)", re.I)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=[])
         for number, line in enumerate(raw.decode().splitlines(), 1):
             words = line.split()

@@ -37,7 +37,6 @@ class LabelStudioSource(DocumentSource):
         rb'(?=.*("data"\s*:\s*\{|"annotation_id"\s*:|"lead_time"\s*:))', re.S)  # fmt: skip
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         for task in document:
             data = task.get("data", task)
             names = [value for value in data.values() if isinstance(value, str) and _is_image(value)]
@@ -46,7 +45,6 @@ class LabelStudioSource(DocumentSource):
             yield Entry(_local(names[0]), task)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         if "data" in raw:
             made = [

@@ -32,7 +32,6 @@ class LabelMeSource(SidecarSource):
     signature = re.compile(rb'"shapes"\s*:\s*\[|"imageData"\s*:\s*(null|"/9j|"iVBOR)')
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         document = load_json(raw)
         document.pop("imageData", None)
         found = Annotation(json=document)

@@ -31,11 +31,9 @@ class LineBoxesSource(DocumentSource):
     )
 
     def load(self, data: bytes) -> Any:
-        """See :meth:`DocumentSource.load`."""
         return data.decode("utf-8-sig").splitlines()
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         names = self._names_of(file)
         for number, line in enumerate(document, 1):
             match = _LINE.fullmatch(line.strip())
@@ -46,18 +44,15 @@ class LineBoxesSource(DocumentSource):
                 yield Entry(match[1], {"boxes": boxes, "labels": [_name(names, box[4]) for box in boxes]})
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         boxes = zip(raw["labels"], raw["boxes"], strict=True)
         return Annotation([of_box(label, box[:4]) for label, box in boxes], json=raw["boxes"])
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         named = [name for file in self._files for name in self._names_of(file)]
         numbers = {number for raw in self.raws() for *_, number in raw["boxes"]}
         return list(dict.fromkeys([*named, *(f"{number:g}" for number in sorted(numbers) if not named)]))
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return dict.fromkeys([*self._files, *filter(None, map(self._classes_of, self._files))])
 
     def _names_of(self, file: str) -> list[str]:

@@ -35,7 +35,6 @@ class MltSource(SidecarSource):
     per_object = ("texts",)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found, lines = Annotation(), []
         for number, line in enumerate(raw.decode("utf-8-sig").splitlines(), 1):
             if not line.strip():

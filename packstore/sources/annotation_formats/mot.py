@@ -36,11 +36,9 @@ class MotSource(DocumentSource):
     per_object = ("track",)
 
     def load(self, data: bytes) -> Any:
-        """See :meth:`DocumentSource.load`."""
         return data.decode().splitlines()
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         sequence = file.rpartition("/")[0].rpartition("/")[0]
         listed = join(file.rpartition("/")[0], "labels.txt")
         names = self._names_in(listed) if is_file(self.tree, listed) else None
@@ -63,12 +61,10 @@ class MotSource(DocumentSource):
         return [name.strip() for name in found if name.strip()]
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         listed = next((raw["classes"] for raw in self.raws() if raw["classes"]), None)
         return listed or (_CLASSES if self._seen.classes and self._seen.classes <= set(_CLASSES) else ())
 
     def described_by(self) -> Sequence[str]:
-        """See :meth:`FileRowSource.described_by`."""
         files = [*self._files]
         for file in self._files:
             folder = file.rpartition("/")[0]
@@ -76,7 +72,6 @@ class MotSource(DocumentSource):
         return [file for file in files if is_file(self.tree, file)]
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw["lines"])
         for values in raw["lines"]:
             left, top, right, bottom = from_corner(*values[2:6])

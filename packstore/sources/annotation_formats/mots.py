@@ -40,11 +40,9 @@ class MotsSource(DocumentSource):
     per_object = ("track",)
 
     def load(self, data: bytes) -> Any:
-        """See :meth:`DocumentSource.load`."""
         return data.decode().splitlines()
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         frames: dict[int, list[str]] = {}
         for line in filter(str.strip, document):
             frames.setdefault(int(line.split(" ", 1)[0]), []).append(line.strip())
@@ -67,19 +65,16 @@ class MotsSource(DocumentSource):
         return next((place for each in places if is_folder(self.tree, place := join(above, each))), None)
 
     def described_by(self) -> list[str]:
-        """See :meth:`FileRowSource.described_by`."""
         heads = [join(file.removesuffix("/gt/gt.txt"), "seqinfo.ini") for file in self._files]
         return [*self._files, *(file for file in heads if is_file(self.tree, file))]
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         rows = (row for split in self.splits() for row in self.file_rows(split))
         masks = [row.values["instance_mask"].file for row in rows if "instance_mask" in row.values]
         found = dict(super().fields())
         return found | ({"instance_mask": mask_field(self.tree, masks)} if masks else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for row in super().file_rows(split):
             mask = self._mask_of(row.file)
             yield row if mask is None else row._replace(values={**row.values, "instance_mask": InTree(mask)})
@@ -94,7 +89,6 @@ class MotsSource(DocumentSource):
         return next((mask for mask in masks if is_file(self.tree, mask)), None)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         for line in raw:
             words = line.split(" ")

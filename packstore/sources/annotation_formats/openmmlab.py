@@ -39,7 +39,6 @@ class OpenMMLabSource(DocumentSource):
     per_object = ("texts",)
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         head = document["metainfo"]
         names = _class_names(head)
         self._listed = (*getattr(self, "_listed", ()), *names)
@@ -49,11 +48,9 @@ class OpenMMLabSource(DocumentSource):
             yield Entry(image.get("img_path") or image["file_name"], {"image": image, "names": names})
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         return self._listed
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         image, names = raw["image"], raw["names"]
         found = Annotation(json=image)
         found.tags = [_name(names, number) for number in as_list(image.get("gt_label"))]
@@ -76,16 +73,13 @@ class WildReceiptSource(DocumentSource):
     per_object = ("texts",)
 
     def load(self, data: bytes) -> Any:
-        """See :meth:`DocumentSource.load`."""
         return [load_json(line) for line in data.splitlines() if line.strip()]
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         for image in document:
             yield Entry(image["file_name"], image)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         for each in raw["annotations"]:
             label = each.get("label")
@@ -94,11 +88,9 @@ class WildReceiptSource(DocumentSource):
         return found
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         return list(dict.fromkeys(self._numbered.values()))
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return [*self._files, *self._class_lists]
 
     @property

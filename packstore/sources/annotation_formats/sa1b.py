@@ -28,7 +28,6 @@ class Sa1bSource(SidecarSource):
     signature = re.compile(rb'\A(?=.*"image"\s*:\s*\{)(?=.*"annotations"\s*:\s*\[)(?!.*"shapes"\s*:)', re.S)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         document = load_json(raw)
         found = Annotation(json=document)
         for each in document["annotations"]:

@@ -35,7 +35,6 @@ class TextOcrSource(DocumentSource):
     per_object = ("texts",)
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         words: dict[str, list[Any]] = {str(number): [] for number in document["imgs"]}
         for each in document["anns"].values():
             owner = words.get(str(each["image_id"]))
@@ -47,7 +46,6 @@ class TextOcrSource(DocumentSource):
             yield Entry(image["file_name"], {"image": image, "words": words[str(number)]}, image.get("set"))
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         for each in raw["words"]:
             points, text = reals(each.get("points") or each.get("mask") or ()), each.get("utf8_string")
@@ -67,12 +65,10 @@ class ArtSource(DocumentSource):
     per_object = ("texts",)
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         for name, words in document.items():
             yield Entry(name if name.lower().endswith((".jpg", ".png")) else f"{name}.jpg", words)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         for each in raw:
             text = None if each["transcription"] == "###" else each["transcription"]

@@ -40,7 +40,6 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
         """Takes the annotation of a row out of its values; None for none."""
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         raw = self.raw(found)
         return found if raw is None else found | self.columns_of(raw, found[self.main])
@@ -132,11 +131,9 @@ class SidecarSource(AnnotatedSource):
         return [pattern.replace("{stem}", stem).replace("{name}", image) for pattern in cls.patterns]
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(place.split for place in self._places)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for images, folder, own in sorted(self._places, key=lambda place: place.images):
             if own != split:
                 continue
@@ -147,15 +144,12 @@ class SidecarSource(AnnotatedSource):
                 yield FileRow(join(images, image), {} if file is None else {"raw": file})
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return ()
 
     def raw(self, values: dict[str, Any]) -> Any:
-        """See :meth:`AnnotatedSource.raw`."""
         return values.pop("raw", None)
 
     def raws(self) -> Iterator[Any]:
-        """See :meth:`AnnotatedSource.raws`."""
         for row in chain.from_iterable(map(self.file_rows, self.splits())):
             try:
                 yield read_whole(self.tree, row.values["raw"].file, _MAX_BYTES) if "raw" in row.values else b""
@@ -163,7 +157,6 @@ class SidecarSource(AnnotatedSource):
                 continue
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         suffixes = tuple(pattern[pattern.rindex(".") :] for pattern in self.patterns)
         if name.lower().endswith(suffixes) and folder in {place.annotations for place in self._places}:
             return "annotations without an image"

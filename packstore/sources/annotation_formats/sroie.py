@@ -26,11 +26,9 @@ class SroieSource(IcdarSource):
     patterns = ("{stem}.txt", "{stem}.csv")
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {**super().fields(), "entities": Json(optional=True)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         there: dict[str, frozenset[str]] = {}
         for row in super().file_rows(split):
             folder, _, name = row.file.rpartition("/")
@@ -46,7 +44,6 @@ class SroieSource(IcdarSource):
             yield row
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         if isinstance(found.get("entities"), bytes):
             found["entities"] = entities = load_json(found["entities"])
@@ -55,7 +52,6 @@ class SroieSource(IcdarSource):
         return found
 
     def raws(self) -> Iterator[Any]:
-        """See :meth:`AnnotatedSource.raws`."""
         return (raw for raw in super().raws() if raw)
 
 

@@ -34,11 +34,9 @@ class SuperviselySource(SidecarSource):
     signature = re.compile(rb'\A(?=.*"objects"\s*:\s*\[)(?=.*"size"\s*:\s*\{)', re.S)
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return ["meta.json"] if is_file(self.tree, "meta.json") else []
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         return self._listed
 
     @cached_property
@@ -51,7 +49,6 @@ class SuperviselySource(SidecarSource):
             raise SourceError(f"{self.tree.name('meta.json')} is not as Supervisely has it ({error!r:.100})") from None
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         document = load_json(raw)
         found = Annotation(json=document)
         for each in document["objects"]:

@@ -57,12 +57,10 @@ class ViaSource(DocumentSource):
     )
 
     def load(self, data: bytes) -> Any:
-        """See :meth:`DocumentSource.load`."""
         start = data.removeprefix(b"\xef\xbb\xbf").lstrip()
         return load_json(data) if start[:1] in (b"{", b"[", b"") else _read_csv(data.decode("utf-8-sig"))
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         for name in _PROJECT:
             self.ignored[f"values {name!r} of files of annotations"] += name in document
         if "project" in document:
@@ -93,7 +91,6 @@ class ViaSource(DocumentSource):
             yield {"filename": files[0]["fname"], "file": files[0], "metadata": own, "regions": regions}
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         regions = raw["regions"]
         for region in regions.values() if isinstance(regions, dict) else regions:

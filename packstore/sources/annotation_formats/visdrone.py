@@ -27,11 +27,9 @@ class VisDroneSource(SidecarSource):
     signature = re.compile(rb"^\s*-?\d+(,-?\d+){7},?\s*(\r?\n|$)")
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         return CLASSES
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=[])
         for number, line in enumerate(raw.decode().splitlines(), 1):
             if not line.strip():

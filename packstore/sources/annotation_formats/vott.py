@@ -21,7 +21,6 @@ class VottSource(DocumentSource):
     )
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         tags = [each["name"] for each in document.get("tags") or ()]
         self._listed = (*getattr(self, "_listed", ()), *tags)
         self.ignored += count_unused(document, ("assets", "tags"))
@@ -29,11 +28,9 @@ class VottSource(DocumentSource):
             yield Entry(asset["asset"]["name"], asset)
 
     def class_order(self) -> Sequence[str]:
-        """See :meth:`AnnotatedSource.class_order`."""
         return self._listed
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         found = Annotation(json=raw)
         for region in raw.get("regions", ()):
             label, box = next(iter(region.get("tags") or ()), None), region.get("boundingBox")

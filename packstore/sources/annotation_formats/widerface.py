@@ -25,11 +25,9 @@ class WiderFaceSource(DocumentSource):
     signature = re.compile(rb"^\S[^\n]*/[^\n]+\.\w+\s*(\n\s*\d+\s*\n|\n\S[^\n]*/|$)")
 
     def load(self, data: bytes) -> Any:
-        """See :meth:`DocumentSource.load`."""
         return data.decode().splitlines()
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """See :meth:`DocumentSource.entries_of`."""
         split = next(each for each in ("train", "val", "test") if f"_{each}_" in file)
         if split == "test":
             names = [line.strip() for line in document if line.strip()]
@@ -52,7 +50,6 @@ class WiderFaceSource(DocumentSource):
             yield Entry(f"WIDER_{split}/images/{name}", {"event": name.split("/")[0], "faces": faces[:count]}, split)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """See :meth:`AnnotatedSource.parse`."""
         objects = [of_box(None, from_corner(*face[:4])) for face in raw["faces"]]
         return Annotation(objects, tags=[raw["event"]], json=raw["faces"])
 

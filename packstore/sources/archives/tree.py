@@ -78,7 +78,7 @@ class ArchiveTree(Tree):
         return _names(self._index.children(self._inside(directory)))
 
     def every(self) -> Iterator[tuple[str, Names]]:
-        """See :meth:`Tree.every`. Directories outside the root have paths that begin with ``/``."""
+        """Yields every directory; paths outside the root begin with ``/``."""
         waiting = [b""]
         while waiting:
             place = waiting.pop()

@@ -39,20 +39,18 @@ class ChunkFolderSource(ArraySource):
 
     @classmethod
     def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
-        """See :meth:`ArraySource.find`."""
         return [path], Counter()
 
     def find_exported(self) -> tuple[list[Path], Counter[str]]:
-        """See :meth:`ArraySource.find_exported`. Its splits are groups of the one folder."""
+        """Returns the folder: its splits are groups in it."""
         return self.find(self.path)
 
     def files(self) -> Iterator[Path]:  # type: ignore[override]
-        """See :meth:`RowSource.files`: metadata and chunks of the arrays that are read."""
+        """Yields the metadata and chunk files of the arrays that are read."""
         names = {chosen.info.name for part in self._choice.parts for chosen in part.columns.values()}
         return (file for name in sorted(names) for file in _array_files(self.path / name))
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`."""
         super().claim_files(claims)
         self.claim_paths(claims, self._group_files(), Role.EVIDENCE)
 
@@ -64,7 +62,7 @@ class ChunkFolderSource(ArraySource):
         return [file for group in inside for name in _GROUP_FILES if (file := group / name).is_file()]
 
     def stamp(self) -> str:
-        """See :meth:`Source.stamp`. A digest, since there may be any number of files."""
+        """Returns a digest, since there may be any number of files."""
         digest = xxhash.xxh3_128()
         for file in chain(self.files(), self._group_files()):
             digest.update(f"{file}\0{stamp_of([file])}\0".encode("utf-8", "surrogateescape"))

@@ -43,7 +43,6 @@ class Hdf5Source(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """See :meth:`ArraySource.open_file`."""
         return _OpenHdf5(path, folder)
 
 
@@ -64,7 +63,6 @@ class _OpenHdf5(OpenArrays):
         self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]] | None] = {}
 
     def infos(self) -> list[ArrayInfo]:
-        """See :meth:`OpenArrays.infos`."""
         try:
             return self._infos()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # as h5py finds damage
@@ -202,7 +200,6 @@ class _OpenHdf5(OpenArrays):
             )
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """See :meth:`OpenArrays.read`."""
         dataset = self._file[name]
         place = self._place(name, dataset) if axis == 0 else None
         if place is not None:
@@ -219,7 +216,6 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
-        """See :meth:`OpenArrays.attributes`."""
         found = {}
         with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # of a type that numpy does not have
             attributes = self._file[name or "/"].attrs
@@ -227,7 +223,7 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """See :meth:`OpenArrays.unwritten`. What a virtual dataset is made of is not looked at."""
+        """Finds missing chunks, except in the files behind a virtual dataset."""
         dataset = self._file[name]
         if dataset.is_virtual or not dataset.size:
             return None
@@ -254,7 +250,6 @@ class _OpenHdf5(OpenArrays):
         return self._places[name]
 
     def close(self) -> None:
-        """See :meth:`OpenArrays.close`."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -66,12 +66,11 @@ class IdxSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """See :meth:`ArraySource.open_file`."""
         return _OpenIdx(path)
 
     @classmethod
     def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
-        """See :meth:`ArraySource.find`. Of a file that is there plain and as gzip, the plain one counts."""
+        """Prefers the plain file if it exists beside a gzip copy."""
         folders = _folders(path)
         if len(folders) != 1:
             names = " or ".join(printable(str(folder)) for folder in folders)
@@ -90,7 +89,6 @@ class IdxSource(ArraySource):
         return list(found.values()), ignored
 
     def choose(self, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
-        """See :meth:`ArraySource.choose`."""
         shown, options = printable(str(self.path)), self.options
         if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
             raise SourceError(f"{shown} has labels of its own, and the layout NHW or NWH (turned)")
@@ -192,11 +190,10 @@ class _OpenIdx(OpenArrays):
         return info, place
 
     def infos(self) -> list[ArrayInfo]:
-        """See :meth:`OpenArrays.infos`."""
         return [self._info]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """See :meth:`OpenArrays.read`. All of a gzip file is read before, so that its checksum is checked."""
+        """Reads rows. The first read of a gzip file reads all of it, to check its checksum."""
         info = self._info
         row = math.prod(info.shape[1:]) * info.dtype.itemsize
         if self._zipped is not None and not self._whole:
@@ -227,7 +224,6 @@ class _OpenIdx(OpenArrays):
         return data
 
     def close(self) -> None:
-        """See :meth:`OpenArrays.close`."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

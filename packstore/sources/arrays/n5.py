@@ -47,7 +47,6 @@ class N5Source(ChunkFolderSource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """See :meth:`ArraySource.open_file`."""
         return _OpenN5(path)
 
 
@@ -86,11 +85,9 @@ class _OpenN5(OpenArrays):
         return ArrayInfo("", name, shape[::-1], made, "numbers", blocks[-1])
 
     def infos(self) -> list[ArrayInfo]:
-        """See :meth:`OpenArrays.infos`."""
         return list(self._infos.values())
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """See :meth:`OpenArrays.read`."""
         info, block = self._infos[name], self._blocks[name]
         low, high = [0] * len(block), list(info.shape)
         low[axis], high[axis] = start, stop
@@ -110,11 +107,9 @@ class _OpenN5(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
-        """See :meth:`OpenArrays.attributes`."""
         return named_attributes(metadata(self._path / name / _FILE))
 
     def unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """See :meth:`OpenArrays.unwritten`."""
         shape, block = self._infos[name].shape, self._blocks[name]
         places = (place[::-1] for place in chunk_places(self._path / name, len(shape)))
         return find_unwritten(shape, block, axis, places)
@@ -141,7 +136,7 @@ class _OpenN5(OpenArrays):
         return np.frombuffer(data, info.dtype).reshape(shape)
 
     def close(self) -> None:
-        """See :meth:`OpenArrays.close`. Nothing stays open."""
+        """Does nothing: no file stays open."""
 
 
 def _unpacked(compression: str, data: bytes, size: int) -> bytes:

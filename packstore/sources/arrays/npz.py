@@ -47,7 +47,6 @@ class NpzSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """See :meth:`ArraySource.open_file`."""
         return _OpenNpz(path) if first_bytes(path, 4) == _ZIP else _OpenNpy(path)
 
 
@@ -70,11 +69,9 @@ class _OpenArraysOfNumpy(OpenArrays):
     _contents: dict[str, _Content]
 
     def infos(self) -> list[ArrayInfo]:
-        """See :meth:`OpenArrays.infos`."""
         return [content.info for content in self._contents.values()]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """See :meth:`OpenArrays.read`."""
         content = self._contents[name]
         info = content.info
         shape = info.shape[::-1] if content.fortran else info.shape
@@ -105,7 +102,6 @@ class _OpenNpy(_OpenArraysOfNumpy):
         }
 
     def close(self) -> None:
-        """See :meth:`OpenArrays.close`."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -154,7 +150,6 @@ class _OpenNpz(_OpenArraysOfNumpy):
                 self._offsets[name] = offsets
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """See :meth:`OpenArrays.read`."""
         content = self._ragged.get(name)
         if content is None:
             return super().read(name, axis, start, stop)
@@ -190,7 +185,6 @@ class _OpenNpz(_OpenArraysOfNumpy):
         return _Content(lambda size, offset: read(size, place + offset), info, fortran)
 
     def close(self) -> None:
-        """See :meth:`OpenArrays.close`."""
         for reader in self._readers:
             reader.close()
         if self._descriptor >= 0:

@@ -136,11 +136,10 @@ class ArraySource(RowSource):
         return found
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return list(dict.fromkeys(part.split for part in self._choice.parts))
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`. Of encoded images the size is a mean."""
+        """Yields the rows; the size of encoded images is a mean."""
         index = 0
         for number, part in enumerate(self._choice.parts):
             if part.split == split:
@@ -150,7 +149,6 @@ class ArraySource(RowSource):
                     index += 1
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, row = ref
         part = self._choice.parts[number]
         if (self.options.skip_bad or self.export_manifest is not None) and self._nothing[number][row]:
@@ -168,7 +166,6 @@ class ArraySource(RowSource):
         return found
 
     def fields(self) -> dict[str, Field]:
-        """See :meth:`RowSource.fields`."""
         declared: dict[str, Field] = {}
         for part in self._choice.parts:
             for name, chosen in part.columns.items():
@@ -182,7 +179,6 @@ class ArraySource(RowSource):
         return {name: _optional(field) if name in lacking else field for name, field in declared.items()}
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         found = {
             "arrays that are no values of samples": len(self._choice.left_out),
             "chunks that were never written": self._unwritten_chunks,
@@ -190,11 +186,9 @@ class ArraySource(RowSource):
         return {reason: count for reason, count in found.items() if count}
 
     def files(self) -> Sequence[Path]:
-        """See :meth:`RowSource.files`."""
         return self._files
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         self._blocks.close()
 
     def _infos(self, number: int, file: Path) -> Sequence[ArrayInfo]:

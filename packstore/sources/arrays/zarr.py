@@ -53,7 +53,6 @@ class ZarrSource(ChunkFolderSource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """See :meth:`ArraySource.open_file`."""
         return _OpenZarr(path)
 
 
@@ -71,7 +70,6 @@ class _OpenZarr(OpenArrays):
         """Shape of each array, and of what is a file of it: a chunk or a shard."""
 
     def infos(self) -> list[ArrayInfo]:
-        """See :meth:`OpenArrays.infos`."""
         found = []
         for name, folder, plain in array_folders(self._path, _metadata, _is_array, groups=False):
             info = self._third(name, plain) if "node_type" in plain else self._second(name, plain)
@@ -144,7 +142,6 @@ class _OpenZarr(OpenArrays):
         return SourceError(f"{self._shown}: {printable(name) or 'its array'} is no Zarr array, or it is damaged")
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """See :meth:`OpenArrays.read`."""
         try:
             array = self._arrays.get(name)
             if array is None:
@@ -160,17 +157,15 @@ class _OpenZarr(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
-        """See :meth:`OpenArrays.attributes`."""
         third = (metadata(self._path / name / "zarr.json") or {}).get("attributes")
         return named_attributes(third if isinstance(third, dict) else metadata(self._path / name / ".zattrs"))
 
     def unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """See :meth:`OpenArrays.unwritten`. Chunks in a shard are not looked at."""
+        """Finds missing chunks, except within a shard file."""
         shape, grid = self._grids[name]
         return find_unwritten(shape, grid, axis, chunk_places(self._path / name, len(shape)))
 
     def close(self) -> None:
-        """See :meth:`OpenArrays.close`."""
         self._arrays.clear()
 
 

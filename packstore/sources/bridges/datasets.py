@@ -105,7 +105,7 @@ class DatasetsSource(ArrowSource):
         return Path(path)
 
     def _row(self, block: Any, row: int) -> dict[str, Any]:
-        """See :meth:`TableSource._row`. Paths that the library has made absolute become those within the folder."""
+        """Makes paths relative to the folder again; the library has made them absolute."""
         found = super()._row(block, row)
         for column in self._columns:
             path = None if column.path is None else found[column.path]

@@ -87,14 +87,13 @@ class CifarSource(Source):
         self._lock = threading.Lock()
 
     def stamp(self) -> str:
-        """See :meth:`Source.stamp`."""
         return stamp_of(self._files.paths())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """See :meth:`Source.survey`. The first call here or of :meth:`entries` reads all files, for their labels.
+        """Counts samples. The first call here or of :meth:`entries` reads all files, for their labels.
 
-        Raises :class:`SourceError` for files that are missing, cut off, damaged or unsafe, and for labels that are out
-        of range.
+        Raises :class:`SourceError` for files that are missing, truncated, damaged or unsafe, and for labels
+        out of range.
         """
         labels = self._all_labels(progress)
         splits = dict.fromkeys(self._choose(split), 0)
@@ -117,11 +116,10 @@ class CifarSource(Source):
         )
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`."""
         self.claim_paths(claims, self._files.paths())
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """See :meth:`Source.entries`. ``ref`` is (number of the batch, row in it)."""
+        """Yields samples; ``ref`` is (number of the batch, row in it)."""
         return self._entries(self._all_labels(no_progress), self._choose(split))
 
     def _entries(self, labels: _Labels, splits: list[str]) -> Iterator[Entry]:
@@ -144,7 +142,6 @@ class CifarSource(Source):
         return image
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         self._batches.clear()
         self._pages.clear()
         self._files.close()

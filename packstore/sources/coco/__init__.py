@@ -115,11 +115,9 @@ class CocoSource(FileRowSource):
         return {column: folder for column, folder in found.items() if folder is not None}
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return tuple(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
         classes, documents = self._classes, [each.documents for each in self._splits.values()]
         if self._of_images:
@@ -144,7 +142,6 @@ class CocoSource(FileRowSource):
         return found | {"json": Json()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         folder, documents, masks = self._splits[split]
         for number, name in enumerate(documents.names()):
             values: dict[str, Any] = {"entry": (split, number)}
@@ -156,13 +153,11 @@ class CocoSource(FileRowSource):
             yield FileRow(join(folder, name), values)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         documents = self._splits[split].documents
         for number, row in enumerate(super().rows(split)):
             yield row._replace(value_bytes=row.value_bytes + documents.size(number))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         split, number = found.pop("entry")
         document = self._splits[split].documents.read(number)
@@ -189,23 +184,19 @@ class CocoSource(FileRowSource):
         return found | {"json": document}
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return self._files
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         counts: Counter[str] = Counter()
         for each in self._splits.values():
             counts.update(each.documents.ignored)
         return dict(+counts)
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         for each in self._splits.values():
             each.documents.close()
         super().close()

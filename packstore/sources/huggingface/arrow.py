@@ -133,7 +133,6 @@ class ArrowSource(TableSource):
         super().__init__(path, options)
 
     def find(self) -> Iterator[tuple[str, Path]]:
-        """See :meth:`TableSource.find`."""
         if self.path.is_file():
             yield "", self.path
             return
@@ -155,14 +154,12 @@ class ArrowSource(TableSource):
                 yield split, folder / name
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         yield from super().files()
         if self.path.is_dir():
             folders = {file.parent for file in super().files()}
             yield from sorted(folder / _STATE for folder in folders)
 
     def open_table(self, path: Path) -> Table:
-        """See :meth:`TableSource.open_table`."""
         return _ArrowTable(path)
 
 

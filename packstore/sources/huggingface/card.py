@@ -57,7 +57,7 @@ def read_card(folder: Path) -> Card:
 
 
 def parse_card(data: bytes, folder: Path) -> Card:
-    """See :func:`read_card`. Raises :class:`ValueError` for a head that is not as it should be."""
+    """Parses a card. Raises :class:`ValueError` for a malformed head."""
     head = _HEAD.match(data)
     if head is None or _SPEAKS.search(head[1]) is None:
         return Card()

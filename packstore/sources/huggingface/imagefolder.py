@@ -53,15 +53,12 @@ class HfImageFolderSource(FileRowSource):
         self.evidence = ", ".join(files[:3]) + (" …" if len(files) > 3 else "") if files else f"data_files in {CARD}"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(map(split_name, self._splits))
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return (*(self._metadata.files if self._metadata else ()), *([CARD] if self._card != Card() else []))
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
         if self._metadata is None:
             return found | ({"label": Label(self._folder_classes)} if self._folder_classes else {})
@@ -85,7 +82,6 @@ class HfImageFolderSource(FileRowSource):
         )
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         objects = self._objects
         if objects is None:
@@ -132,7 +128,6 @@ class HfImageFolderSource(FileRowSource):
         return self._names[self._objects.column], self._names.get(self._objects.labels, "")
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         if self._metadata is None:
             for file in self._listed():
                 if split_name(self._split_of(file)) == split:
@@ -156,7 +151,6 @@ class HfImageFolderSource(FileRowSource):
             yield FileRow(file, values, file + again)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         if name.lower().endswith(IMAGE_SUFFIXES):
             return "images that the metadata do not name" if self._metadata else "images of no split"
         return None

@@ -89,7 +89,6 @@ class ParquetSource(TableSource):
         super().__init__(path, options)
 
     def find(self) -> Iterator[tuple[str, Path]]:
-        """See :meth:`TableSource.find`."""
         if self.path.is_file():
             yield "", self.path
             return
@@ -100,11 +99,10 @@ class ParquetSource(TableSource):
                 yield split, self.path / name
 
     def open_table(self, path: Path) -> Table:
-        """See :meth:`TableSource.open_table`."""
         return _ParquetTable(path)
 
     def features(self) -> Mapping[str, Any]:
-        """See :meth:`TableSource.features`: those of the card."""
+        """Returns the features that the card declares."""
         return self._card.features
 
 

@@ -195,11 +195,10 @@ class TableSource(RowSource):
         return {}
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(split for split, _ in self._found)
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`. If the tables lack bytes of images, they name the images beside them."""
+        """Claims the tables, the card, and images beside tables that hold paths instead of bytes."""
         super().claim_files(claims)
         claims.claim(CARD, Role.EVIDENCE)
         if self.path.is_dir() and self.export_manifest is None and self.names_images:
@@ -208,15 +207,12 @@ class TableSource(RowSource):
                     claims.claim(name)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         return "Parquet files of no split" if name.endswith(".parquet") else super().left_reason(folder, name)
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         return (file for _, file in self._found)
 
     def fields(self) -> dict[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {}
         for column in self._columns:
             found[column.name] = column.field
@@ -225,7 +221,7 @@ class TableSource(RowSource):
         return found
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`. Sizes are means of each group."""
+        """Yields the rows; sizes are means of each row group."""
         index = 0
         for number, file in enumerate(self._files):
             if file.split != split:
@@ -236,7 +232,6 @@ class TableSource(RowSource):
                     index += 1
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         if isinstance(ref, dict):
             return ref
         if isinstance(ref, Failed):
@@ -251,7 +246,7 @@ class TableSource(RowSource):
         return self._row(block, row)
 
     def locate_row(self, ref: Any) -> Location | None:
-        """See :meth:`RowSource.locate_row`; of what :meth:`fetch` gave."""
+        """Locates an image of a row that :meth:`fetch` has read; None for other rows."""
         return ref.location if isinstance(ref, _Values) else None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -260,12 +255,10 @@ class TableSource(RowSource):
         return chain.from_iterable(piece for piece, _ in pieces)
 
     def nbytes(self, entry: Entry) -> int:
-        """See :meth:`Source.nbytes`."""
         ref = self._ref_of(entry)
         return sum(map(nbytes_of, ref.values())) if isinstance(ref, dict) else entry.size_bytes
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         with self._lock:
             self._near.clear()
             while self._open:

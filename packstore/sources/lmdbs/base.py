@@ -158,7 +158,6 @@ class LmdbSource(RowSource):
         return Certainty.CERTAIN
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return list(dict.fromkeys(each.split for each in self._found))
 
     def numbered(self, split: str) -> list[tuple[int, Database]]:
@@ -179,7 +178,6 @@ class LmdbSource(RowSource):
         return data
 
     def files(self) -> list[Path]:
-        """See :meth:`RowSource.files`."""
         return [each.file for each in self.databases]
 
 

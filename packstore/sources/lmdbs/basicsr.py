@@ -26,7 +26,6 @@ class BasicSrSource(LmdbSource):
 
     @classmethod
     def is_one(cls, database: Database) -> bool:
-        """See :meth:`LmdbSource.is_one`."""
         file = database.path / _LIST
         if not file.is_file():
             return False
@@ -34,11 +33,10 @@ class BasicSrSource(LmdbSource):
             return _LINE.fullmatch(lines.readline(4096).rstrip("\n")) is not None
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`. The size of an image is said by its value."""
+        """Yields the rows; the value says the size of the image."""
         for number, database in self.numbered(split):
             file, count, seen = database.path / _LIST, 0, Counter[str]()
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -59,12 +57,10 @@ class BasicSrSource(LmdbSource):
                 raise SourceError(f"{printable(str(file))} lists {count} images; the LMDB has {database.entries}")
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, name = ref
         return {"image": self.file(number, name.split(".")[0].encode("utf-8", "surrogateescape"))}
 
     def files(self) -> list[Path]:
-        """See :meth:`RowSource.files`."""
         return [*super().files(), *(database.path / _LIST for database in self.databases)]
 
 

@@ -37,7 +37,6 @@ class CaffeSource(LmdbSource):
 
     @classmethod
     def is_one(cls, database: Database) -> bool:
-        """See :meth:`LmdbSource.is_one`."""
         found = [_may_be(value) for _, value in database.first()]
         return 2 * sum(found) > len(found)
 
@@ -46,18 +45,16 @@ class CaffeSource(LmdbSource):
         return next(read_datum(value).encoded for _, value in self.databases[0].first() if _may_be(value))
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image("original" if self._encoded else "uint8"), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`. The size is that of the message."""
+        """Yields the rows; the size is that of the message."""
         for number, database in self.numbered(split):
             for key, size in database.walk():
                 text = key_text(key)
                 yield Row(f"{split}/{text}" if split else text, (number, key), size, 8)
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, key = ref
         data = self.databases[number].get(key)
         if data is None:

@@ -31,7 +31,6 @@ class Folder2LmdbSource(LmdbSource):
 
     @classmethod
     def is_one(cls, database: Database) -> bool:
-        """See :meth:`LmdbSource.is_one`."""
         length = database.get(_LENGTH)
         if length is None or database.get(_KEYS) is None:
             return False
@@ -48,17 +47,15 @@ class Folder2LmdbSource(LmdbSource):
         return [_sizes(database) for database in self.databases]
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`. The size is that of the pickle."""
+        """Yields the rows; the size is that of the pickle."""
         for number, _ in self.numbered(split):
             for index, size in enumerate(self._sizes[number]):
                 yield Row(key_of(split, index), (number, index), max(0, size), 8)
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, index = ref
         data = self.databases[number].get(b"%d" % index)
         if data is None:

@@ -30,13 +30,11 @@ class LsunSource(LmdbSource):
 
     @classmethod
     def is_one(cls, database: Database) -> bool:
-        """See :meth:`LmdbSource.is_one`."""
         found = [begins_like_image(data[:16]) for _, data in database.first()]
         return _match(database.path) is not None and 2 * sum(found) > len(found)
 
     @classmethod
     def find(cls, path: Path) -> list[Found]:
-        """See :meth:`LmdbSource.find`."""
         places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
         found = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match(each))]
         order = in_packing_order(split for split, _, _ in found)
@@ -57,13 +55,12 @@ class LsunSource(LmdbSource):
         return tuple(name for name in CLASSES if name in present)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`. Images of ``test`` have no label."""
+        """Declares image and label; images of ``test`` have no label."""
         if not self._classes:
             return {"image": Image()}
         return {"image": Image(), "label": Label(self._classes, optional="test" in self.splits())}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         for number, database in self.numbered(split):
             match = _match(database.path)
             name = match[1] if match and match[1] else "test"
@@ -71,7 +68,6 @@ class LsunSource(LmdbSource):
                 yield Row(f"{split}/{name}/{key_text(key)}", (number, key), size, 8)
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, key = ref
         found: dict[str, Any] = {"image": self.file(number, key)}
         match = _match(self.databases[number].path)

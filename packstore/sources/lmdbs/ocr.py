@@ -22,15 +22,13 @@ class OcrSource(LmdbSource):
 
     @classmethod
     def is_one(cls, database: Database) -> bool:
-        """See :meth:`LmdbSource.is_one`."""
         return database.get(b"num-samples") is not None and database.get(b"image-%09d" % 1) is not None
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "text": Text()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`. The keys of images follow each other in the tree."""
+        """Yields the rows; the keys of images are adjacent in the tree."""
         for number, database in self.numbered(split):
             count = _count(database)
             found = 0
@@ -46,12 +44,10 @@ class OcrSource(LmdbSource):
                 )
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         others = sum(database.entries - 2 * _count(database) - 1 for database in self.databases)
         return {"entries besides image, label and num-samples": others} if others > 0 else {}
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, index = ref
         text = self.databases[number].get(b"label-%09d" % index)
         if text is None:

@@ -71,7 +71,7 @@ class NamedSource(FileRowSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """See :attr:`Kind.recognise`. Raises :class:`AmbiguousSourceError` where something is missing."""
+        """Tells whether a path has the layout. Raises :class:`AmbiguousSourceError` if a part of it is missing."""
         try:
             tree = open_tree(path)
         except SourceError:
@@ -119,7 +119,6 @@ class NamedSource(FileRowSource):
                 yield f"{directory}/{name}"
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         named = {each for name in (*self.signs, *self.needs, *self.lists) for each in name.split("|")}
         for name in sorted(named):
             try:

@@ -30,11 +30,9 @@ class CelebA(NamedSource):
     lists = (_IDENTITY, _BOXES, _POINTS)
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return tuple(_PARTS)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image(), "labels": Labels(self._names, of=False)}
         more: dict[str, Field] = {
             _IDENTITY: Label(),
@@ -44,7 +42,6 @@ class CelebA(NamedSource):
         return found | {name: more[file] for file, name in self._more.items()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         attributes, partition = self.table(_ATTRIBUTES, skip=2), self.table(_PARTITION)
         tables = {file: self.table(file, skip=0 if file == _IDENTITY else 2) for file in self._more}
         for line in partition:

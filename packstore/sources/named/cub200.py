@@ -32,17 +32,14 @@ class Cub200(NamedSource):
     lists = (_PARTS, "parts/parts.txt")
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return ("train", "test")
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
         parts = {} if self._parts is None else {"keypoints": Keypoints(3, of="boxes", points=self._count)}
         return found | parts
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         wanted = {"train": "1", "test": "0"}[split]
         for line in self.table("images.txt", " "):
             image, file = line[0], " ".join(line[1:])

@@ -28,16 +28,13 @@ class Dtd(NamedSource):
     lists = (_JOINT,)
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return ("train", "val", "test")
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image(), "label": Label(self._classes)}
         return found | ({} if self._joint is None else {"labels": Labels(self._classes, of=False)})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         numbers = {name: number for number, name in enumerate(self._classes)}
         for image in self._images(split):
             label = numbers[image.partition("/")[0]]

@@ -26,15 +26,12 @@ class EuroSat(NamedSource):
     needs = tuple(f"2750/{name}" for name in _CLASSES)
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "label": Label(_CLASSES)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for number, name in enumerate(_CLASSES):
             for image in self.images(f"2750/{name}"):
                 yield FileRow(image, {"label": number})

@@ -40,22 +40,19 @@ class FgvcAircraft(NamedSource):
 
     @classmethod
     def find(cls, tree: Tree) -> str | None:
-        """See :meth:`NamedSource.find`; the lists lie in ``data``, or at the top of a copy of that folder alone."""
+        """Finds the lists in ``data``, or at the top of a copy of that folder alone."""
         within = find_base(tree, tuple("|".join(f"data/{name}" for name in sign.split("|")) for sign in cls.signs))
         return find_base(tree, cls.signs) if within is None else f"{within}/data" if within else "data"
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return _SPLITS
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
         found |= {column: Label(tuple(names)) for column, names in self._names.items()}
         return found | ({"boxes": Boxes()} if self.has(_BOXES) else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         tables = {column: self.table(f"images_{level}_{split}.txt") for column, (level, _) in _LEVELS.items()}
         for image, *_ in tables["label"]:
             values: dict[str, Any] = {column: self._class_in(table, column, image) for column, table in tables.items()}

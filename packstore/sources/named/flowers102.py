@@ -29,15 +29,12 @@ class Flowers102(NamedSource):
     needs = ("jpg",)
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return tuple(_SETS)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "label": Label(CLASSES)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         labels = self._labels
         for image in self._sets[split].tolist():
             if not 1 <= image <= len(labels):

@@ -108,11 +108,9 @@ class FolderSetSource(FileRowSource):
         self.evidence = f"{self.row.title}, by {', '.join(self.row.signs)} and the names of {fit.images:,} images"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order({self._split_of(match) for _, match in self._matches()})
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
         for name in self._columns:
             if name in self.row.labels:
@@ -128,7 +126,6 @@ class FolderSetSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for image, match in self._matches():
             if self._split_of(match) != split:
                 continue
@@ -139,7 +136,6 @@ class FolderSetSource(FileRowSource):
             yield FileRow(image, values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         for name, files in self._beside.items():
             content = found.get(name)
@@ -154,15 +150,12 @@ class FolderSetSource(FileRowSource):
         return found
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return ()
 
     def expects_left(self, path: str) -> bool:
-        """See :meth:`Source.expects_left`."""
         return re.fullmatch(self.row.known, path[len(self.base) + 1 if self.base else 0 :]) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         below = join(folder, name)[len(self.base) + 1 if self.base else 0 :]
         if self.row.left and re.fullmatch(self.row.left, below):
             return f"images that {self.row.title} does not count"

@@ -23,15 +23,12 @@ class Food101(NamedSource):
     lists = ("meta/classes.txt", "meta/labels.txt")
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return ("train", "test")
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "label": Label(self._classes)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         numbers = {name: number for number, name in enumerate(self._classes)}
         for image in self._lists[split]:
             yield FileRow(self.at(f"images/{image}.jpg"), {"label": numbers[image.partition("/")[0]]})

@@ -31,20 +31,17 @@ class Gtsrb(NamedSource):
 
     @classmethod
     def missing(cls, tree: Tree, base: str) -> list[str]:
-        """See :meth:`NamedSource.missing`: test images need their labels."""
+        """Adds the labels of test images."""
         unlabelled = holds(tree, base, _TEST) and not holds(tree, base, _TRUTH)
         return [*super().missing(tree, base), *(["GT-final_test.csv"] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return ("train", "test") if self.has(_TEST) else ("train",)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         if split == "test":
             yield from self._rows(f"{self._which(_TEST)}/", self._table(self._which(_TRUTH)))
             return

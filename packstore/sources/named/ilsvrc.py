@@ -111,11 +111,9 @@ class IlsvrcSource(RowSource):
         self._max_bytes = max_file_bytes(options.max_pixels)
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return tuple(self._found.parts)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         optional = "test" in self._found.parts
         declared: dict[str, Field] = {"image": Image()}
         if not self._classes:
@@ -124,7 +122,7 @@ class IlsvrcSource(RowSource):
         return declared | ({"name": Text(optional=optional)} if self._devkit is not None else {})
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`: class by class, as torchvision has them."""
+        """Yields the rows class by class, as torchvision does."""
         part = self._found.parts[split]
         tree = self._trees[part.path]
         if part.in_classes:
@@ -139,7 +137,6 @@ class IlsvrcSource(RowSource):
         yield from self._rows(split, part.folder, listing, labels, order)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         split, file, size, modified, label = ref
         try:
             image = self._trees[self._found.parts[split].path].read(file, size, modified, self._max_bytes)
@@ -153,14 +150,12 @@ class IlsvrcSource(RowSource):
         return found
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         yield from dict.fromkeys(part.path for part in self._found.parts.values())
         devkit = self._found.devkit
         if devkit is not None:
             yield from (devkit / _META, devkit / _TRUTH) if devkit.is_dir() else (devkit,)
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         for tree in self._trees.values():
             tree.close()
 

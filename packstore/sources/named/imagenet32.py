@@ -76,7 +76,6 @@ class ImageNet32Source(PixelSource):
         return tuple(found[number] for number in range(1, len(found) + 1))
 
     def parts(self) -> list[PixelPart]:
-        """See :meth:`PixelSource.parts`."""
         found, sides = [], set()
         names = self.classes()
         for split, file in self._batches:
@@ -97,7 +96,6 @@ class ImageNet32Source(PixelSource):
         return found
 
     def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
-        """See :meth:`PixelSource.reader`."""
         if file.suffix == ".npz":
             arrays = NpzSource.open_file(file, file.parent)
             return lambda size, place: _of_npz(arrays, size, place, 3 * self.side**2), arrays.close
@@ -105,7 +103,6 @@ class ImageNet32Source(PixelSource):
         return lambda size, place: read_at(descriptor, size, place), lambda: os.close(descriptor)
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         yield from (batch.file for batch in self._batches)
         if (self.path / _NAMES).is_file():
             yield self.path / _NAMES

@@ -29,16 +29,14 @@ class KaggleSource(NamedSource):
 
     @classmethod
     def missing(cls, tree: Tree, base: str) -> list[str]:
-        """See :meth:`NamedSource.missing`: the labels of ``val``."""
+        """Adds the labels of ``val``."""
         unlabelled = holds(tree, base, f"{_ROOT}/val") and not holds(tree, base, _SOLUTIONS["val"])
         return [*super().missing(tree, base), *([_SOLUTIONS["val"]] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return tuple(split for split in ("train", "val", "test") if self.has(f"{_ROOT}/{split}"))
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         optional = "test" in self.splits()
         return {
             "image": Image(),
@@ -49,7 +47,6 @@ class KaggleSource(NamedSource):
         }
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         if split == "test":
             for image in self.images(f"{_ROOT}/test"):
                 yield FileRow(image, {})

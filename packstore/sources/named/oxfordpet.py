@@ -27,11 +27,9 @@ class OxfordPet(NamedSource):
     needs = ("annotations/test.txt", "annotations/trimaps", "images")
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return ("test", "trainval")
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {
             "image": Image(),
             "label": Label(self._classes),
@@ -41,7 +39,6 @@ class OxfordPet(NamedSource):
         return found | ({"boxes": Boxes(optional=True)} if self.has("annotations/xmls") else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for name, label, species in self._lines(split):
             values: dict[str, Any] = {
                 "label": label,
@@ -53,7 +50,6 @@ class OxfordPet(NamedSource):
             yield FileRow(self.at(f"images/{name}.jpg"), values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         if found.get("boxes") is not None:
             found["boxes"] = _boxes(found["boxes"])

@@ -73,11 +73,9 @@ class PixelSource(RowSource):
         return None
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(part.split for part in self._parts)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image("uint8"), "label": Label(self.classes(), optional=self.has_unlabelled)}
 
     @property
@@ -86,7 +84,6 @@ class PixelSource(RowSource):
         return any(part.labels is None for part in self._parts)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         index, size = 0, 3 * self.side * self.side
         for number, part in enumerate(self._parts):
             if part.split == split:
@@ -95,7 +92,6 @@ class PixelSource(RowSource):
                     index += 1
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, row = ref
         part = self._parts[number]
         info = ArrayInfo("", "", (part.length, 3, self.side, self.side), np.dtype("u1"))
@@ -107,7 +103,6 @@ class PixelSource(RowSource):
         return found | {"image": np.ascontiguousarray(image)}
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         if self._opened is not None:
             self._opened.close()
 
@@ -133,11 +128,10 @@ class _Pixels(OpenArrays):
         self._read, self._close, self._part, self._side = read, close, part, side
 
     def infos(self) -> Sequence[ArrayInfo]:
-        """See :meth:`OpenArrays.infos`: :class:`PixelSource` knows them."""
+        """Returns nothing: :class:`PixelSource` knows the arrays."""
         return ()
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """See :meth:`OpenArrays.read`."""
         row = 3 * self._side * self._side
         data = self._read((stop - start) * row, self._part.place + start * row)
         if len(data) != (stop - start) * row:
@@ -145,7 +139,6 @@ class _Pixels(OpenArrays):
         return np.frombuffer(data, np.uint8).reshape(-1, 3, self._side, self._side)
 
     def close(self) -> None:
-        """See :meth:`OpenArrays.close`."""
         self._close()
 
 

@@ -41,21 +41,18 @@ class Places365(NamedSource):
 
     @classmethod
     def missing(cls, tree: Tree, base: str) -> list[str]:
-        """See :meth:`NamedSource.missing`: a list for each folder, and one folder for each."""
+        """Adds each folder without its list, and each list without its folder."""
         folders = _folders(tree, base)
         without = [_LISTS[split] for split in folders if not holds(tree, base, _LISTS[split])]
         return without if folders else ["data_256_standard or val_256"]
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return tuple(self._folders)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "label": Label(self._classes, optional="test" in self._folders)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         table = self.table(_LISTS[split])
         for line in table:
             if len(line) != (1 if split == "test" else 2):

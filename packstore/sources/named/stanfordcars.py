@@ -31,20 +31,17 @@ class StanfordCars(NamedSource):
 
     @classmethod
     def missing(cls, tree: Tree, base: str) -> list[str]:
-        """See :meth:`NamedSource.missing`: a ``cars_test`` needs its labels."""
+        """Adds the labels of ``cars_test`` if that folder exists."""
         unlabelled = holds(tree, base, "cars_test") and not holds(tree, base, _TEST, sound=True)
         return [*super().missing(tree, base), *([_TEST.partition("|")[0]] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return ("train", "test") if self.has("cars_test") else ("train",)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         name, *columns = self._annotations[split]
         for *corners, label, image in zip(*columns, strict=True):
             if not isinstance(image, str):

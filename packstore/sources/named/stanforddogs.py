@@ -35,7 +35,7 @@ class StanfordDogs(NamedSource):
 
     @classmethod
     def find(cls, tree: Tree) -> str | None:
-        """See :meth:`NamedSource.find`; both folders hold folders such as ``n02085620-Chihuahua``, and nothing else."""
+        """Finds both folders, which must contain nothing but folders such as ``n02085620-Chihuahua``."""
         base = super().find(tree)
         if base is None:
             return None
@@ -48,16 +48,14 @@ class StanfordDogs(NamedSource):
 
     @classmethod
     def missing(cls, tree: Tree, base: str) -> list[str]:
-        """See :meth:`NamedSource.missing`: of the lists both or none."""
+        """Adds a list that is missing if the other exists."""
         lists = [file for file in _LISTS.values() if not holds(tree, base, file, sound=True)]
         return [*super().missing(tree, base), *(lists if len(lists) == 1 else ())]
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return tuple(_LISTS) if any(map(self.has, _LISTS.values())) else ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {
             "image": Image(),
             "label": Label(tuple(self._classes)),
@@ -66,7 +64,6 @@ class StanfordDogs(NamedSource):
         }
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         images, notes = self._which(_IMAGES), self._which(_NOTES)
         for image in self._named_by(split) if split else self._listed():
             folder, _, name = image.partition("/")
@@ -76,7 +73,6 @@ class StanfordDogs(NamedSource):
             yield FileRow(self.at(f"{images}/{image}"), {"label": self._classes[folder], "json": note})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         if found["json"] is not None:
             read = objects_of(found["json"])

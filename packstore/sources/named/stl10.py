@@ -48,7 +48,6 @@ class Stl10Source(PixelSource):
         self.evidence = ", ".join(_SIGNS)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         folds = any(part.values for part in self._parts)
         return {**super().fields(), **({"folds": Array("bool", (10,), optional=True)} if folds else {})}
 
@@ -63,7 +62,6 @@ class Stl10Source(PixelSource):
         return found
 
     def parts(self) -> list[PixelPart]:
-        """See :meth:`PixelSource.parts`."""
         found = []
         for split in ("train", "test", "unlabeled"):
             name = f"{split}_X.bin"
@@ -85,12 +83,10 @@ class Stl10Source(PixelSource):
         return found
 
     def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
-        """See :meth:`PixelSource.reader`."""
         part = partial(self._tree.part, file.as_posix())
         return lambda size, place: part(place, size), lambda: None
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         if self.path.is_dir():
             for split in ("train", "test", "unlabeled"):
                 for name in (f"{split}_X.bin", f"{split}_y.bin"):
@@ -100,7 +96,6 @@ class Stl10Source(PixelSource):
             yield self.path
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         super().close()
         self._tree.close()
 

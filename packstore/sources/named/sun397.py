@@ -22,15 +22,12 @@ class Sun397(NamedSource):
     needs = ("ClassName.txt", "a")
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {"image": Image(), "label": Label(self._classes)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for number, name in enumerate(self._classes):
             folder = self.at(f"{name[0]}/{name}")
             for image in sorted(self.tree.list(folder).images):

@@ -47,7 +47,6 @@ class SvhnSource(PixelSource):
         return tuple(map(str, range(10)))
 
     def parts(self) -> list[PixelPart]:
-        """See :meth:`PixelSource.parts`."""
         found = []
         for split, file in self._files.items():
             arrays, shown = find_arrays(file), printable(str(file))
@@ -63,11 +62,9 @@ class SvhnSource(PixelSource):
         return found
 
     def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
-        """See :meth:`PixelSource.reader`."""
         return _reader(file, self._arrays[file])
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         yield from self._files.values()
 
 

@@ -26,16 +26,13 @@ class TinyImageNet(NamedSource):
     needs = ("wnids.txt", "val/images")
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return ("train", "val", "test") if self.has(_TEST) else ("train", "val")
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         optional = self.has(_TEST)
         return {"image": Image(), "label": Label(self._classes, optional=optional), "boxes": Boxes(optional=optional)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         if split == "test":
             for image in self.images(_TEST):
                 yield FileRow(image, {})

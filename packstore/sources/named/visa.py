@@ -31,11 +31,9 @@ class VisA(NamedSource):
     signs = (_LIST, "split_csv")
 
     def splits(self) -> tuple[str, ...]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(row["split"] for row in self._rows)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
         found |= {name: Label(self._classes(name)) for name in ("label", "object")}
         masks = (self.at(row["mask"]) for row in self._rows if row["mask"])
@@ -44,7 +42,6 @@ class VisA(NamedSource):
         return found | {"mask": mask_field(self.tree, masks)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for row in self._rows:
             if row["split"] == split:
                 values: dict[str, Any] = {"label": row["label"], "object": row["object"]}
@@ -53,7 +50,6 @@ class VisA(NamedSource):
                 yield FileRow(self.at(row["image"]), values)
 
     def described_by(self) -> list[str]:
-        """See :meth:`FileRowSource.described_by`."""
         notes = (f"{name}/{_NOTES}" for name in self._classes("object"))
         return [self.at(name) for name in (_LIST, *notes) if self.has(name)]
 

@@ -96,11 +96,9 @@ class BetonSource(RowSource):
         self.evidence = f"{len(self._shards)} .beton file{'s' * (len(self._shards) != 1)} of FFCV"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(split for split, _ in self._shards)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         count, main = 0, f"f{self._betons[0].names.index(self._main)}"
         for number, (its, _) in enumerate(self._shards):
             if its != split:
@@ -112,7 +110,6 @@ class BetonSource(RowSource):
                     count += 1
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, index = ref
         beton = self._betons[number]
         row = self._read_rows(number, index, 1)[0]
@@ -125,7 +122,6 @@ class BetonSource(RowSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
-        """See :meth:`RowSource.locate_row`."""
         number, index = ref
         beton = self._betons[number]
         image = self._read_rows(number, index, 1)[0][f"f{beton.names.index(self._main)}"]
@@ -133,7 +129,6 @@ class BetonSource(RowSource):
         return None if found is None else found._replace(within=None)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         beton = self._betons[0]
         found: dict[str, Field] = {}
         plain: dict[int, Field] = {_FLOAT: Array("float64"), _INT: Array("int64"), _BYTES: Bytes(), _JSON: Json()}
@@ -153,11 +148,9 @@ class BetonSource(RowSource):
         return found
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         return (file for _, file in self._shards)
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         super().close()
         self._files.close()
 

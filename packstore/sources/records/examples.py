@@ -145,7 +145,6 @@ class TfrecordFiles:
         self._files = OpenFiles(paths, compression)
 
     def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """See :meth:`RecordFiles.walk`."""
         file = self._files[number]
         at, end = 0, os.fstat(file.descriptor).st_size
         while at < end:
@@ -161,17 +160,14 @@ class TfrecordFiles:
             at = place + length + 4
 
     def checked(self, number: int, place: int, length: int) -> bytes | None:
-        """See :meth:`RecordFiles.checked`."""
         data = self._files[number].read(length + 4, place)
         good = len(data) == length + 4 and masked_crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
         return data[:-4] if good else None
 
     def stretch(self, number: int, place: int, length: int) -> Location | None:
-        """See :meth:`RecordFiles.stretch`."""
         return self._files.stretch(number, place, length)
 
     def close(self) -> None:
-        """See :meth:`RecordFiles.close`."""
         self._files.close()
 
 
@@ -201,11 +197,9 @@ class ExampleSource(RowSource):
         """The values of an example by column. Raises :class:`ValueError`."""
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(split for split, _ in self.shards)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         count = 0
         for number, (its, path) in enumerate(self.shards):
             if its != split:
@@ -222,7 +216,6 @@ class ExampleSource(RowSource):
                 count += 1
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, place, length, *reason = ref
         if reason:
             raise ValueError(f"{reason[0]}; what is left of this file cannot be read")
@@ -233,15 +226,12 @@ class ExampleSource(RowSource):
         return self.decoded(read_example(message), message)
 
     def locate_row(self, ref: Any) -> Location | None:
-        """See :meth:`RowSource.locate_row`."""
         return self._files.stretch(*ref[:3])
 
     def files(self) -> Iterable[Path]:
-        """See :meth:`RowSource.files`."""
         return (path for _, path in self.shards)
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         self._files.close()
 
     @cached_property

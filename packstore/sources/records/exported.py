@@ -27,7 +27,6 @@ class ExportedTfds(ExampleSource):
         return {}
 
     def look(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
-        """See :meth:`ExampleSource.look`."""
         try:
             features = read_example(message)
             self.found.parsed += 1
@@ -48,7 +47,6 @@ class ExportedTfds(ExampleSource):
         return [column for column in held if column.name not in companions]
 
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        """See :meth:`ExampleSource.decoded`."""
         assert self.export_manifest is not None
         image = self.export_manifest.manifest.image
         files = image.layout is None or self.export_manifest.image == "png"

@@ -46,7 +46,6 @@ class LitdataSource(MdsSource):
 
     @staticmethod
     def read_shards(split: str, index: Path) -> Iterator[Shard]:
-        """See :meth:`MdsSource.read_shards`."""
         try:
             plain = read_index(index)
             config = plain["config"]
@@ -79,7 +78,6 @@ class LitdataSource(MdsSource):
 
     @staticmethod
     def decode(encoding: str, data: bytes) -> Any:
-        """See :meth:`MdsSource.decode`."""
         if encoding in ("int64", "float64", "uint8") and len(data) != np.dtype(encoding).itemsize:
             raise ValueError(f"found {len(data)} bytes, expected one {encoding}")
         if encoding.startswith("numpy:"):  # one dimension, without a header

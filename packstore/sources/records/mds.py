@@ -77,11 +77,9 @@ class MdsSource(RowSource):
         self.evidence = f"{INDEX} and {len(self._shards)} shard{'s' * (len(self._shards) != 1)}"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(split for split, _ in self._indexes)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         count = 0
         for number, shard in enumerate(self._shards):
             if shard.split != split:
@@ -99,7 +97,6 @@ class MdsSource(RowSource):
                 count += 1
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, start, stop, *reason = ref
         if reason:
             raise ValueError(reason[0])
@@ -116,11 +113,9 @@ class MdsSource(RowSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
-        """See :meth:`RowSource.locate_row`."""
         return self._files.stretch(ref[0], ref[1], ref[2] - ref[1])
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         shard = self._shards[0]
         encodings = dict(zip(shard.names, shard.encodings, strict=True))
         probes = [self._probe(split) for split in self.splits()]
@@ -131,17 +126,14 @@ class MdsSource(RowSource):
         }
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         found = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
         return dict(found)
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         yield from (index for _, index in self._indexes)
         yield from (shard.file for shard in self._shards)
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         self._files.close()
 
     @cached_property

@@ -102,11 +102,9 @@ class RecordioSource(RowSource):
         self.evidence = f"the magic number of {self._shards[0][1].name}"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(split for split, _ in self._shards)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         found: dict[str, Field] = {"image": Image()}
         labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._index])
         whole = bool(len(labels)) and bool(np.all((labels >= 0) & (labels == np.floor(labels))))
@@ -140,7 +138,6 @@ class RecordioSource(RowSource):
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         listed = sum(len(index.listed or ()) for index in self._index)
         found = {
             "records without an image (of InsightFace)": self._facts.without,
@@ -150,7 +147,6 @@ class RecordioSource(RowSource):
         return {reason: count for reason, count in found.items() if count}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         count, keys = 0, self._keys
         for number, (its, path) in enumerate(self._shards):
             if its != split:
@@ -166,7 +162,6 @@ class RecordioSource(RowSource):
                 count += 1
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """See :meth:`RowSource.values`."""
         number, place, *reason = ref
         if reason:
             raise ValueError(f"{reason[0]}; what is left of this file cannot be read")
@@ -194,7 +189,7 @@ class RecordioSource(RowSource):
         return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """See :meth:`RowSource.locate_row`. Of a record in several parts the image is not found there."""
+        """Locates the image; None if its record has several parts."""
         number, place = ref[:2]
         *_, (_, start, size) = _parts(self._files[number], place)
         return self._files.stretch(number, place, start + size - place)
@@ -205,13 +200,11 @@ class RecordioSource(RowSource):
         return self.fields()
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         for _, path in self._shards:
             yield path
             yield from (file for file in (path.with_suffix(".lst"),) if file.is_file())
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         self._files.close()
 
     @cached_property

@@ -76,22 +76,18 @@ class TfdsSource(ExampleSource):
         self.evidence = f"{FEATURES} and {len(shards)} shard{plural} of {printable(str(info.get('name', '')))}"
 
     def files(self) -> Iterator[Path]:
-        """See :meth:`RowSource.files`."""
         yield from super().files()
         yield from (self._folder / name for name in (INFO, FEATURES))
         yield from sorted(self._folder.glob("*.labels.txt"))
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         return self._described.ignored
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         assert self.index
         return {name: self._field(name, leaf) for name, leaf in self._leaves.items()}
 
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        """See :meth:`ExampleSource.decoded`."""
         found: dict[str, Any] = {}
         for name, leaf in self._leaves.items():
             try:

@@ -82,20 +82,17 @@ class TfrecordSource(ExampleSource):
         self.evidence = f"{len(found.files)} {self.what} file{'s' * (len(found.files) != 1)} of tf.train.Example"
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         return {name: part.field for name, part in self._parts.items()} | (
             {"boxes": Boxes()} if self._boxes is not None else {}
         )
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._said)
         found["features of several files each"] = len(self._unkept)
         return +found
 
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        """See :meth:`ExampleSource.decoded`."""
         parts = self._parts
         unknown = features.keys() - self.found.features.keys()
         if unknown:

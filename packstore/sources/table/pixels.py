@@ -143,19 +143,16 @@ class PixelTableSource(TableSource):
         file.write(raw)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         self.shape = self._shape
         return {**super().fields(), "image": Image("uint8", mode="L" if self._shape[2] == 1 else "RGB")}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """See :meth:`RowSource.rows`."""
         number = self._split_names.index(split)
         chosen = np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist()
         for index, image in enumerate(chosen):
             yield Row(key_of(split, index), image, math.prod(self._shape))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         if self._pixels is None:
             raise ValueError("its source is closed")
         raw = self._pixels.read(self._sizes, ref * self._sizes)
@@ -163,20 +160,18 @@ class PixelTableSource(TableSource):
         return {"image": image} | self._columns([cells for _, cells in self._rows_of(ref)], b"")
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        """See :meth:`RowSource.claim_row`."""
+        pass  # its pixels lie in the table
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`."""
         for table in self._tables:
             claims.claim(table.file)
         for file in samples(self.tree):
             claims.claim(file, Role.EVIDENCE)
 
     def locate_row(self, ref: Any) -> None:
-        """See :meth:`RowSource.locate_row`."""
+        return None
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         self._pixels = None
         super().close()
 

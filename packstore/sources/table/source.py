@@ -191,11 +191,9 @@ class TableSource(FileRowSource):
         return f"{files} with the columns {', '.join(parts)}"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return in_packing_order(self._split_names)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         number = self._split_names.index(split)
         for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
             values: dict[str, Any] = {"entry": image}
@@ -205,7 +203,6 @@ class TableSource(FileRowSource):
             yield FileRow(self._names[image].decode("utf-8", "surrogateescape"), values)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`."""
         roles = self._roles
         found: dict[str, Field] = {"image": Image()}
         for name, most in self._further.items():
@@ -237,7 +234,6 @@ class TableSource(FileRowSource):
         return found
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         rows = [cells for _, cells in self._rows_of(found.pop("entry"))]
         return found | self._columns(rows, found[self.main])
@@ -286,7 +282,6 @@ class TableSource(FileRowSource):
         return found
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return [*self._files, *self._described]
 
     @property
@@ -299,17 +294,14 @@ class TableSource(FileRowSource):
         return [*find_descriptions(self.tree, self._files), *hierarchies]
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`."""
         super().claim_files(claims)
         for file in (*samples(self.tree), *(table.file for table in self._copies)):
             claims.claim(file, Role.EVIDENCE)
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         return {f"rows of {printable(file)} without an image": count for file, count in self._missing.items()}
 
     def close(self) -> None:
-        """See :meth:`Source.close`."""
         if hasattr(self, "_spool"):
             self._spool.close()
         super().close()

@@ -72,12 +72,11 @@ class VocSource(FileRowSource):
         self.evidence = f"{', '.join(parts)}{sets}"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         self._suffixes  # noqa: B018 - raises for images in several sets
         return in_packing_order(self._sets) or ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`. Reads all annotations for the classes in them."""
+        """Declares the columns; reads all annotations for their classes."""
         found: dict[str, Field] = {"image": Image()}
         for name, folder in self._masks.items():
             found[name] = self._mask_field(folder)
@@ -97,7 +96,6 @@ class VocSource(FileRowSource):
         return None if folder is None else palette_for(self.tree, [self._base], self._mask_field(folder))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         suffixes = self._suffixes
         for stem in self._stems(split):
             values: dict[str, Any] = {
@@ -108,7 +106,6 @@ class VocSource(FileRowSource):
             yield FileRow(self._at("JPEGImages", f"{stem}{suffixes.get(stem, '.jpg')}"), values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         if self._palette is not None and found["mask"] is not None:
             found |= read_with(self._palette, found["mask"], self.options.max_pixels)
@@ -116,11 +113,10 @@ class VocSource(FileRowSource):
         return found if document is None else found | objects_of(document)
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`. Lists of a class or of another task say nothing beyond the annotations."""
+        """Claims the lists; those of a class or of another task add nothing to the annotations."""
         super().claim_files(claims)
         for folder, names in self.tree.folders(is_passed_over, self._at("ImageSets")):
             used = set(self.described_by())
@@ -128,11 +124,9 @@ class VocSource(FileRowSource):
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         return _COPIES if self.expects_left(join(folder, name)) else super().left_reason(folder, name)
 
     def expects_left(self, path: str) -> bool:
-        """See :meth:`Source.expects_left`."""
         folder, _, name = path.rpartition("/")
         masks = (
             place

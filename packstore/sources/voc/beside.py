@@ -39,31 +39,26 @@ class VocBesideSource(FileRowSource):
         self.evidence = "XML files in " + ", ".join(printable(xml) or "the folder" for _, xml in self._pairs.values())
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`. Reads all annotations for the classes in them."""
+        """Declares the columns; reads all annotations for their classes."""
         rows = (row for split in self._pairs for row in self.file_rows(split))
         return annotation_fields(class_list(self.tree, (row.values["json"].file for row in rows)))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         images, xml = self._pairs[split]
         for name in self.tree.list(images).images:
             yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         return found if found.get("json") is None else found | objects_of(found["json"])
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         return ()
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         if name.lower().endswith(".xml") and folder in {xml for _, xml in self._pairs.values()}:
             return "annotations without an image"
         return super().left_reason(folder, name)

@@ -54,12 +54,11 @@ class YoloSource(FileRowSource):
         self.evidence = f"{described}images in {places} with labels beside them"
 
     def splits(self) -> Sequence[str]:
-        """See :meth:`RowSource.splits`."""
         self._label_folders  # noqa: B018 - raises for images in several splits
         return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """See :meth:`RowSource.fields`. Reads files of labels up to the first with a polygon."""
+        """Declares the columns; reads files of labels up to the first with a polygon."""
         found: dict[str, Field] = {
             "image": Image(),
             "boxes": Boxes(),
@@ -73,12 +72,10 @@ class YoloSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """See :meth:`FileRowSource.file_rows`."""
         for image in self._images(split):
             yield FileRow(image, {"labels": InTree(labels_path(image), optional=True)})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """See :meth:`RowSource.values`."""
         found = dict(super().values(ref))
         try:
             width, height = _sides(found["image"])
@@ -90,7 +87,6 @@ class YoloSource(FileRowSource):
         return found
 
     def described_by(self) -> Iterable[str]:
-        """See :meth:`FileRowSource.described_by`."""
         places = (place for places in self._layout.splits.values() for place in places)
         return [*self._layout.files, *(place for place in places if place.endswith(".txt"))]
 
@@ -117,13 +113,11 @@ class YoloSource(FileRowSource):
         return frozenset(labels_path(image).rpartition("/")[0] for image in seen)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """See :meth:`Source.left_reason`."""
         if name.endswith(".txt") and folder in self._label_folders:
             return "files of labels of no sample"
         return super().left_reason(folder, name)
 
     def left_members(self) -> Mapping[str, int]:
-        """See :meth:`Source.left_members`."""
         return dict(+self._layout.ignored)
 
     @cached_property
