@@ -32,17 +32,12 @@ from packstore.core.fields import Bytes, Field, Image, Json, Label, Text
 from packstore.core.files import read_text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
-from packstore.sources.base import (
-    SPLIT_ORDER,
-    Certainty,
-    Kind,
-    SourceOptions,
-)
-from packstore.sources.ignoring import visible_paths
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import identifier
+from packstore.sources.records.shards import ShardSource, find_shards
 from packstore.sources.refusals import first_bytes
-from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.rows import Row
 from packstore.sources.values import infer
 from packstore.stores.link_files import Location
 
@@ -89,43 +84,33 @@ class _Members:
     alike: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
 
-class WebDatasetSource(RowSource):
-    """The shards in a folder, or in its folders ``train``, ``val`` …, or one shard.
-
-    A split is named by the folder, or by a part of the shard's name: ``imagenet-train-000042.tar``. Names of classes
-    are the lines of a file ``classnames.txt`` beside the shards.
-    """
+class WebDatasetSource(ShardSource):
+    """Tar shards, see :func:`find_shards`. Names of classes are the lines of a file ``classnames.txt`` beside them."""
 
     kind = "webdataset"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._shards = self.exported_shards if self.export_manifest is not None else find_shards(path)
-        if not self._shards:
+        self.shards = find_shards(path, _SUFFIXES).files if self.export_manifest is None else self.exported_shards
+        if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
-        more = f" and {len(self._shards) - 1:,} more" if len(self._shards) > 1 else ""
-        self.evidence = f"files of one name after each other in {self._shards[0][1].name}{more}"
+        more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
+        self.evidence = f"files of one name after each other in {self.shards[0][1].name}{more}"
         self._names: list[str] = []  # extensions of files, by number
-        self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self._shards[number][1]))
+        self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self.shards[number][1]))
 
-    def splits(self) -> Sequence[str]:
-        return in_packing_order(split for split, _ in self._shards)
-
-    def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows. The first call reads the headers of all files."""
+    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        """Yields the rows of a shard. The first call reads the headers of all files in all shards."""
         main = {extension for extension in self._names_of_files if self._column_of(extension) == self._main}
-        for number, (its, _) in enumerate(self._shards):
-            if its != split:
-                continue
-            for key, files in self._samples(number):
-                size = modified = rest = 0
-                found = False
-                for extension, _, nbytes, changed in files:
-                    if not found and extension in main:
-                        size, modified, found = nbytes, changed, True
-                    else:
-                        rest += nbytes
-                yield Row(key, (number, files), size, rest, modified)
+        for key, files in self._samples(number):
+            size = modified = rest = 0
+            found = False
+            for extension, _, nbytes, changed in files:
+                if not found and extension in main:
+                    size, modified, found = nbytes, changed, True
+                else:
+                    rest += nbytes
+            yield Row(key, (number, files), size, rest, modified)
 
     def values(self, ref: Any) -> dict[str, Any]:
         shard, files = ref
@@ -144,7 +129,7 @@ class WebDatasetSource(RowSource):
         shard, files = ref
         if self._open(shard).compressed:
             return None
-        path = str(self._shards[shard][1].absolute())
+        path = str(self.shards[shard][1].absolute())
         places = (place for extension, place, *_ in files if self._column_of(extension) == self._main)
         return next((Location(path, place) for place in places), None)
 
@@ -162,9 +147,6 @@ class WebDatasetSource(RowSource):
         if name == "image":
             return data
         return _value("cls", data) if self.export_manifest.manifest.column(name).type == "label" else StoredBytes(data)
-
-    def files(self) -> Iterator[Path]:
-        return (path for _, path in self._shards)
 
     def left_members(self) -> Mapping[str, int]:
         return sum((members.left for members in self._index), Counter[str]())
@@ -192,7 +174,7 @@ class WebDatasetSource(RowSource):
     def _index(self) -> list[_Members]:
         """The samples of all shards, from their headers."""
         numbers: dict[str, int] = {}
-        found = [_members(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self._shards)]
+        found = [_members(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
         self._names = list(numbers)
         pickles = next((name for name in self._names if _kind(name) == "pickle"), None)
         if pickles is not None:
@@ -230,7 +212,7 @@ class WebDatasetSource(RowSource):
         for extensions, count in self._alike().items():
             have.update(dict.fromkeys((self._columns[extension] for extension in extensions), count))
             total += count
-        probes = [self._probe(number) for number in range(len(self._shards))]
+        probes = [self._probe(number) for number in range(len(self.shards))]
         samples = list(islice(chain.from_iterable(probes), _PROBED))
         declared: dict[str, Field] = {}
         for extension, name in self._columns.items():
@@ -284,34 +266,6 @@ class WebDatasetSource(RowSource):
             return infer(name, given)
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: .{printable(extension)}: {error}") from error
-
-
-def find_shards(path: Path) -> list[tuple[str, Path]]:
-    """The shards at ``path`` with their splits, by name. Raises :class:`SourceError` where only some have a split."""
-    if not path.is_dir():
-        return [("", path)] if path.is_file() else []
-    found: list[tuple[str, Path]] = []
-    top = sorted(
-        each.name for each in visible_paths(path)
-    )  # names alone: in a folder of images there may be any number
-    found += ((_split_of(name), path / name) for name in top if _is_shard(path, name))
-    for folder in top:
-        if folder.lower() in SPLIT_ORDER and (path / folder).is_dir():
-            names = sorted(each.name for each in visible_paths(path / folder))
-            found += ((folder.lower(), path / folder / name) for name in names if _is_shard(path / folder, name))
-    without = [file for split, file in found if not split]
-    if without and len(without) < len(found):
-        raise SourceError(f"{printable(str(without[0]))}: its name says no split, as those of other shards do")
-    return found
-
-
-def _is_shard(folder: Path, name: str) -> bool:
-    return name.endswith(_SUFFIXES) and name[0] != "." and (folder / name).is_file()
-
-
-def _split_of(name: str) -> str:
-    parts = [part.lower() for part in re.split(r"[-_.]", name)]
-    return next((part for part in parts if part in SPLIT_ORDER), "")
 
 
 def _members(tar: OpenTar, path: Path, numbers: dict[str, int]) -> _Members:
@@ -445,7 +399,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Tars in which images lie side by side with other files of the same key. If they lie in several folders, which may
     be classes, each has to have its label. Of images alone, tars that are numbered may be shards."""
     try:
-        shards = find_shards(path)
+        shards = find_shards(path, _SUFFIXES).files
     except SourceError:
         return Certainty.POSSIBLE
     if not shards or not is_tar(first_bytes(shards[0][1], 512)):

@@ -10,11 +10,11 @@ import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from packstore.core.parallel import ordered_pieces
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
-from packstore.sources.dataset import key_of
 from packstore.sources.huggingface.card import CARD
 from packstore.sources.huggingface.exported import exported_columns
 from packstore.sources.huggingface.features import (
@@ -46,8 +45,9 @@ from packstore.sources.huggingface.splits import folder_files
 from packstore.sources.labels import split_name
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.records.shards import ShardSource
 from packstore.sources.refusals import first_bytes
-from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
+from packstore.sources.rows import PROBED, Row
 from packstore.sources.text_labels import LabelTexts
 from packstore.sources.values import nbytes_of
 from packstore.sources.workers import Failed
@@ -126,13 +126,11 @@ class _File:
     """A file of a source, in some 24 bytes a group.
 
     Attributes:
-        split: Its split.
         rows: Rows of each group.
         image: Bytes of the main image on average, for each group.
         rest: Bytes of the other values, likewise.
     """
 
-    split: str
     rows: array[int] = field(default_factory=lambda: array("q"))
     image: array[int] = field(default_factory=lambda: array("q"))
     rest: array[int] = field(default_factory=lambda: array("q"))
@@ -162,7 +160,7 @@ class _Block(NamedTuple):
         return self.place == (file, group) and self.first <= row < self.stop
 
 
-class TableSource(RowSource):
+class TableSource(ShardSource):
     """A source whose samples are rows of tables in files, under keys of split and number.
 
     Image files are kept as they are. A class number below 0 is a missing label.
@@ -171,15 +169,15 @@ class TableSource(RowSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         found = self.find() if self.export_manifest is None else self.exported_shards
-        self._found = [(split_name(split) if self.export_manifest is None else split, file) for split, file in found]
-        if not self._found:
+        self.shards = [(split_name(split) if self.export_manifest is None else split, file) for split, file in found]
+        if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no files of kind {self.kind}")
         self._max_bytes = max_file_bytes(options.max_pixels)
         self._open: OrderedDict[int, Table] = OrderedDict()
         self._near: deque[_Block] = deque(maxlen=_NEAR)
         self._lock = threading.Lock()
         main = next(column.column for column in self._probed if column.name == "image")
-        files = "1 file" if len(self._found) == 1 else f"{len(self._found)} files"
+        files = "1 file" if len(self.shards) == 1 else f"{len(self.shards)} files"
         self.evidence = f"{files} of kind {self.kind}, with images in the column {printable(main)!r}"
 
     @abstractmethod
@@ -194,9 +192,6 @@ class TableSource(RowSource):
         """Features by column, for tables whose schema has none."""
         return {}
 
-    def splits(self) -> Sequence[str]:
-        return in_packing_order(split for split, _ in self._found)
-
     def claim_files(self, claims: Claims) -> None:
         """Claims the tables, the card, and images beside tables that hold paths instead of bytes."""
         super().claim_files(claims)
@@ -209,9 +204,6 @@ class TableSource(RowSource):
     def left_reason(self, folder: str, name: str) -> str | None:
         return "Parquet files of no split" if name.endswith(".parquet") else super().left_reason(folder, name)
 
-    def files(self) -> Iterator[Path]:
-        return (file for _, file in self._found)
-
     def fields(self) -> dict[str, Field]:
         found: dict[str, Field] = {}
         for column in self._columns:
@@ -220,16 +212,12 @@ class TableSource(RowSource):
                 found[column.path] = Text(optional=True)
         return found
 
-    def rows(self, split: str) -> Iterator[Row]:
+    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields the rows; sizes are means of each row group."""
-        index = 0
-        for number, file in enumerate(self._files):
-            if file.split != split:
-                continue
-            for group, (count, image, rest) in enumerate(zip(file.rows, file.image, file.rest, strict=True)):
-                for row in range(count):
-                    yield Row(key_of(split, index), (number, group, row), image, rest)
-                    index += 1
+        file = self._files[number]
+        for group, (count, image, rest) in enumerate(zip(file.rows, file.image, file.rest, strict=True)):
+            for row, key in enumerate(islice(keys, count)):
+                yield Row(key, (number, group, row), image, rest)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         if isinstance(ref, dict):
@@ -373,7 +361,7 @@ class TableSource(RowSource):
         named = Path(path)
         if named.is_absolute() or ".." in named.parts or "\0" in path:
             raise ValueError(f"the table holds only the path {printable(path)!r}, which is none from its folder on")
-        return self._found[number][1].parent / named
+        return self.shards[number][1].parent / named
 
     def _table(self, number: int) -> Table:
         """An open table; few are kept."""
@@ -385,7 +373,7 @@ class TableSource(RowSource):
 
     def _opened(self, number: int) -> Table:
         """A table, opened. Raises :class:`ValueError`."""
-        path = self._found[number][1]
+        path = self.shards[number][1]
         if not path.is_file():
             raise ValueError(f"{printable(str(path))} is not a file")
         try:
@@ -421,7 +409,7 @@ class TableSource(RowSource):
     def _first(self) -> Any:
         """The first rows that there are."""
         empty = None
-        for number in range(len(self._found)):
+        for number in range(len(self.shards)):
             try:
                 with closing(self._opened(number)) as table:
                     overview = table.overview()
@@ -430,7 +418,7 @@ class TableSource(RowSource):
                         if its.rows:
                             return next(table.batches(group, PROBED))
             except faults() as error:
-                raise SourceError(_named(self._found[number][1], error)) from error
+                raise SourceError(_named(self.shards[number][1], error)) from error
         raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
 
     @cached_property
@@ -438,7 +426,7 @@ class TableSource(RowSource):
         try:
             return features_of(self._first.schema) or self.features()
         except ValueError as error:
-            raise SourceError(_named(self._found[0][1], error)) from error
+            raise SourceError(_named(self.shards[0][1], error)) from error
 
     @cached_property
     def _files(self) -> list[_File]:
@@ -449,7 +437,7 @@ class TableSource(RowSource):
         negative: set[str] = set()
         with_paths: set[str] = set()
         found = []
-        for number, (split, path) in enumerate(self._found):
+        for number, (_, path) in enumerate(self.shards):
             try:
                 with closing(self._opened(number)) as table:
                     overview = table.overview()
@@ -457,7 +445,7 @@ class TableSource(RowSource):
                 size = path.stat().st_size
             except faults() as error:
                 raise SourceError(_named(path, error)) from error
-            file = _File(split)
+            file = _File()
             for rows, nbytes in overview.groups:
                 if not 0 <= rows <= size:
                     raise SourceError(f"{printable(str(path))} says that {size} bytes hold {rows} rows")
@@ -482,7 +470,7 @@ class TableSource(RowSource):
         if self.export_manifest is not None or len(named) != 1 or any(is_label(*each) for each in features):
             return None
         texts, compute = LabelTexts(), load_pyarrow("pyarrow.compute")
-        for number, (_, path) in enumerate(self._found):
+        for number, (_, path) in enumerate(self.shards):
             try:
                 with closing(self._opened(number)) as table:
                     for some in table.column(named[0]):
@@ -507,7 +495,7 @@ class TableSource(RowSource):
         sides = [name for name in ("width", "height") if name in schema.names]
         names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]
         objects = Objects(found)
-        for number, (_, path) in enumerate(self._found):
+        for number, (_, path) in enumerate(self.shards):
             try:
                 with closing(self._opened(number)) as table:
                     columns = [chain.from_iterable(some.to_pylist() for some in table.column(name)) for name in names]
@@ -527,11 +515,11 @@ class TableSource(RowSource):
                 name for name in first.names if schema.field(name).type != first.field(name).type
             ]
             columns = ", ".join(map(printable, differing))
-            raise ValueError(f"its columns are not those of {self._found[0][1].name} ({columns}): pack them apart")
+            raise ValueError(f"its columns are not those of {self.shards[0][1].name} ({columns}): pack them apart")
         features = features_of(schema)
         for name, feature in features.items():
             if name in self._features and class_names(feature) != class_names(self._features[name]):
-                raise ValueError(f"the classes of {printable(name)!r} are not those of {self._found[0][1].name}")
+                raise ValueError(f"the classes of {printable(name)!r} are not those of {self.shards[0][1].name}")
 
 
 _NO_BLOCK = _Block((-1, -1), 0, 0, (), lambda: None, lambda _: None)

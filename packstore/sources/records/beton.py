@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +24,10 @@ from packstore.images.encode.png import encode_png
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.dataset import key_of
 from packstore.sources.names import column_names
-from packstore.sources.records.files import OpenFiles, find_shards, first_shards, holds_images
-from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.records.files import OpenFiles
+from packstore.sources.records.shards import ShardSource, find_shards, first_shards, holds_images
+from packstore.sources.rows import Row
 from packstore.sources.values import LABEL_NAMES, names_an_image
 from packstore.stores.link_files import Location
 
@@ -76,38 +76,29 @@ class _Beton:
     nbytes: int
 
 
-class BetonSource(RowSource):
+class BetonSource(ShardSource):
     """A ``.beton`` file, or those of a folder."""
 
     kind = "beton"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        found = find_shards(path, SUFFIXES, is_beton)
-        if not found.files:
+        self.shards = find_shards(path, SUFFIXES, is_beton).files
+        if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no .beton files")
-        self._shards, self._passed = found.files, found.ignored
-        self._files = OpenFiles([file for _, file in self._shards], lambda _: None)
-        self._betons = [_checked(self._files[number], file) for number, (_, file) in enumerate(self._shards)]
+        self._files = OpenFiles([file for _, file in self.shards], lambda _: None)
+        self._betons = [_checked(self._files[number], file) for number, (_, file) in enumerate(self.shards)]
         first = self._betons[0]
         if any((b.names, b.types, b.arrays) != (first.names, first.types, first.arrays) for b in self._betons):
             raise SourceError(f"{printable(str(path))}: its files have different fields")
         self._max_image = max_file_bytes(options.max_pixels)
-        self.evidence = f"{len(self._shards)} .beton file{'s' * (len(self._shards) != 1)} of FFCV"
+        self.evidence = f"{len(self.shards)} .beton file{'s' * (len(self.shards) != 1)} of FFCV"
 
-    def splits(self) -> Sequence[str]:
-        return in_packing_order(split for split, _ in self._shards)
-
-    def rows(self, split: str) -> Iterator[Row]:
-        count, main = 0, f"f{self._betons[0].names.index(self._main)}"
-        for number, (its, _) in enumerate(self._shards):
-            if its != split:
-                continue
-            for start, block in self._blocks(number):
-                sizes = self._image_sizes(number, block[main])
-                for i in range(len(block)):
-                    yield Row(key_of(split, count), (number, start + i), int(sizes[i]))
-                    count += 1
+    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        main = f"f{self._betons[0].names.index(self._main)}"
+        for start, block in self._blocks(number):
+            for i, size in enumerate(self._image_sizes(number, block[main]).tolist(), start):
+                yield Row(next(keys), (number, i), size)
 
     def values(self, ref: Any) -> dict[str, Any]:
         number, index = ref
@@ -118,7 +109,7 @@ class BetonSource(RowSource):
             try:
                 found[self._columns[name]] = self._value(number, name, kind, row[f"f{i}"])
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{self._shards[number][1].name}: {printable(name)}: {error}") from error
+                raise ValueError(f"{self.shards[number][1].name}: {printable(name)}: {error}") from error
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
@@ -146,9 +137,6 @@ class BetonSource(RowSource):
             else:
                 found[self._columns[name]] = plain[kind]
         return found
-
-    def files(self) -> Iterator[Path]:
-        return (file for _, file in self._shards)
 
     def close(self) -> None:
         super().close()
@@ -179,7 +167,7 @@ class BetonSource(RowSource):
             if kind != _RGB:
                 continue
             modes, sizes = set[int](), set[tuple[int, int]]()
-            for number in range(len(self._shards)):
+            for number in range(len(self.shards)):
                 for _, block in self._blocks(number):
                     image = block[f"f{i}"]
                     modes |= set(np.unique(image["mode"]).tolist())
@@ -270,7 +258,7 @@ class BetonSource(RowSource):
         size = beton.row.itemsize
         data = self._files[number].read(count * size, beton.rows_at + start * size)
         if len(data) < count * size:
-            raise ValueError(f"{self._shards[number][1].name} is cut off")
+            raise ValueError(f"{self.shards[number][1].name} is cut off")
         return np.frombuffer(data, beton.row)
 
 

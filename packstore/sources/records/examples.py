@@ -10,7 +10,7 @@ import os
 import struct
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,11 +25,11 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import compression_of, decompressor
 from packstore.sources.base import SourceOptions
-from packstore.sources.dataset import key_of
 from packstore.sources.records.facts import ExampleFacts
 from packstore.sources.records.files import OpenFiles, faults_of
 from packstore.sources.records.protobuf import Feature, Message, read_example
-from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.records.shards import ShardSource
+from packstore.sources.rows import Row
 from packstore.stores.link_files import Location
 
 KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")
@@ -171,14 +171,13 @@ class TfrecordFiles:
         self._files.close()
 
 
-class ExampleSource(RowSource):
+class ExampleSource(ShardSource):
     """Shards of examples.
 
     The first listing walks all records, and reads all of each but its image. A record whose checksum is wrong is a bad
     sample; where a length is wrong, what is left of that file is one.
 
     Attributes:
-        shards: Split and path of each, in order.
         label_names: By the feature of a label, the features that name its class.
         record_files: How the records of its shards are read.
     """
@@ -196,24 +195,16 @@ class ExampleSource(RowSource):
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         """The values of an example by column. Raises :class:`ValueError`."""
 
-    def splits(self) -> Sequence[str]:
-        return in_packing_order(split for split, _ in self.shards)
-
-    def rows(self, split: str) -> Iterator[Row]:
-        count = 0
-        for number, (its, path) in enumerate(self.shards):
-            if its != split:
-                continue
-            index = self.index[number]
-            for i, (place, length, size) in enumerate(zip(index.places, index.lengths, index.sizes, strict=True)):
-                key = index.keys[i] if self.has_keys else key_of(split, count)
-                key = f"{path.name}#{place}" if key is None else key
-                yield Row(key, (number, place, length), size, length - size)
-                count += 1
-            if index.damaged is not None:
-                at, reason = index.damaged
-                yield Row(f"{key_of(split, count)}…", (number, at, -1, f"{path.name}, byte {at}: {reason}"), 0)
-                count += 1
+    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        index, name = self.index[number], self.shards[number][1].name
+        for i, (place, length, size) in enumerate(zip(index.places, index.lengths, index.sizes, strict=True)):
+            key, own = next(keys), index.keys[i]
+            if self.has_keys:
+                key = f"{name}#{place}" if own is None else own
+            yield Row(key, (number, place, length), size, length - size)
+        if index.damaged is not None:
+            at, reason = index.damaged
+            yield Row(f"{next(keys)}…", (number, at, -1, f"{name}, byte {at}: {reason}"), 0)
 
     def values(self, ref: Any) -> dict[str, Any]:
         number, place, length, *reason = ref
@@ -228,10 +219,8 @@ class ExampleSource(RowSource):
     def locate_row(self, ref: Any) -> Location | None:
         return self._files.stretch(*ref[:3])
 
-    def files(self) -> Iterable[Path]:
-        return (path for _, path in self.shards)
-
     def close(self) -> None:
+        super().close()
         self._files.close()
 
     @cached_property

@@ -26,12 +26,12 @@ from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Text
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.archives.tar import compression_of
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.dataset import key_of
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.names import column_names
 from packstore.sources.records.files import OpenFiles
 from packstore.sources.records.mds_layout import FILES, INDEX, LISTS, SCALARS, array_of, decoded, read_shards
-from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.records.shards import ShardSource
+from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.values import LABEL_NAMES, infer, names_an_image
 from packstore.stores.link_files import Location
 
@@ -39,7 +39,7 @@ _MAX_VALUE = 1 << 31
 _PROBED = 16
 
 
-class MdsSource(RowSource):
+class MdsSource(ShardSource):
     """The shards that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
 
     kind = "mds"
@@ -63,6 +63,7 @@ class MdsSource(RowSource):
         self._shards = [shard for split, index in self._indexes for shard in self.read_shards(split, index)]
         if not self._shards:
             raise SourceError(f"{printable(str(path))}: {INDEX} names no shards")
+        self.shards = [(shard.split, shard.file) for shard in self._shards]
         self._files = self.open_files([shard.file for shard in self._shards])
         first = self._shards[0]
         if any((s.names, s.encodings, s.sizes) != (first.names, first.encodings, first.sizes) for s in self._shards):
@@ -79,22 +80,16 @@ class MdsSource(RowSource):
     def splits(self) -> Sequence[str]:
         return in_packing_order(split for split, _ in self._indexes)
 
-    def rows(self, split: str) -> Iterator[Row]:
-        count = 0
-        for number, shard in enumerate(self._shards):
-            if shard.split != split:
+    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        shard, (offsets, reason, _) = self._shards[number], self._offsets[number]
+        for i, key in enumerate(islice(keys, shard.samples)):
+            start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
+            problem = reason or self._misplaced(number, start, stop)
+            if problem:
+                yield Row(key, (number, start, stop, f"{shard.file.name}: {problem}"), 0)
                 continue
-            offsets, reason, _ = self._offsets[number]
-            for i in range(shard.samples):
-                key, size, rest = key_of(split, count), 0, 0
-                start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
-                problem = reason or self._misplaced(number, start, stop)
-                if not problem:
-                    size, rest, own = self._sizes(number, start, stop)
-                    key = own if own is not None and self.export_manifest is not None else key
-                ref = (number, start, stop, *([f"{shard.file.name}: {problem}"] if problem else []))
-                yield Row(key, ref, size, rest)
-                count += 1
+            size, rest, own = self._sizes(number, start, stop)
+            yield Row(key if own is None else own, (number, start, stop), size, rest)
 
     def values(self, ref: Any) -> dict[str, Any]:
         number, start, stop, *reason = ref
@@ -131,9 +126,10 @@ class MdsSource(RowSource):
 
     def files(self) -> Iterator[Path]:
         yield from (index for _, index in self._indexes)
-        yield from (shard.file for shard in self._shards)
+        yield from super().files()
 
     def close(self) -> None:
+        super().close()
         self._files.close()
 
     @cached_property

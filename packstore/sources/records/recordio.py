@@ -10,7 +10,7 @@ import os
 import re
 import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,11 +23,11 @@ from packstore.core.fields import Array, Field, Image, Label
 from packstore.core.recordio import FIRST, HEADER, LAST, MAGIC, MIDDLE, WHOLE
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.index import OpenFile
-from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.dataset import key_of
-from packstore.sources.records.files import OpenFiles, find_shards, first_shards, holds_images
+from packstore.sources.base import Kind, SourceOptions
+from packstore.sources.records.files import OpenFiles
+from packstore.sources.records.shards import ShardSource, find_shards, recognise_shards
 from packstore.sources.refusals import first_bytes
-from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.rows import Row
 from packstore.stores.link_files import Location
 
 _SUFFIXES = (".rec",)
@@ -79,30 +79,20 @@ class _Facts:
     without: int = 0
 
 
-class RecordioSource(RowSource):
+class RecordioSource(ShardSource):
     """The ``.rec`` files in a folder, or one. Splits are told by their names."""
 
     kind = "recordio"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._passed: Mapping[str, int] = {}
-        if self.export_manifest is not None:
-            self._shards = self.exported_shards
-        else:
-            found = find_shards(path, _SUFFIXES, lambda file: False)
-            self._shards = found.files
-            beside = {f"not images ({suffix})" for suffix in (".idx", ".lst")}
-            self._passed = {reason: count for reason, count in found.ignored.items() if reason not in beside}
-        if not self._shards:
+        self.shards = find_shards(path, _SUFFIXES).files if self.export_manifest is None else self.exported_shards
+        if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no .rec files")
-        self._files = OpenFiles([file for _, file in self._shards], lambda file: None)
+        self._files = OpenFiles([file for _, file in self.shards], lambda file: None)
         self._facts = _Facts()
         self._max_bytes = max_file_bytes(options.max_pixels)
-        self.evidence = f"the magic number of {self._shards[0][1].name}"
-
-    def splits(self) -> Sequence[str]:
-        return in_packing_order(split for split, _ in self._shards)
+        self.evidence = f"the magic number of {self.shards[0][1].name}"
 
     def fields(self) -> Mapping[str, Field]:
         found: dict[str, Field] = {"image": Image()}
@@ -146,20 +136,15 @@ class RecordioSource(RowSource):
         }
         return {reason: count for reason, count in found.items() if count}
 
-    def rows(self, split: str) -> Iterator[Row]:
-        count, keys = 0, self._keys
-        for number, (its, path) in enumerate(self._shards):
-            if its != split:
-                continue
-            index = self._index[number]
-            for i, (place, size) in enumerate(zip(index.places, index.sizes, strict=True)):
-                key = key_of(split, count) if keys is None else keys[number][i]
-                yield Row(key, (number, place), max(0, size))
-                count += 1
-            if index.damaged is not None:
-                at, reason = index.damaged
-                yield Row(f"{key_of(split, count)}…", (number, at, f"{path.name}, byte {at}: {reason}"), 0)
-                count += 1
+    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        index, paths = self._index[number], None if self._keys is None else self._keys[number]
+        for i, (place, size) in enumerate(zip(index.places, index.sizes, strict=True)):
+            key = next(keys)
+            yield Row(key if paths is None else paths[i], (number, place), max(0, size))
+        if index.damaged is not None:
+            at, reason = index.damaged
+            reason = f"{self.shards[number][1].name}, byte {at}: {reason}"
+            yield Row(f"{next(keys)}…", (number, at, reason), 0)
 
     def values(self, ref: Any) -> dict[str, Any]:
         number, place, *reason = ref
@@ -200,11 +185,12 @@ class RecordioSource(RowSource):
         return self.fields()
 
     def files(self) -> Iterator[Path]:
-        for _, path in self._shards:
+        for path in super().files():
             yield path
             yield from (file for file in (path.with_suffix(".lst"),) if file.is_file())
 
     def close(self) -> None:
+        super().close()
         self._files.close()
 
     @cached_property
@@ -214,7 +200,7 @@ class RecordioSource(RowSource):
         if all(index.listed is None for index in self._index):
             return None
         found, seen, reason = [], set[str](), ""
-        for index, (_, path) in zip(self._index, self._shards, strict=True):
+        for index, (_, path) in zip(self._index, self.shards, strict=True):
             listed, name = index.listed, printable(path.with_suffix(".lst").name)
             lacking = [identity for identity in index.ids if identity not in (listed or ())]
             keys = [] if listed is None or lacking else [listed[identity] for identity in index.ids]
@@ -240,13 +226,13 @@ class RecordioSource(RowSource):
 
     @cached_property
     def _index(self) -> list[_Index]:
-        found = [self._indexed(number) for number in range(len(self._shards))]
+        found = [self._indexed(number) for number in range(len(self.shards))]
         if not any(len(index.places) or index.damaged for index in found):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records of images")
         return found
 
     def _indexed(self, number: int) -> _Index:
-        index, file, path = _Index(), self._files[number], self._shards[number][1]
+        index, file, path = _Index(), self._files[number], self.shards[number][1]
         at, end, position = 0, os.fstat(file.descriptor).st_size, 0
         index.listed = self._listed(path)
         while at < end:
@@ -340,13 +326,13 @@ def _parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:
         at, first = at + 8 + size + -size % 4, False
 
 
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    if path.is_dir() and holds_images(path):
-        return Certainty.NO
-    files = [path] if path.is_file() else first_shards(path, _SUFFIXES)
-    named = [file for file in files if file.suffix.lower() == ".rec"]
-    found = any(first_bytes(file, 4) == MAGIC for file in named)
-    return Certainty.CERTAIN if found else Certainty.NO
+def _is_recordio(file: Path) -> bool:
+    return file.suffix.lower() in _SUFFIXES and first_bytes(file, 4) == MAGIC
 
 
-KIND = Kind("recordio", "RecordIO files of MXNet", _recognise, RecordioSource)
+KIND = Kind(
+    "recordio",
+    "RecordIO files of MXNet",
+    lambda path, _: recognise_shards(path, _SUFFIXES, _is_recordio),
+    RecordioSource,
+)

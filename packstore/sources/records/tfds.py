@@ -29,8 +29,8 @@ from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.records.arrayrecord_files import ArrayRecordFiles
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.exported import ExportedTfds
-from packstore.sources.records.files import first_shards
 from packstore.sources.records.protobuf import Feature, Message
+from packstore.sources.records.shards import first_shards
 from packstore.sources.records.tfds_features import FEATURES, Leaf, describe, is_mask, is_pixels
 
 INFO = "dataset_info.json"

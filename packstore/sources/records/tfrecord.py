@@ -22,13 +22,13 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
 from packstore.images.encode.png import encode_png
 from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.names import identifier
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.facts import Facts
-from packstore.sources.records.files import find_shards, first_shards, holds_images, refuse_missing
 from packstore.sources.records.labels import Names, Numbering, find_names, numbering
 from packstore.sources.records.protobuf import Feature, Message
+from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
 _LABELS = {
@@ -342,11 +342,9 @@ def _labels(numbers: Numbering) -> Decode:
     return decode
 
 
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    if path.is_dir() and holds_images(path):
-        return Certainty.NO
-    files = [path] if path.is_file() else first_shards(path, SUFFIXES)
-    return Certainty.CERTAIN if any(map(is_tfrecord, files)) else Certainty.NO
-
-
-KIND = Kind("tfrecord", "TFRecord files of tf.train.Example", _recognise, TfrecordSource)
+KIND = Kind(
+    "tfrecord",
+    "TFRecord files of tf.train.Example",
+    lambda path, _: recognise_shards(path, SUFFIXES, is_tfrecord),
+    TfrecordSource,
+)

@@ -1,0 +1,150 @@
+"""Shards: files that hold many samples each, and belong to one split each."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
+from pathlib import Path
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.sources.archives import open_tree
+from packstore.sources.base import SPLIT_ORDER, Certainty
+from packstore.sources.dataset import key_of
+from packstore.sources.ignoring import visible_paths
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.rows import Row, RowSource, in_packing_order
+
+_NAMED_MISSING = 1000
+_TRIED = 4
+_OF = re.compile(r"(.*?)[-_.]?(\d{3,6})-of-(\d{3,6})(\..*)?")
+"""A shard as TensorFlow's ``ShardedFile`` calls it: its number of how many."""
+
+
+class ShardSource(RowSource):
+    """Rows in shards.
+
+    Attributes:
+        shards: Split and path of each shard, in the order of reading.
+    """
+
+    shards: Sequence[tuple[str, Path]]
+
+    @abstractmethod
+    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        """Lists the rows of a shard. Takes one of ``keys`` for each: the key of a row that has none of its own."""
+
+    def splits(self) -> Sequence[str]:
+        return in_packing_order(split for split, _ in self.shards)
+
+    def rows(self, split: str) -> Iterator[Row]:
+        keys = (key_of(split, number) for number in count())
+        numbers = (number for number, (its, _) in enumerate(self.shards) if its == split)
+        return chain.from_iterable(self.shard_rows(number, keys) for number in numbers)
+
+    def files(self) -> Iterator[Path]:
+        return (path for _, path in self.shards)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards at a path.
+
+    Attributes:
+        files: Split and path of each, in the order of reading.
+        missing: Names of shards that others say there are: ``train-00002-of-00004``.
+    """
+
+    files: list[tuple[str, Path]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+def find_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool] = lambda path: False) -> Shards:
+    """Finds the shards at ``path``: the file itself, those in the folder, and those in its folders ``train``, ``val`` …
+
+    The folder, or a part of the shard's name, names a split: ``imagenet-train-000042.tar``.
+
+    Args:
+        path: A file or a folder.
+        suffixes: Suffixes of shards.
+        is_shard: Whether a file without a known suffix is a shard; called if its name has no suffix, or is numbered.
+
+    Raises:
+        SourceError: Some shards have a split and others have none.
+    """
+    if path.is_file():
+        return Shards([("", path)])
+    found = Shards()
+    counted: dict[tuple[Path, str, int, str], set[int]] = {}
+    try:
+        top = _sorted_files(path)
+        folders = [each for each in top if each.name.lower() in SPLIT_ORDER and each.is_dir()]
+        for folder in (path, *folders):
+            for file in top if folder is path else _sorted_files(folder):
+                of = _OF.fullmatch(file.name) if "-of-" in file.name else None
+                named = file.name.lower().endswith(suffixes)
+                if is_passed_over(file.name) or not (named or of or not file.suffix):
+                    continue  # by its name: there may be any number of files
+                if not file.is_file() or not (named or is_shard(file)):
+                    continue
+                if of:
+                    counted.setdefault((folder, of[1], int(of[3]), of[4] or ""), set()).add(int(of[2]))
+                found.files.append((split_of(file.name) if folder is path else folder.name.lower(), file))
+    except OSError as error:
+        raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
+    for (_, stem, total, suffix), numbers in counted.items():
+        gone = (n for n in range(total) if n not in numbers)
+        found.missing.extend(f"{stem}-{n:05}-of-{total:05}{suffix}" for n in islice(gone, _NAMED_MISSING))
+    without = [file for split, file in found.files if not split]
+    if without and len(without) < len(found.files):
+        raise SourceError(f"{printable(str(without[0]))}: its name says no split, as those of other shards do")
+    return found
+
+
+def _sorted_files(folder: Path) -> list[Path]:
+    return sorted(visible_paths(folder), key=lambda path: path.name)
+
+
+def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
+    """Certain if ``path`` is a shard, or a folder without images, some of whose first files are shards."""
+    if path.is_dir() and holds_images(path):
+        return Certainty.NO
+    files = [path] if path.is_file() else first_shards(path, suffixes)
+    return Certainty.CERTAIN if any(map(is_shard, files)) else Certainty.NO
+
+
+def first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Lists some files of a folder, or of its splits, that may be shards by their names."""
+    tree = open_tree(path)
+    if tree is None:
+        return []
+    splits = [name for name in tree.names("").folders if name.lower() in SPLIT_ORDER]
+    files = [path / folder / name for folder in ("", *splits) for name in tree.names(folder).files]
+    files = [file for file in files if not is_passed_over(file.name)]
+    named = [file for file in files if file.name.lower().endswith(suffixes) or _OF.fullmatch(file.name)]
+    return [file for file in [*named[:_TRIED], *[file for file in files if not file.suffix][:_TRIED]] if file.is_file()]
+
+
+def refuse_missing(path: Path, kind: str, missing: Sequence[str]) -> None:
+    """Raises :class:`AmbiguousSourceError` if shards are missing."""
+    if missing:
+        raise AmbiguousSourceError(
+            f"{printable(str(path))} lacks {len(missing)} of the shards that its files say there are, "
+            f"{printable(missing[0])} among them: fetch them, or pack those that there are with --source {kind}",
+            [Answer(("--source", kind))],
+            path,
+        )
+
+
+def split_of(name: str) -> str:
+    """Returns the part of a file's name that is a split; ``""`` if there is none."""
+    parts = [part.lower() for part in re.split(r"[-_.]", name)]
+    return next((part for part in parts if part in SPLIT_ORDER), "")
+
+
+def holds_images(path: Path) -> bool:
+    """Whether images are among the files of a folder."""
+    tree = open_tree(path)
+    return tree is not None and len(tree.names("").ending(*IMAGE_SUFFIXES)) > 0
