@@ -98,7 +98,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     files = survey.encoding in ("original", "jpeg")
     rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
     rows += [(f"column {column.name}", describe_column(column)) for column in user_columns(survey.columns)]
-    if not any(column.type in ("label", "labels") for column in survey.columns):
+    if not any(column.traits.has_classes for column in survey.columns):
         rows.append(("labels", "none"))
     rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
     rows += [("files" if number == 0 else "", text) for number, text in enumerate(describe_ledger(survey.ledger))]

@@ -1,9 +1,7 @@
-"""Columns in memory: numpy dtypes, ragged and lazy columns, conversion of values to and from their stored form."""
+"""Columns in memory: ragged and lazy columns, conversion of values to and from their stored form."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -11,28 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import Column
+from packstore.core.column_types.base import Buffer as Buffer
+from packstore.core.dtypes import NUMPY_DTYPE as NUMPY_DTYPE
+from packstore.core.dtypes import bfloat16_bits as bfloat16_bits
 from packstore.core.errors import StoreError
-
-Buffer = bytes | bytearray | memoryview
-"""Bytes of one record."""
-
-NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
-    "bool": np.dtype("?"),
-    "int8": np.dtype("i1"),
-    "int16": np.dtype("<i2"),
-    "int32": np.dtype("<i4"),
-    "int64": np.dtype("<i8"),
-    "uint8": np.dtype("u1"),
-    "uint16": np.dtype("<u2"),
-    "uint32": np.dtype("<u4"),
-    "uint64": np.dtype("<u8"),
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype("<u2"),  # numpy has no bfloat16: its bit patterns
-    "float32": np.dtype("<f4"),
-    "float64": np.dtype("<f8"),
-}
-"""The numpy dtype of each column dtype."""
-
 
 OFFSET = np.dtype("<i8")
 """The numpy dtype of a ragged column's offsets."""
@@ -235,37 +215,11 @@ def to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
     Raises:
         ValueError: The value does not fit the column; the message has what was found and what was expected.
     """
-    if value is None and (column.nullable or column.type != "json"):
+    if value is None and (column.nullable or not column.traits.none_is_value):
         if not column.nullable:
             raise ValueError(f"column {column.name!r} needs a value, got None; declare it optional")
         return b"" if column.kind == "ragged" else np.zeros(column.shape, NUMPY_DTYPE[column.dtype])
-    if column.type == "text":
-        return _text_to_stored(column, value)
-    if column.type == "json":
-        return _json_to_stored(column, value)
-    if column.type == "bytes" or (column.type in ("image", "mask") and column.layout is None):
-        if not isinstance(value, Buffer):
-            raise _unfit_error(column, "bytes", value)
-        return bytes(value)
-    array = _to_numbers(column, value)
-    if column.layout is not None and column.kind == "ragged":
-        dimensions = len(column.layout)
-        if array.ndim != dimensions or (dimensions == 3 and array.shape[2] != column.pixels.channels):
-            raise _unfit_error(column, f"an array {column.layout}", value)
-    elif column.kind == "ragged":
-        array = array.reshape(0, *column.shape) if array.shape == (0,) else array
-        if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
-            raise _unfit_error(column, f"shape (n, {', '.join(map(str, column.shape))})", value)
-    elif array.shape != column.shape:
-        raise _unfit_error(column, f"shape {column.shape}", value)
-    if column.type == "boxes":
-        _check_boxes(column, array)
-    if column.classes is not None and array.size:
-        least, most = int(array.min()), int(array.max())
-        if least < 0 or most >= len(column.classes):
-            found = least if least < 0 else most
-            raise ValueError(f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {found}")
-    return array.tobytes() if column.kind == "ragged" else array
+    return column.traits.to_stored(column, value)
 
 
 def shape_to_stored(column: Column, value: Any) -> NDArray[np.int32]:
@@ -289,90 +243,4 @@ def from_stored(column: Column, raw: Any, shape: tuple[int, ...] | None = None) 
     Raises:
         StoreError: The bytes are damaged: not JSON, or not a whole number of rows.
     """
-    if column.kind == "fixed":
-        return int(raw) if column.type == "label" else np.asarray(raw)
-    if column.type == "text":
-        return bytes(raw).decode("utf-8", "surrogateescape")
-    if column.type == "json":
-        try:
-            return json.loads(bytes(raw))
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"a value of column {column.name!r} is not JSON: {error}") from None
-    if column.type == "bytes" or (column.type in ("image", "mask") and column.layout is None):
-        return bytes(raw)
-    if len(raw) % column.record_nbytes:
-        raise StoreError(
-            f"a value of column {column.name!r} has {len(raw)} bytes, not a multiple of {column.record_nbytes}"
-        )
-    flat: NDArray[Any] = np.frombuffer(raw, NUMPY_DTYPE[column.dtype])
-    wanted = (len(raw) // column.record_nbytes, *column.shape) if shape is None else shape
-    if math.prod(wanted) != flat.size or min(wanted) < 0:
-        raise StoreError(f"a value of column {column.name!r} has {flat.size} elements, not {wanted}")
-    return (flat if flat.flags.aligned else flat.copy()).reshape(wanted)
-
-
-def _check_boxes(column: Column, boxes: NDArray[np.float32]) -> None:
-    """Raises :class:`ValueError` for an impossible box. Allows empty boxes, and boxes outside the image."""
-    good = np.isfinite(boxes).all(1) & (boxes[:, :2] <= boxes[:, 2:]).all(1)
-    if not good.all():
-        row = int(good.argmin())
-        expected = "finite numbers" if not np.isfinite(boxes[row]).all() else "left <= right and top <= bottom"
-        raise ValueError(f"column {column.name!r}: box {row} is {boxes[row].tolist()}; expected {expected} (xyxy)")
-
-
-def _text_to_stored(column: Column, value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise _unfit_error(column, "a str", value)
-    try:
-        return value.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"a value of column {column.name!r} cannot be stored: {error}") from None
-
-
-def _json_to_stored(column: Column, value: Any) -> bytes:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"a value of column {column.name!r} cannot be JSON: {error}") from None
-
-
-def _to_numbers(column: Column, value: Any) -> NDArray[Any]:
-    """Converts ``value`` to a contiguous array of the column's dtype. Does not check its shape."""
-    if hasattr(value, "detach"):  # a tensor of torch, which is not imported here
-        value = value.detach().cpu()
-        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
-    dtype = NUMPY_DTYPE[column.dtype]
-    try:
-        given = np.asarray(value)
-    except (ValueError, TypeError, OverflowError):
-        raise _unfit_error(column, f"numbers of {column.dtype}", value) from None
-    kind = "f" if column.dtype == "bfloat16" else dtype.kind
-    taken = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[kind]
-    if given.size and given.dtype.kind not in taken:
-        raise _unfit_error(column, f"numbers of {column.dtype}", value)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if column.dtype == "bfloat16" and given.dtype != dtype:
-            array = bfloat16_bits(given.astype(np.float32))
-            lost = (array & 0x7FFF) == 0x7F80
-        else:
-            array = np.ascontiguousarray(given, dtype)
-            lost = np.isinf(array) if kind == "f" else array != given
-        if given.size and bool((lost & np.isfinite(given)).any()):
-            raise ValueError(f"column {column.name!r} has dtype {column.dtype}: some values are out of its range")
-    return array.reshape(given.shape)  # ascontiguousarray makes a scalar one-dimensional
-
-
-def _unfit_error(column: Column, expected: str, value: Any) -> ValueError:
-    shape = getattr(value, "shape", None)
-    found = type(value).__name__ if shape is None else f"{getattr(value, 'dtype', '')} {tuple(shape)}".strip()
-    if shape is None and isinstance(value, (list, tuple)):
-        found = f"{found} of {len(value)}: {value!r:.60}"
-    return ValueError(f"column {column.name!r} ({column.type}) needs {expected}, got {found}")
-
-
-def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Rounds each value to the nearest bfloat16 (ties to even), as a bit pattern; NaN becomes the quiet NaN."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-    # The carry of rounding would turn some NaN into infinity or negative zero.
-    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+    return column.traits.from_stored(column, raw, shape)

@@ -187,7 +187,7 @@ def parse_value(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[A
     try:
         if scalar:
             return np.array(plain, NUMPY_DTYPE[column.dtype]).reshape(column.shape)
-        if column.type in ("text", "json"):
+        if column.form == "text":
             return str(plain).encode("utf-8", "surrogateescape")
         raw = base64.b64decode(plain, validate=True)
         if column.kind == "ragged":
@@ -202,7 +202,7 @@ def _plain_value(column: Column, value: Any) -> int | str:
         return int(value)
     if column.kind == "fixed":
         value = np.ascontiguousarray(value, NUMPY_DTYPE[column.dtype]).tobytes()
-    elif column.type in ("text", "json"):
+    elif column.form == "text":
         return bytes(value).decode("utf-8", "surrogateescape")
     return base64.b64encode(value).decode("ascii")
 

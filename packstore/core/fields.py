@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index as as_index
-from typing import Literal
+from typing import Literal, cast
 
-from packstore.core.column import INTERNAL, ITEM_SIZE, MASK_DTYPES, Column
+from packstore.core.column import INTERNAL, ITEM_SIZE, Column
+from packstore.core.column_types.base import Field as Field
+from packstore.core.column_types.pictures import MASK_DTYPES
 from packstore.core.errors import ManifestError, UsageError, printable
 from packstore.core.modes import RGB, parse_mode
+from packstore.core.registry import COLUMN_TYPES
 
 RESERVED = (*(name for name in INTERNAL if name != "image"), "manifest")
 """Names that fields cannot have, because packstore's own columns have them. A sample's ``key`` is its key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class Image(Field):
     """An image: a path, the bytes of a file, a PIL image, an array ``(H, W)`` or ``(H, W, C)``, a tensor ``(C, H, W)``.
 
     Attributes:
@@ -37,7 +40,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class Mask(Field):
     """A mask with a class number for each pixel: a PNG file as a path or bytes, stored unchanged (the indices of a
     palette are the values); or a PIL image or array ``(H, W)``, stored as an array.
 
@@ -51,7 +54,7 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class Label(Field):
     """A class, as number or name.
 
     Attributes:
@@ -64,7 +67,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class Labels(Field):
     """A list of classes, as numbers or names.
 
     Attributes:
@@ -84,7 +87,7 @@ BOXES_ARE = b"packstore.boxes"
 
 
 @dataclass(frozen=True, slots=True)
-class Boxes:
+class Boxes(Field):
     """Boxes: float32 ``(n, 4)`` in pixels of the image.
 
     Attributes:
@@ -97,7 +100,7 @@ class Boxes:
 
 
 @dataclass(frozen=True, slots=True)
-class Keypoints:
+class Keypoints(Field):
     """Points: float32 ``(n, k)`` in pixels of the image.
 
     Attributes:
@@ -114,28 +117,28 @@ class Keypoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(Field):
     """A string."""
 
     optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Json:
+class Json(Field):
     """Any JSON value."""
 
     optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class Bytes(Field):
     """Bytes of any length."""
 
     optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class Array(Field):
     """Numbers of one dtype: a single one, or an array.
 
     Attributes:
@@ -156,8 +159,6 @@ class Array:
     spatial: bool = False
 
 
-Field = Image | Mask | Label | Labels | Boxes | Keypoints | Text | Json | Bytes | Array
-
 BY_NAME: dict[str, Field] = {
     "image": Image(),
     "mask": Mask(),
@@ -169,7 +170,7 @@ BY_NAME: dict[str, Field] = {
     "json": Json(),
     "bytes": Bytes(),
 }
-"""The declaration that each string stands for."""
+"""The declaration that each string stands for; for the other column types :attr:`ColumnType.field` has it."""
 
 
 def as_fields(declared: Mapping[str, Field | str]) -> dict[str, Field]:
@@ -186,9 +187,12 @@ def as_field(name: str, declared: Field | str) -> Field:
             return BY_NAME[declared]
         if declared in ITEM_SIZE:
             return Array(declared)
+        if declared in COLUMN_TYPES and (made := COLUMN_TYPES[declared].field) is not None:
+            return cast(Field, made())
     elif isinstance(declared, Field):
         return declared
-    known = ", ".join([*BY_NAME, *ITEM_SIZE])
+    further = (name for name in COLUMN_TYPES if name not in BY_NAME and COLUMN_TYPES[name].field is not None)
+    known = ", ".join([*BY_NAME, *further, *ITEM_SIZE])
     raise UsageError(
         f"field {printable(str(name))!r}: {declared!r:.80} declares nothing; use one of {known}, or an object such as "
         "packstore.Label(classes) or packstore.Array('float32', (512,))"
@@ -243,8 +247,7 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
                 kind: Literal["fixed", "ragged"] = "ragged" if field.ragged else "fixed"
                 return Column(name, kind, field.dtype, tuple(map(as_index, field.shape)), nullable=nullable)
             case _:
-                type_name = type(field).__name__.lower()
-                return Column(name, "ragged", "uint8", type=type_name, nullable=nullable)
+                return field.column(name)
     except (ManifestError, TypeError) as error:
         raise UsageError(f"field {printable(name)!r}: {field!r:.200} cannot be kept: {error}") from None
 

@@ -1,4 +1,4 @@
-"""Registries of formats, sources, exports and encodings by name; each object is loaded on first use.
+"""Registries of column types, formats, sources, exports and encodings by name; each object is loaded on first use.
 
 A plug-in adds one line: an entry point in the group named here, or a call of :meth:`Registry.register`. Importing this
 module loads no objects and reads no entry points, so the command line can list the built-in names in its help.
@@ -46,8 +46,8 @@ class Registry:
     def __getitem__(self, name: str) -> Any:
         """Returns the object of a name; loads it on first use. Raises :class:`UsageError` for an unknown name, and for
         a plug-in that does not load."""
-        self.check(name)
         if name not in self._objects:
+            self.check(name)
             if name in self._places:
                 self._objects[name] = _import_object(self._places[name])
             else:
@@ -147,6 +147,25 @@ def _warn(message: str) -> None:
 
     logging.getLogger(__name__).warning("%s", message)
 
+
+COLUMN_TYPES = Registry(
+    "column type",
+    "packstore.column_types",
+    "packstore.core.column_types.base:ColumnType",
+    {
+        "image": "packstore.core.column_types.pictures:IMAGE",
+        "mask": "packstore.core.column_types.pictures:MASK",
+        "label": "packstore.core.column_types.numbers:LABEL",
+        "labels": "packstore.core.column_types.numbers:LABELS",
+        "boxes": "packstore.core.column_types.numbers:BOXES",
+        "keypoints": "packstore.core.column_types.numbers:KEYPOINTS",
+        "text": "packstore.core.column_types.objects:TEXT",
+        "json": "packstore.core.column_types.objects:JSON",
+        "bytes": "packstore.core.column_types.objects:BYTES",
+        "array": "packstore.core.column_types.numbers:ARRAY",
+    },
+)
+"""Types of columns: objects of :class:`packstore.core.column_types.base.ColumnType`."""
 
 FORMATS = Registry(
     "format",

@@ -42,7 +42,7 @@ def _line_bytes(column: Column, records: int) -> int:
     if column.kind == "fixed" and column.shape == () and NUMPY_DTYPE[column.dtype].kind in "biu":
         return size
     values = column.size_of(records)
-    return size + (values if column.type in ("text", "json") else values * 4 // 3)
+    return size + (values if column.form == "text" else values * 4 // 3)
 
 
 def _size_ratio(reader: Reader, recode: Callable[[str, Any], Any]) -> float:

@@ -166,11 +166,11 @@ def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:
 
 def _encoding(column: Column) -> str:
     dtype = _dtype(column)
-    if column.type in ("text", "json"):
-        return {"text": "str", "json": "json"}[column.type]
-    if column.type in ("image", "mask", "bytes") and column.layout is None:
+    if column.form == "text":
+        return "json" if column.type == "json" else "str"
+    if column.form in ("file", "bytes"):
         # Readers must not decode a missing file.
-        return "bytes" if column.type == "bytes" or column.nullable else "png" if column.type == "mask" else "jpeg"
+        return "bytes" if column.form == "bytes" or column.nullable else "png" if column.type == "mask" else "jpeg"
     if column.kind == "fixed" and not column.shape:
         return dtype
     whole = column.kind == "fixed" and 0 not in column.shape

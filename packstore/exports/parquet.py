@@ -33,7 +33,6 @@ from packstore.stores.base import Reader
 CARD, DATA = "README.md", "data"
 _GROUP_BYTES, _GROUP_ROWS = 16 << 20, 100
 """A row group ends at ``_GROUP_BYTES`` of images, or at ``_GROUP_ROWS`` rows if they have a sixteenth of the bytes."""
-_FILES, _TEXTS = ("image", "mask"), ("text", "json")
 
 
 class ParquetExport(Export):
@@ -112,7 +111,7 @@ class _ParquetWriter(ShardWriter):
         self._rows: list[Record] = []
         self._nbytes = 0
         self._out: IO[bytes] = open_file(folder / file, "wb")
-        files = [f"{column.name}.bytes" for column in columns if column.type in _FILES]
+        files = [f"{column.name}.bytes" for column in columns if column.form == "file"]
         named = [name for name in _leaf_paths(schema) if name not in ("image.bytes", *files)]
         self._writer = _import_pyarrow("pyarrow.parquet").ParquetWriter(
             self._out, schema, compression="none", use_dictionary=False, write_statistics=named
@@ -120,7 +119,7 @@ class _ParquetWriter(ShardWriter):
 
     def add(self, record: Record) -> Mapping[str, str]:
         for column in self._columns:
-            if column.type in _TEXTS and not _is_utf8(record.stored[column.name]):
+            if column.form == "text" and not _is_utf8(record.stored[column.name]):
                 record.inexact.add(column.name)
         self._rows.append(record)
         self._nbytes += len(record.image)
@@ -180,10 +179,10 @@ def _schema(columns: Sequence[Column]) -> Any:
 def _arrow_type(column: Column) -> Any:
     """Returns the Arrow type of a column."""
     pa = _import_pyarrow("pyarrow")
-    if column.type in _FILES:
+    if column.form == "file":
         return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    if column.type in (*_TEXTS, "bytes"):
-        return pa.binary() if column.type == "bytes" else pa.string()
+    if column.form in ("text", "bytes"):
+        return pa.binary() if column.form == "bytes" else pa.string()
     found = pa.bool_() if column.dtype == "bool" else pa.from_numpy_dtype(NUMPY_DTYPE[column.dtype])
     for _ in range(len(column.shape) + (column.kind == "ragged")):
         found = pa.list_(found)
@@ -196,10 +195,10 @@ def _features(columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def _feature(column: Column) -> dict[str, Any]:
-    if column.type in _FILES:
+    if column.form == "file":
         return {"_type": "Image"}
-    if column.type in (*_TEXTS, "bytes"):
-        return {"dtype": "binary" if column.type == "bytes" else "string", "_type": "Value"}
+    if column.form in ("text", "bytes"):
+        return {"dtype": "binary" if column.form == "bytes" else "string", "_type": "Value"}
     found: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
     if column.classes is not None:
         names = [name.encode("utf-8", "replace").decode("utf-8") for name in column.classes]
@@ -236,11 +235,11 @@ def _yaml(value: Any, indent: str = "\n") -> str:
 def _arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
     """Converts stored values of a column to an Arrow array."""
     pa = _import_pyarrow("pyarrow")
-    if column.type in _FILES:
+    if column.form == "file":
         return _arrow_files([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])
-    if column.type in (*_TEXTS, "bytes"):
+    if column.form in ("text", "bytes"):
         given = [bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)]
-        if column.type == "bytes":
+        if column.form == "bytes":
             return pa.array(given, pa.binary())
         return pa.array([None if each is None else each.decode("utf-8", "replace") for each in given], pa.string())
     dtype = NUMPY_DTYPE[column.dtype]

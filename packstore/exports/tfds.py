@@ -169,18 +169,18 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str,
 
 
 def _column_feature(column: Column) -> dict[str, Any]:
-    if column.type in ("text", "json"):
+    if column.form == "text":
         return _feature("text", {})
-    if column.type in ("label", "labels"):
+    if column.traits.has_classes:
         numbers = _feature("tensor", {"dtype": "int64", "encoding": "none", "shape": {}})
         if column.classes:
             numbers = _feature("classLabel", {"numClasses": str(len(column.classes))})
-        return numbers if column.type == "label" else _feature("sequence", {"feature": numbers, "length": "-1"})
+        return numbers if column.kind == "fixed" else _feature("sequence", {"feature": numbers, "length": "-1"})
     if column.type == "boxes":
         box = _feature("boundingBox", {"dtype": "float32", "shape": {"dimensions": ["4"]}, "bboxFormat": "XYXY"})
         return _feature("sequence", {"feature": box, "length": "-1"})
-    if column.type in ("image", "mask", "bytes") and column.layout is None:
-        if column.type == "bytes" or column.nullable:  # readers must not decode a missing file
+    if column.form in ("file", "bytes"):
+        if column.form == "bytes" or column.nullable:  # readers must not decode a missing file
             return _feature("tensor", {"dtype": "string", "encoding": "none", "shape": {}})
         return _feature("image", _image_feature(1, "png") if column.type == "mask" else _image_feature(3, None))
     return _tensor_feature(column)
@@ -205,8 +205,7 @@ def _has_own_shapes(column: Column) -> bool:
 
 def _is_bytes(column: Column) -> bool:
     """Whether an example holds a value as one byte string."""
-    texts = column.type in ("text", "json", "bytes") or (column.type in ("image", "mask") and column.layout is None)
-    return texts or column.layout is not None or column.dtype in PACKED
+    return column.form != "numbers" or column.layout is not None or column.dtype in PACKED
 
 
 def _image_feature(channels: int, form: str | None) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _value_file(column: Column, value: Any) -> tuple[str, bytes]:
     if column.type == "json":
         return _extension(column, "json"), value
     if isinstance(value, bytes):
-        return _extension(column, "bin" if column.type == "bytes" else image_extension(value)), value
+        return _extension(column, "bin" if column.form == "bytes" else image_extension(value)), value
     return _extension(column, "npy"), _npy_bytes(value)
 
 

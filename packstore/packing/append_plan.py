@@ -236,7 +236,7 @@ def _merged_columns(manifest: Manifest, survey: Survey, store: str, source: str)
     columns = []
     for column in manifest.columns:
         other = given.get(column.name)
-        if other is not None and column.type in ("label", "labels"):
+        if other is not None and column.traits.has_classes:
             column = replace(column, classes=merge_classes(column.name, [(store, column), (source, other)]))
         columns.append(column)
     return tuple(columns)

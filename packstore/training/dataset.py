@@ -454,10 +454,10 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return self._stack([self._value(name, r, i) for r, i in zip(records.tolist(), images, strict=True)])
         column = self.manifest.column(name)
         transformed = name == "label" and self.target_transform is not None
-        singly = transformed or column.nullable or column.type in ("image", "mask")
+        singly = transformed or column.nullable or column.traits.is_picture
         if column.kind != "fixed" or singly or not len(records):
             values = [self._value(name, r, None) for r in records.tolist()]
-            return values if column.kind == "ragged" and column.type not in ("image", "mask") else self._stack(values)
+            return values if column.kind == "ragged" and not column.traits.is_picture else self._stack(values)
         gathered = self._sound_values(name, records)
         if gathered.ndim == 1 and gathered.dtype.kind in "iu" and column.dtype != "bfloat16":
             # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.

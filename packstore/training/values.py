@@ -16,9 +16,6 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.stores.base import Reader
 from packstore.training.pictures import at_record, key_of, stored_array, stored_bytes
 
-OBJECTS = ("text", "json", "bytes")
-"""Types whose values are no tensors."""
-
 
 def as_tensor(column: Column, values: NDArray[Any]) -> torch.Tensor:
     """Values of a column in their own memory as a tensor of the column's dtype.
@@ -59,7 +56,7 @@ class Values:
         except StoreError as error:
             where = f"record {record} ({key_of(reader, record)}) of {printable(str(reader.path))}"
             raise StoreError(f"{where}: {error}") from None
-        if value is None or column.type in OBJECTS:
+        if value is None or column.traits.is_object:
             return value
         if isinstance(value, int) or (value.ndim == 0 and value.dtype.kind in "iu" and column.dtype != "bfloat16"):
             return int(value)

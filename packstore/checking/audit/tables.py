@@ -75,7 +75,7 @@ def _has_label(manifest: Manifest) -> bool:
 
 def _class_columns(manifest: Manifest) -> list[Column]:
     """Returns the columns of class numbers, ``label`` first."""
-    columns = [column for column in manifest.columns if column.type in ("label", "labels")]
+    columns = [column for column in manifest.columns if column.traits.has_classes]
     return sorted(columns, key=lambda column: column.name != "label")
 
 

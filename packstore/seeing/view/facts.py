@@ -66,7 +66,7 @@ def class_column(manifest: Manifest) -> Column | None:
     numbers; None if there is none."""
     if manifest.has_column("label"):
         return manifest.column("label")
-    return next((column for column in manifest.columns if column.type in ("label", "labels")), None)
+    return next((column for column in manifest.columns if column.traits.has_classes), None)
 
 
 def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader | None]]:

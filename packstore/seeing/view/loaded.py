@@ -182,7 +182,7 @@ def _is_drawn(column: Column, manifest: Manifest) -> bool:
     """Whether a column is drawn over the image: masks, boxes, keypoints, and class numbers of boxes."""
     if column.name in INTERNAL:
         return False
-    return column.type in ("mask", "boxes", "keypoints") or (column.type == "labels" and column.parallel is not None)
+    return column.traits.moves or (column.traits.has_classes and column.parallel is not None)
 
 
 def _python_code(

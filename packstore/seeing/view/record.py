@@ -57,11 +57,11 @@ def describe_value(column: Column, value: Any) -> dict[str, Any]:
         return {"value": None}
     if column.type == "label":
         return {"value": int(value)}
-    if column.type in ("image", "mask"):
+    if column.traits.is_picture:
         return {"nbytes": len(value) if isinstance(value, bytes) else int(np.asarray(value).nbytes)}
-    if column.type == "bytes":
+    if column.form == "bytes":
         return {"value": value[:64].hex(" "), "nbytes": len(value)}
-    if column.type in ("text", "json"):
+    if column.form == "text":
         text = value if column.type == "text" else json.dumps(value, ensure_ascii=False, indent=1)
         return {"value": text[:LONGEST_TEXT], **({"cut": len(text)} if len(text) > LONGEST_TEXT else {})}
     array = np.asarray(value)

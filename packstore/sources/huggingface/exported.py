@@ -27,9 +27,9 @@ def exported_columns(schema: Any, export_manifest: ExportManifest) -> list[Table
 
 
 def _cells_of(column: Column) -> Callable[[Any], Cells]:
-    if column.type in ("image", "mask"):
+    if column.form == "file":
         return files
-    if column.type in ("text", "json", "bytes"):
+    if column.form in ("text", "bytes"):
         return _raw
     dtype = NUMPY_DTYPE[column.dtype]
     if column.kind == "fixed" and not column.shape:

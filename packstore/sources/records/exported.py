@@ -62,7 +62,7 @@ def _value(column: Column, features: Mapping[str, Feature], message: Message) ->
     """A value as :meth:`packstore.stores.Reader.item` gives it, or as it lies at rest."""
     if column.layout is not None or column.kind == "fixed":
         return _array(column, features, message)
-    if column.type in ("labels", "boxes", "keypoints", "array"):
+    if column.form == "numbers":
         return StoredBytes(_numbers(column, features, message).tobytes())
     return StoredBytes(_bytes(column.name, features, message))
 

@@ -279,7 +279,7 @@ class MdsSource(ShardSource):
                 numbers = NUMPY_DTYPE[column.dtype]
                 values = np.zeros(0, numbers) if 0 in column.shape else np.frombuffer(data, numbers)
                 found[column.name] = values.reshape(column.shape)
-            elif column.type in ("labels", "boxes", "keypoints", "array"):
+            elif column.form == "numbers":
                 dtype = NUMPY_DTYPE[column.dtype].name
                 found[column.name] = StoredBytes(
                     array_of("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes()

@@ -29,10 +29,6 @@ from packstore.training.loader.fields import (
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.prepared import Prepared
 from packstore.training.random_draws import Draws
-from packstore.training.values import OBJECTS
-
-_CARRIED = ("image", "mask", "boxes", "keypoints")
-"""Types of the columns that go where the images go."""
 
 
 class Columns:
@@ -109,7 +105,7 @@ class Fields:
         # A row of labels stays if its box does, which is read for that.
         hidden = {c.parallel for c in columns if c.parallel is not None} - {*self._asked} if moving else set()
         columns += [column(name) for name in sorted(hidden)]
-        self.carried = [c.name for c in columns if c.type in _CARRIED]
+        self.carried = [c.name for c in columns if c.traits.moves or c.traits.is_picture]
         self.boxes = [c for c in columns if c.type == "boxes"]
         called = options.augment if options.transform is None else (*options.augment, options.transform)
         check_targets(called, [c.type for c in columns])
@@ -132,7 +128,7 @@ class Fields:
                 return ImageField(column, optional, new_assembler, finish)
             if column.type == "mask":
                 return MaskField(column, optional, options.mask_fill, dataset.max_pixels, form)
-            if column.type in OBJECTS:
+            if column.traits.is_object:
                 return ObjectField(column, optional)
             if column.kind == "fixed":
                 return NumberField(column, optional)
@@ -188,7 +184,8 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
                 f"collate names the column {name!r}; the dataset gives {', '.join(known) or 'only images'}"
             )
         column = known[name]
-        if form in ("padded", "list") and (column.kind == "fixed" or column.type in ("image", "mask", *OBJECTS)):
+        plain = column.kind == "fixed" or column.traits.is_picture or column.traits.is_object
+        if form in ("padded", "list") and plain:
             raise UsageError(f"collate={{{name!r}: {form!r}}}: column {name!r} ({column.type}) is not of many rows")
         if form == "multi_hot" and (column.type != "labels" or column.classes is None):
             raise UsageError(f"collate={{{name!r}: 'multi_hot'}} is for several labels with classes, not {column.type}")

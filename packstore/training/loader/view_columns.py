@@ -20,8 +20,6 @@ from packstore.training.loader.fields import Failures, NewBuffer, Padded
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.prepared import Prepared
 
-_MOVED = ("mask", "boxes", "keypoints")
-
 
 class ViewFields:
     """The columns of a loader's batches beside the main image: those that stay, and those that move with each view.
@@ -42,7 +40,7 @@ class ViewFields:
         collate = options.collate or {}
         check_collate(columns, collate)
         refuse_hidden_boxes(dataset, [column.name for column in columns if column.type == "json"])
-        self.carried = [column.name for column in columns if column.type in _MOVED or column.parallel is not None]
+        self.carried = [column.name for column in columns if column.traits.moves or column.parallel is not None]
         self._as_list = options.views.as_list
 
         def fields(names: Sequence[str], operations: Sequence[Step]) -> Fields:

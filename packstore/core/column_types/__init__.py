@@ -1,0 +1,4 @@
+"""The column types: a file for each, or for several of a kind, and a line in the registry.
+
+``base.py`` has the column itself, and the questions that a type answers.
+"""

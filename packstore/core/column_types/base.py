@@ -1,0 +1,265 @@
+"""A column of a store, and the base class of its type."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+from numpy.typing import NDArray
+
+from packstore.core.errors import ManifestError
+from packstore.core.modes import RGB, Mode, parse_mode
+from packstore.core.registry import COLUMN_TYPES
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes of one record."""
+
+Form = Literal["file", "files", "text", "bytes", "numbers"]
+"""The form of stored values: an image file, several of them, UTF-8, other bytes, or numbers."""
+
+ITEM_SIZE = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+"""Bytes of one element by dtype name, for all dtypes that a column may have. Stored values are little-endian."""
+
+MAX_ARRAY_BYTES = 1 << 62
+"""Most bytes of a column, with each empty dimension counted as one: numpy's limit."""
+_WHOLE_BYTES = 1 << 30
+"""Most bytes of a column that an LMDB holds as one value, unless it holds single numbers. Writing such a value needs
+all of it in memory."""
+_SINGLE_BYTES = 8
+"""Most bytes of a record's single number, such as a label or a checksum."""
+
+_COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_RESERVED = ("manifest",)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NEVER_MISSING = ("image", "key", "checksum", "row_checksum", "seek_index", "shape")
+
+
+def check(condition: bool, what: str, value: object) -> None:
+    """Raises :class:`ManifestError` unless ``condition``."""
+    if not condition:
+        raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One field of all records.
+
+    Attributes:
+        name: ``image``, ``label``, ``key``, ``checksum``, ``shape`` or the user's own; a lower-case identifier.
+        kind: ``fixed`` (the same shape in every record) or ``ragged`` (any number of rows: ``(n, *shape)``).
+        dtype: Name of the element type, a key of :data:`ITEM_SIZE`. Files and text are ``uint8``.
+        shape: Shape of one record's value; in a ragged column the shape of one row. ``()`` for scalars, files and text.
+        layout: ``HWC`` for pixels that are whole numbers, ``CHW`` for floating point, ``HW`` for masks as arrays, else
+            None. The shapes of a ragged column with a layout are in another column, :attr:`shape_name`.
+        classes: Class names if the column holds class numbers, else None.
+        nbytes: Bytes of all values, without any container's overhead.
+        digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`. None for the image column,
+            which the column ``checksum`` covers record by record, and in the manifest of a sharded store, whose shards
+            have digests of their own.
+        type: A name of :data:`packstore.core.registry.COLUMN_TYPES`.
+        nullable: A record may have no value: then :attr:`valid_name` is False for it, and the value is zeros, or empty
+            in a ragged column.
+        coordinates: ``xyxy`` for boxes, ``xy`` or ``xyv`` (with visibility) for keypoints, else None.
+        parallel: For ``labels`` or ``keypoints`` that describe boxes row by row: name of the column of boxes.
+        mode: For images: name of the :class:`~packstore.core.modes.Mode` of arrays, or of the pixels into which files
+            are decoded; None for RGB of 8 bits.
+    """
+
+    name: str
+    kind: Literal["fixed", "ragged"]
+    dtype: str
+    shape: tuple[int, ...] = ()
+    layout: str | None = None
+    classes: tuple[str, ...] | None = None
+    nbytes: int = 0
+    digest: str | None = None
+    type: str = field(default="array", kw_only=True)
+    nullable: bool = field(default=False, kw_only=True)
+    coordinates: str | None = field(default=None, kw_only=True)
+    parallel: str | None = field(default=None, kw_only=True)
+    mode: str | None = field(default=None, kw_only=True, metadata={"optional": True})
+
+    def __post_init__(self) -> None:
+        check(_COLUMN_NAME.fullmatch(self.name) is not None and self.name not in _RESERVED, "column name", self.name)
+        check(self.kind in ("fixed", "ragged"), "column kind", self.kind)
+        check(self.dtype in ITEM_SIZE, "column dtype", self.dtype)
+        check(len(self.shape) <= 8 and all(0 <= n < 2**40 for n in self.shape), "column shape", self.shape)
+        largest = math.prod(max(n, 1) for n in self.shape) * ITEM_SIZE[self.dtype]
+        check(max(largest, self.nbytes) < MAX_ARRAY_BYTES, "column size", self.shape)
+        check(self.kind == "fixed" or 0 not in self.shape, "ragged column", self.shape)
+        check(self.layout in (None, "HWC", "CHW", "HW"), "column layout", self.layout)
+        check(self.nbytes >= 0, "column nbytes", self.nbytes)
+        check(self.kind == "fixed" or self.nbytes % self.record_nbytes == 0, "column nbytes", self.nbytes)
+        check(isinstance(self.type, str) and self.type in COLUMN_TYPES, "column type", self.type)
+        check(self.mode is None or self.type == "image", f"mode of a {self.type} column", self.mode)
+        check(self.mode != RGB.name, "mode: RGB is left out", self.mode)
+        traits = self.traits
+        found = self.kind, self.dtype, self.shape, self.layout
+        check(traits.fits(self), f"{self.type} column", (self.name, *found, self.mode))
+        check(not self.nullable or self.name not in _NEVER_MISSING, "column without values", self.name)
+        if self.classes is not None:
+            check(traits.has_classes, f"{self.type} column with classes", self.name)
+            object.__setattr__(self, "classes", _check_classes(tuple(self.classes)))
+        fits = self.coordinates is None or self.shape[-1:] == (len(self.coordinates),)
+        good = self.coordinates in traits.coordinates and fits
+        check(good, f"convention of coordinates of a {self.type} column", self.coordinates)
+        goes_with_boxes = self.parallel is None or traits.goes_with_boxes
+        check(goes_with_boxes, f"{self.type} column that goes with boxes", self.parallel)
+        check(self.digest is None or _SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
+
+    @property
+    def traits(self) -> ColumnType:
+        """The object of the type."""
+        traits: ColumnType = COLUMN_TYPES[self.type]
+        return traits
+
+    @property
+    def form(self) -> Form:
+        """The form of the stored values: an image file (``file``), several (``files``), UTF-8 (``text``), other bytes
+        (``bytes``), or numbers (``numbers``), as images and masks are that are arrays."""
+        return "numbers" if self.layout is not None else self.traits.form
+
+    @property
+    def pixels(self) -> Mode:
+        """The mode of images."""
+        return RGB if self.mode is None else parse_mode(self.mode)
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of one record's value in a fixed column, or of one row in a ragged column."""
+        return math.prod(self.shape) * ITEM_SIZE[self.dtype]
+
+    @property
+    def valid_name(self) -> str:
+        """Name of the companion column that tells which records have a value; it exists if :attr:`nullable`."""
+        return f"{self.name}_valid"
+
+    @property
+    def shape_name(self) -> str:
+        """Name of the companion column with the shapes of the values; it exists if ragged with a layout."""
+        return "shape" if self.name == "image" else f"{self.name}_shape"
+
+    @property
+    def companions(self) -> tuple[Column, ...]:
+        """The companion columns that a store needs for this column: :attr:`shape_name`, :attr:`valid_name`, or none."""
+        found = []
+        if self.kind == "ragged" and self.layout is not None:
+            found.append(Column(self.shape_name, "fixed", "int32", (len(self.layout),)))
+        if self.nullable:
+            found.append(Column(self.valid_name, "fixed", "bool"))
+        return tuple(found)
+
+    def size_of(self, records: int) -> int:
+        """Returns the bytes of the values of so many records, even if :attr:`nbytes` of a fixed column is not set."""
+        return self.record_nbytes * records if self.kind == "fixed" else self.nbytes
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether an LMDB keeps each value under a key of its own, because values may be large or the column is large.
+        Single numbers are always kept together."""
+        if self.kind == "fixed":
+            return self.nbytes > _WHOLE_BYTES and self.record_nbytes > _SINGLE_BYTES
+        return self.traits.large or self.nbytes > _WHOLE_BYTES
+
+    @property
+    def declared(self) -> tuple[Any, ...]:
+        """The declaration of the column: all fields except size and digest, which depend on the values."""
+        return (
+            self.name, self.kind, self.dtype, self.shape, self.layout, self.classes,
+            self.type, self.nullable, self.coordinates, self.parallel, self.mode,
+        )  # fmt: skip
+
+
+@lru_cache(16)
+def _check_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Checks class names once and returns one shared tuple, which all shards of a store then use."""
+    check(all(type(c) is str for c in classes), "class names", classes)
+    check(len(set(classes)) == len(classes), "class names: some are the same", classes)
+    return classes
+
+
+class Field:
+    """The declaration of a field. Subclasses are dataclasses whose attribute ``optional`` says whether a sample may
+    have no value."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    optional: bool
+
+    def column(self, name: str) -> Column:
+        """Creates the field's column: bytes of the type that is called as the declaration."""
+        return Column(name, "ragged", "uint8", type=type(self).__name__.lower(), nullable=self.optional)
+
+
+class ColumnType(ABC):
+    """A column type. Its object is in a file of this folder, and has a line in the registry.
+
+    Attributes:
+        name: The type's name in manifests.
+        form: Form of the stored values, except of images and masks that are arrays; see :attr:`Column.form`.
+        large: An LMDB keeps each value under a key of its own, because values may be large.
+        is_object: Values are given as Python objects, not as tensors.
+        none_is_value: None is a value as others are, not a missing one.
+        is_picture: Values are images or masks: files or arrays.
+        moves: Values have places in the main image, so they change when its pixels move.
+        has_classes: Values are class numbers.
+        goes_with_boxes: Rows may describe boxes of another column.
+        coordinates: Conventions of coordinates that a column may have.
+        field: The declaration for which the type's name stands; None for types that need more than a name.
+    """
+
+    name: ClassVar[str]
+    form: ClassVar[Form] = "numbers"
+    large: ClassVar[bool] = False
+    is_object: ClassVar[bool] = False
+    none_is_value: ClassVar[bool] = False
+    is_picture: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
+    has_classes: ClassVar[bool] = False
+    goes_with_boxes: ClassVar[bool] = False
+    coordinates: ClassVar[tuple[str | None, ...]] = (None,)
+    field: ClassVar[type[Field] | None] = None
+
+    def fits(self, column: Column) -> bool:
+        """Whether a column of this type may have its stored form: kind, dtype, shape, layout and mode."""
+        return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "uint8", (), None)
+
+    @abstractmethod
+    def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
+        """Converts a value, which is not missing, as :func:`packstore.core.columns.to_stored` does."""
+
+    @abstractmethod
+    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        """Converts a stored value, as :func:`packstore.core.columns.from_stored` does."""
+
+    def files(self, column: Column, raw: Buffer) -> Sequence[Buffer]:
+        """Returns the image files in a stored value. Raises :class:`StoreError` if their frame is damaged."""
+        return [raw] if column.form == "file" else []
+
+
+def unfit_error(column: Column, expected: str, value: Any) -> ValueError:
+    """Returns the error for a value of another kind than its column."""
+    shape = getattr(value, "shape", None)
+    found = type(value).__name__ if shape is None else f"{getattr(value, 'dtype', '')} {tuple(shape)}".strip()
+    if shape is None and isinstance(value, (list, tuple)):
+        found = f"{found} of {len(value)}: {value!r:.60}"
+    return ValueError(f"column {column.name!r} ({column.type}) needs {expected}, got {found}")

@@ -1,0 +1,156 @@
+"""Types of numbers: class numbers, boxes, keypoints, and arrays of any kind."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.column_types.base import Column, ColumnType, unfit_error
+from packstore.core.dtypes import NUMPY_DTYPE, bfloat16_bits
+from packstore.core.errors import StoreError
+
+
+class Array(ColumnType):
+    """Numbers of any dtype and shape: fixed, or any number of rows. Base of the types of numbers."""
+
+    name = "array"
+
+    def fits(self, column: Column) -> bool:
+        return column.layout is None
+
+    def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
+        """Converts a value, which is not missing, as :func:`packstore.core.columns.to_stored` does."""
+        array = to_numbers(column, value)
+        if column.kind == "fixed":
+            if array.shape != column.shape:
+                raise unfit_error(column, f"shape {column.shape}", value)
+        else:
+            array = self.rows(column, array, value)
+        self.check(column, array)
+        return array.tobytes() if column.kind == "ragged" else array
+
+    def rows(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
+        """Returns the array of a ragged value. Raises :class:`ValueError` if it has another shape than the column."""
+        array = array.reshape(0, *column.shape) if array.shape == (0,) else array
+        if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
+            raise unfit_error(column, f"shape (n, {', '.join(map(str, column.shape))})", value)
+        return array
+
+    def check(self, column: Column, array: NDArray[Any]) -> None:
+        """Raises :class:`ValueError` if the numbers of a value are impossible for the type."""
+
+    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        """Converts a stored value, as :func:`packstore.core.columns.from_stored` does."""
+        if column.kind == "fixed":
+            return np.asarray(raw)
+        if len(raw) % column.record_nbytes:
+            raise StoreError(
+                f"a value of column {column.name!r} has {len(raw)} bytes, not a multiple of {column.record_nbytes}"
+            )
+        flat: NDArray[Any] = np.frombuffer(raw, NUMPY_DTYPE[column.dtype])
+        wanted = (len(raw) // column.record_nbytes, *column.shape) if shape is None else shape
+        if math.prod(wanted) != flat.size or min(wanted) < 0:
+            raise StoreError(f"a value of column {column.name!r} has {flat.size} elements, not {wanted}")
+        return (flat if flat.flags.aligned else flat.copy()).reshape(wanted)
+
+
+class Label(Array):
+    """A class number."""
+
+    name = "label"
+    has_classes = True
+
+    def fits(self, column: Column) -> bool:
+        return (column.kind, column.dtype, column.shape, column.layout) == ("fixed", "int64", (), None)
+
+    def check(self, column: Column, array: NDArray[Any]) -> None:
+        _check_classes(column, array)
+
+    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        return int(raw)
+
+
+class Labels(Array):
+    """Any number of class numbers."""
+
+    name = "labels"
+    has_classes = True
+    goes_with_boxes = True
+
+    def fits(self, column: Column) -> bool:
+        return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "int64", (), None)
+
+    def check(self, column: Column, array: NDArray[Any]) -> None:
+        _check_classes(column, array)
+
+
+class Boxes(Array):
+    """Boxes: left, top, right, bottom."""
+
+    name = "boxes"
+    moves = True
+    coordinates = ("xyxy",)
+
+    def fits(self, column: Column) -> bool:
+        return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "float32", (4,), None)
+
+    def check(self, column: Column, array: NDArray[Any]) -> None:
+        """Raises :class:`ValueError` for an impossible box. Allows empty boxes, and boxes outside the image."""
+        good = np.isfinite(array).all(1) & (array[:, :2] <= array[:, 2:]).all(1)
+        if not good.all():
+            row = int(good.argmin())
+            expected = "finite numbers" if not np.isfinite(array[row]).all() else "left <= right and top <= bottom"
+            raise ValueError(f"column {column.name!r}: box {row} is {array[row].tolist()}; expected {expected} (xyxy)")
+
+
+class Keypoints(Array):
+    """Points: x, y, and perhaps visibility."""
+
+    name = "keypoints"
+    moves = True
+    goes_with_boxes = True
+    coordinates = ("xy", "xyv")
+
+    def fits(self, column: Column) -> bool:
+        good = 1 <= len(column.shape) <= 2 and column.shape[-1] in (2, 3)
+        return good and (column.kind, column.dtype, column.layout) == ("ragged", "float32", None)
+
+
+def _check_classes(column: Column, array: NDArray[Any]) -> None:
+    if column.classes is not None and array.size:
+        least, most = int(array.min()), int(array.max())
+        if least < 0 or most >= len(column.classes):
+            found = least if least < 0 else most
+            raise ValueError(f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {found}")
+
+
+def to_numbers(column: Column, value: Any) -> NDArray[Any]:
+    """Converts ``value`` to a contiguous array of the column's dtype. Does not check its shape."""
+    if hasattr(value, "detach"):  # a tensor of torch, which is not imported here
+        value = value.detach().cpu()
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+    dtype = NUMPY_DTYPE[column.dtype]
+    try:
+        given = np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        raise unfit_error(column, f"numbers of {column.dtype}", value) from None
+    kind = "f" if column.dtype == "bfloat16" else dtype.kind
+    taken = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[kind]
+    if given.size and given.dtype.kind not in taken:
+        raise unfit_error(column, f"numbers of {column.dtype}", value)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if column.dtype == "bfloat16" and given.dtype != dtype:
+            array = bfloat16_bits(given.astype(np.float32))
+            lost = (array & 0x7FFF) == 0x7F80
+        else:
+            array = np.ascontiguousarray(given, dtype)
+            lost = np.isinf(array) if kind == "f" else array != given
+        if given.size and bool((lost & np.isfinite(given)).any()):
+            raise ValueError(f"column {column.name!r} has dtype {column.dtype}: some values are out of its range")
+    return array.reshape(given.shape)  # ascontiguousarray makes a scalar one-dimensional
+
+
+ARRAY, LABEL, LABELS, BOXES, KEYPOINTS = Array(), Label(), Labels(), Boxes(), Keypoints()

@@ -1,0 +1,74 @@
+"""Types of values that are no numbers: text, JSON, bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from packstore.core.column_types.base import Buffer, Column, ColumnType, Form, unfit_error
+from packstore.core.errors import StoreError
+
+
+class Bytes(ColumnType):
+    """Bytes of any length. Base of the types whose values are Python objects, and no numbers."""
+
+    name = "bytes"
+    form: ClassVar[Form] = "bytes"
+    large = True
+    is_object = True
+
+    def to_stored(self, column: Column, value: Any) -> bytes:
+        return to_bytes(column, value)
+
+    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        return bytes(raw)
+
+
+class Text(Bytes):
+    """A string in UTF-8; bytes that are not UTF-8 are kept as surrogates."""
+
+    name = "text"
+    form = "text"
+    large = False
+
+    def to_stored(self, column: Column, value: Any) -> bytes:
+        if not isinstance(value, str):
+            raise unfit_error(column, "a str", value)
+        try:
+            return value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a value of column {column.name!r} cannot be stored: {error}") from None
+
+    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> str:
+        return bytes(raw).decode("utf-8", "surrogateescape")
+
+
+class Json(Bytes):
+    """A JSON value in UTF-8."""
+
+    name = "json"
+    form = "text"
+    large = False
+    none_is_value = True
+
+    def to_stored(self, column: Column, value: Any) -> bytes:
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"a value of column {column.name!r} cannot be JSON: {error}") from None
+
+    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        try:
+            return json.loads(bytes(raw))
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"a value of column {column.name!r} is not JSON: {error}") from None
+
+
+def to_bytes(column: Column, value: Any) -> bytes:
+    """Returns a value as bytes. Raises :class:`ValueError` unless it has them."""
+    if not isinstance(value, Buffer):
+        raise unfit_error(column, "bytes", value)
+    return bytes(value)
+
+
+TEXT, JSON, BYTES = Text(), Json(), Bytes()

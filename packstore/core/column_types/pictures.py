@@ -1,0 +1,66 @@
+"""Types of pixels: images and masks, as files or as arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from packstore.core.column_types.base import Column, ColumnType, unfit_error
+from packstore.core.column_types.numbers import Array
+from packstore.core.column_types.objects import to_bytes
+
+MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
+"""Of masks that are arrays; float32 for values measured at each pixel, such as depth."""
+
+
+class Picture(Array):
+    """Base of images and masks: files if the column has no layout, else arrays."""
+
+    form = "file"
+    large = True
+    is_picture = True
+
+    def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
+        return to_bytes(column, value) if column.layout is None else super().to_stored(column, value)
+
+    def rows(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
+        dimensions = len(column.layout or "")
+        if array.ndim != dimensions or (dimensions == 3 and array.shape[2] != column.pixels.channels):
+            raise unfit_error(column, f"an array {column.layout}", value)
+        return array
+
+    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        return bytes(raw) if column.layout is None else super().from_stored(column, raw, shape)
+
+
+class Image(Picture):
+    """An image: files, ``HWC`` whole numbers or ``CHW`` floating point."""
+
+    name = "image"
+
+    def fits(self, column: Column) -> bool:
+        dtype, shape, mode = column.dtype, column.shape, column.pixels
+        if column.layout == "HWC":
+            whole = dtype == mode.dtype and dtype != "float32"
+            return whole and (shape == () if column.kind == "ragged" else len(shape) == 3 and shape[2] == mode.channels)
+        if column.layout is not None:
+            floats = column.kind == "fixed" and dtype in ("float16", "bfloat16", "float32")
+            return column.layout == "CHW" and floats and len(shape) == 3 and shape[0] == mode.channels
+        return ColumnType.fits(self, column)
+
+
+class Mask(Picture):
+    """A mask: PNG files, or ``HW`` arrays."""
+
+    name = "mask"
+    moves = True
+
+    def fits(self, column: Column) -> bool:
+        if column.layout is None:
+            return ColumnType.fits(self, column)
+        dimensions = 2 if column.kind == "fixed" else 0
+        return column.layout == "HW" and column.dtype in MASK_DTYPES and len(column.shape) == dimensions
+
+
+IMAGE, MASK = Image(), Mask()
