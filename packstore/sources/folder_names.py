@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 
 from packstore.images.engine import list_names
@@ -73,11 +74,12 @@ def common_suffix(text: str) -> str:
 
 
 class KnownNames:
-    """Names by directory. They lie in a temporary file if they are many; closing it forgets them."""
+    """Names by directory, for any thread. They lie in a temporary file if they are many; closing it forgets them."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - closed by __exit__()
         self._places: dict[str, tuple[int, int, str]] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> KnownNames:
         return self
@@ -85,20 +87,27 @@ class KnownNames:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
+    def __del__(self) -> None:
+        self._file.close()
+
     def get(self, directory: str) -> Names | None:
         """The names that were put for a directory; None without any."""
         place = self._places.get(directory)
         if place is None:
             return None
-        self._file.seek(place[0])
-        files, *folders = self._file.read(place[1]).decode("utf-8", "surrogateescape").split("/")
+        with self._lock:
+            self._file.seek(place[0])
+            raw = self._file.read(place[1])
+        files, *folders = raw.decode("utf-8", "surrogateescape").split("/")
         return Names.of_text(files, folders, place[2])
 
     def put(self, directory: str, names: Names) -> None:
         """Keeps the names of a directory."""
         raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
-        self._places[directory] = (self._file.seek(0, os.SEEK_END), len(raw), names.common_suffix)
-        self._file.write(raw)
+        with self._lock:
+            place = self._file.seek(0, os.SEEK_END)
+            self._file.write(raw)
+        self._places[directory] = (place, len(raw), names.common_suffix)
 
 
 def names_in(directory: int) -> Names:

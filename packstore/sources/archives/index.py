@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.sources.folder_names import KnownNames
 
 NOWHERE = -1
 """Stands for where a file lies that is a link out of its archive, or to nothing."""
@@ -164,6 +165,7 @@ class Index:
         zipped: Each file has a header of its own before its data, as in a zip.
         replaced: Number of files that a later one of the same name has replaced.
         listed: What :meth:`children` found in the last directories: each kind of source asks for the same ones.
+        names: The names in each directory that was listed, for the same reason.
     """
 
     blob: bytes
@@ -173,6 +175,7 @@ class Index:
     zipped: bool = False
     replaced: int = 0
     listed: dict[bytes, list[tuple[bytes, int | None]]] = field(default_factory=dict)
+    names: KnownNames = field(default_factory=KnownNames)
 
     def __len__(self) -> int:
         return len(self.table)

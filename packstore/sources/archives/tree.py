@@ -75,7 +75,13 @@ class ArchiveTree(Tree):
         return Listing((-1, first), [images[i] for i in order], sizes, modified, [0] * len(order), directories)
 
     def list_names(self, directory: str) -> Names:
-        return _names(self._index.children(self._inside(directory)))
+        place, known = self._inside(directory), self._index.names
+        key = place.decode("utf-8", "surrogateescape")
+        names = known.get(key)
+        if names is None:
+            names = _names(self._index.children(place))
+            known.put(key, names)
+        return names
 
     def every(self) -> Iterator[tuple[str, Names]]:
         """Yields every directory; paths outside the root begin with ``/``."""
