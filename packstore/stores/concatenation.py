@@ -84,6 +84,11 @@ class ConcatReader(Reader):
         )
 
     @property
+    def stores(self) -> tuple[Reader, ...]:
+        """The readers of the stores."""
+        return self._readers
+
+    @property
     def runs(self) -> list[tuple[int, int, int]]:
         """The store, first record and number of records of each run, in order."""
         return [(run.store, run.start, run.length) for run in self._runs]
@@ -115,6 +120,19 @@ class ConcatReader(Reader):
     @property
     def part_starts(self) -> NDArray[np.int64]:
         return self._parts[0]
+
+    @property
+    def part_origins(self) -> list[tuple[Reader, int]]:
+        """The store of each part, and the part's number in it."""
+        return [(self._readers[store], local) for store, local in self._parts[1]]
+
+    def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        origins = np.array([self._parts[1][number] for number in numbers], np.int64).reshape(-1, 2)
+        local = np.ones(len(origins), np.bool_)
+        for store in np.unique(origins[:, 0]).tolist():
+            rows = origins[:, 0] == store
+            local[rows] = self._readers[store].parts_are_local(origins[rows, 1].tolist())
+        return local
 
     def part_places(self) -> list[str]:
         names = [reader.part_places() for reader in self._readers]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from fractions import Fraction
 from math import isfinite
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from packstore.core.arguments import whole_number
 from packstore.core.errors import UsageError
@@ -17,8 +20,9 @@ from packstore.core.urls import location
 from packstore.stores.base import Reader
 from packstore.stores.concatenation import ConcatReader
 from packstore.stores.remote.head import RemoteHead
+from packstore.stores.remote.reader import RemoteReader
 from packstore.training.dataset import PackedDataset, head_of, open_checked
-from packstore.training.mixture import Mixture, shared_out
+from packstore.training.mixture import FetchedShards, Mixture, shared_out
 
 _Path = str | os.PathLike[str]
 
@@ -57,8 +61,7 @@ def concat(stores: Sequence[_Path], split: str | None = None, **options: Any) ->
     ``split="train"`` takes the records of this split from each store that has it.
 
     Args:
-        stores: Paths or URLs of stores of any formats. With ``shuffle=True``, a loader reads those at URLs at random
-            places: say ``shuffle="lanes"``.
+        stores: Paths or URLs of stores of any formats. If one is at a URL, a loader's ``shuffle=True`` means lanes.
         split: The split to use, see :class:`packstore.PackedDataset`.
         **options: Those of :class:`packstore.PackedDataset`.
 
@@ -76,7 +79,9 @@ class Mix(ConcatDataset):
     has of each store exactly its share, rounded to a record, and so has any part of the epoch, to within two records at
     each end. Each store is gone through whole, in random order with ``shuffle=True``, before a record of it comes
     again; an epoch goes on where the one before stopped. Batches are a function of seed and epoch: the same for any
-    number of ranks, and resumed at any batch. A record that comes twice in an epoch gets two crops.
+    number of ranks, and resumed at any batch. A record that comes twice in an epoch gets two crops. A store at a URL is
+    gone through shard by shard: shards in random order, records shuffled within a loader's ``window`` of them, unless
+    it has ``shuffle="full"``.
 
     Args:
         weights: By path or URL of the store, its weight: any positive number; only their ratio counts. A list of paths
@@ -131,6 +136,22 @@ class Mix(ConcatDataset):
             if self._start <= start < self._start + self._length:
                 sizes[store] += length
         return sizes
+
+
+def mixture_of(mix: Mix, shuffle: bool | str) -> Mixture:
+    """The mixture of an epoch: stores whose shards are fetched are gone through by these, unless ``shuffle`` is
+    ``"full"``."""
+    joined = mix.reader.unchecked
+    assert isinstance(joined, ConcatReader)
+    if shuffle == "full":
+        return mix.mixture
+    chosen, parts, fetched = mix.reader.split(mix.split), joined.part_starts, {}
+    runs = [run for run in joined.runs if chosen.start <= run[1] < chosen.stop]
+    for number, (store, start, length) in enumerate(runs):
+        if isinstance(joined.stores[store], RemoteReader):
+            first, stop = np.searchsorted(parts, [start, start + length]).tolist()
+            fetched[number] = FetchedShards(first, parts[first:stop] - start)
+    return replace(mix.mixture, fetched=fetched)
 
 
 def _is_positive(number: Any) -> bool:

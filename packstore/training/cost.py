@@ -75,10 +75,13 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
     sizes = table.table["nbytes"].astype(np.int64)
     starts, count, room = table.starts[:-1], manifest.records, cache_room(budget)
     window = SHARDS_A_WINDOW
+
+    def reads(window: int, node: int = 0) -> Reads:
+        return Lanes(starts, count, batch_size * nodes, window, 0).reads(0, node, nodes)
+
     if nodes == 1:
-        window = fitting_window(starts, count, batch_size, 0, sizes, room)
-    lanes = Lanes(starts, count, batch_size * nodes, window, 0)
-    fetched = [number for node in range(nodes) for number in _fetched(lanes.reads(0, node, nodes), sizes, room)]
+        window = fitting_window(reads, sizes, room)
+    fetched = [number for node in range(nodes) for number in _fetched(reads(window, node), sizes, room)]
     return Cost(f"epoch in lanes, window {window}", len(fetched), int(sizes[fetched].sum()))
 
 

@@ -12,6 +12,7 @@ done with the shards of a window before it goes on to the next.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -187,23 +188,18 @@ def cache_room(budget: int) -> int:
     return int(budget * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def fitting_window(
-    starts: NDArray[np.int64], count: int, batch_size: int, seed: int, sizes: NDArray[np.int64], room: int
-) -> int:
+def fitting_window(reads_of: Callable[[int], Reads], sizes: NDArray[np.int64], room: int) -> int:
     """Returns the largest window, halved from :data:`SHARDS_A_WINDOW`, whose shards have room; 1 where none has.
 
     For a single rank: several would need equal caches to agree on the order.
 
     Args:
-        starts: The first record of each shard, ascending from 0.
-        count: Number of records.
-        batch_size: Records a batch.
-        seed: Any integer.
+        reads_of: Returns the shards that an epoch with this window reads.
         sizes: Bytes of each shard.
         room: Bytes of shards that may be there at a time.
     """
     window = SHARDS_A_WINDOW
-    while window > 1 and most_at_a_time(Lanes(starts, count, batch_size, window, seed).reads(0, 0, 1), sizes) > room:
+    while window > 1 and most_at_a_time(reads_of(window), sizes) > room:
         window //= 2
     return window
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
+from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, reads_in_sequence
 from packstore.training.permutation import MIXTURE, permute_within
 
 _WINDOW = 1024
 """Positions within which stores come in random order; more where one of them comes more seldom."""
+
+
+class FetchedShards(NamedTuple):
+    """The shards of one store.
+
+    Attributes:
+        first_part: Number of the first one among the parts of the dataset; the others follow.
+        starts: The first record of each, from 0; a shard may be empty.
+    """
+
+    first_part: int
+    starts: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +40,18 @@ class Mixture:
     through in random order, whole, before any of its records comes again, and an epoch goes on where the one before
     stopped.
 
+    A store whose shards have to be fetched is gone through shard by shard: its shards come in random order, and records
+    are shuffled within windows of some of them.
+
     Attributes:
         sizes: Records of each store, one after another in the dataset.
         draws: How many of them an epoch has.
+        fetched: By number of the store, the shards of those that are gone through shard by shard.
     """
 
     sizes: tuple[int, ...]
     draws: tuple[int, ...]
+    fetched: Mapping[int, FetchedShards] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -44,9 +63,14 @@ class Mixture:
         # So long that no store's rounded share of a window is less than nothing.
         return max(_WINDOW, -(-self.count // min(self.draws)))
 
-    def ids(self, positions: NDArray[np.int64], seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:
+    def ids(
+        self, positions: NDArray[np.int64], seed: int, epoch: int, shuffle: bool, shards: int = SHARDS_A_WINDOW
+    ) -> NDArray[np.int64]:
         """The records at ``positions`` of an epoch, each in [0, :attr:`count`): ids as of
-        :func:`packstore.training.random_draws.with_occurrences`."""
+        :func:`packstore.training.random_draws.with_occurrences`.
+
+        ``shards``: how many of a store are mixed at a time, if they have to be fetched.
+        """
         window, total = self._window, self.count
         numbers = positions // window
         first = np.minimum(numbers * window, total)
@@ -55,9 +79,8 @@ class Mixture:
 
         windows, which = np.unique(numbers, return_inverse=True)
         starts = windows * window
-        ends = np.cumsum([0, *self.draws])
-        before = (starts[:, None] * ends + total // 2) // total
-        within = (np.minimum(starts + window, total)[:, None] * ends + total // 2) // total - before
+        before = self._drawn_before(starts)
+        within = self._drawn_before(starts + window) - before
         stores = np.zeros(len(positions), np.int64)
         for store in range(1, len(self.sizes)):
             stores += places >= within[which, store]
@@ -68,12 +91,74 @@ class Mixture:
         for store, (size, draws) in enumerate(zip(self.sizes, self.draws, strict=True)):
             rows = np.flatnonzero(stores == store)
             turns, local = np.divmod(epoch * draws + drawn[rows], size)
-            if shuffle and len(rows):
+            if shuffle and store in self.fetched:
+                for turn in np.unique(turns).tolist():
+                    chosen = turns == turn
+                    local[chosen] = self._lanes(store, seed, shards).records(turn, local[chosen])
+            elif shuffle and len(rows):
                 all_of = np.full(len(rows), size, np.int64)
                 local = permute_within(local, turns, all_of, seed, 0, MIXTURE - 1 - store)
             result[rows] = begin + local + (turns - epoch * draws // size << 32)
             begin += size
         return result
+
+    def reads(
+        self, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int = SHARDS_A_WINDOW
+    ) -> Reads | None:
+        """The parts of the dataset that an epoch reads of :attr:`fetched` stores, and when; None if there are none.
+
+        Any rank may need them, since records of a store are not shared out by shards.
+        """
+        found = [self._reads_of(store, seed, epoch, shuffle, global_batch_size, shards) for store in self.fetched]
+        if not found:
+            return None
+        parts, first, last = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        order = np.argsort(first, kind="stable")
+        return Reads(parts[order], first[order], last[order])
+
+    def _reads_of(
+        self, store: int, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int
+    ) -> tuple[NDArray[np.int64], ...]:
+        size, draws, (first_part, starts) = self.sizes[store], self.draws[store], self.fetched[store]
+        parts, first, last = [], [], []
+        for turn in range(epoch * draws // size, ((epoch + 1) * draws - 1) // size + 1):
+            lanes = self._lanes(store, seed, shards)
+            each = lanes.reads(turn, 0, 1) if shuffle else reads_in_sequence(starts, size, 1)
+            begin = turn * size - epoch * draws  # its first draw in the epoch
+            used = (each.last + begin >= 0) & (each.first + begin < draws)
+            parts.append(each.shards[used] + first_part)
+            first.append(np.maximum(each.first[used] + begin, 0))
+            last.append(np.minimum(each.last[used] + begin, draws - 1))
+        # A draw is at any place of its window.
+        edges = np.arange(0, self.count, self._window)
+        drawn = np.diff(self._drawn_before(edges), axis=1)[:, store]
+        begins = edges[np.searchsorted(drawn, np.concatenate(first), "right") - 1]
+        ends = edges[np.searchsorted(drawn, np.concatenate(last), "right") - 1] + self._window - 1
+        final = max(0, self.count // global_batch_size - 1), (self.count - 1) // global_batch_size
+        return (
+            np.concatenate(parts),
+            np.minimum(begins // global_batch_size, final[0]),  # a short rest may come with the last full batch
+            np.minimum(ends // global_batch_size, final[1]),
+        )
+
+    def _drawn_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many records of the first 0, 1, ... stores come before the windows that begin at ``positions``."""
+        total = self.count
+        exact = np.minimum(positions, total)[:, None] * np.cumsum([0, *self.draws])
+        rounded: NDArray[np.int64] = (exact + total // 2) // total
+        return rounded
+
+    def _lanes(self, store: int, seed: int, shards: int) -> Lanes:
+        """The order of a store's records by its shards: a single lane."""
+        if (store, seed, shards) not in self._all_lanes:
+            own = (seed << 8) + store + 1  # stores of equal shards come in different orders
+            lanes = Lanes(self.fetched[store].starts, self.sizes[store], 1, shards, own)
+            self._all_lanes[store, seed, shards] = lanes
+        return self._all_lanes[store, seed, shards]
+
+    @cached_property
+    def _all_lanes(self) -> dict[tuple[int, int, int], Lanes]:
+        return {}
 
 
 def shared_out(weights: Sequence[float], count: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ so batch 40,000 costs as much as batch 0, a resume needs no replay, and ranks ag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,7 +51,8 @@ class Order:
             each rank reads shards of its own, and records are shuffled within windows of whole shards, see
             :mod:`packstore.training.lanes`. Then the sequence depends on the global batch size, too.
         window: With ``block``, blocks a window: a reader that holds this many, and two more, reads each block once; 16
-            if None. With ``shards``, how many of them are mixed at a time, over all ranks; 64 if None.
+            if None. With ``shards``, how many of them are mixed at a time, over all ranks; 64 if None. With
+            ``mixture``, likewise of each store whose shards are fetched.
         indices: Record numbers to draw from instead of all, as a one-dimensional array of integers; repetitions are
             allowed. Blocks are then of consecutive entries of it.
         mixture: How many records an epoch draws from each of several stores, instead of all records once. The sequence
@@ -180,17 +181,26 @@ class Order:
         return torch.from_numpy(self._numpy_sequence(epoch, positions.cpu().numpy())).to(positions.device)
 
     def reads(self, epoch: int) -> Reads | None:
-        """The shards that this rank reads, and when; None where that is not known: without ``shards``, or with
-        ``indices`` that are not shuffled."""
+        """The shards that this rank reads, and when; None where that is not known: without ``shards``, with
+        ``indices`` that are not shuffled, or with a ``mixture`` of which none are fetched."""
         if self.lanes is not None:
             return self.lanes.reads(epoch, self.rank, self.world_size)
+        if self.mixture is not None:
+            shards = self.window or SHARDS_A_WINDOW
+            return self.mixture.reads(self.seed, epoch, self.shuffle, self.global_batch_size, shards)
         if self.shards is None or self.shuffle or self.indices is not None:
             return None
         return reads_in_sequence(self.shards, self.length, self.global_batch_size)
 
+    def reads_of_first(self, window: int) -> Reads:
+        """The shards that this rank would read in its first epoch with another ``window``."""
+        reads = replace(self, window=window).reads(0)
+        assert reads is not None
+        return reads
+
     def _numpy_sequence(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.mixture is not None:
-            return self.mixture.ids(positions, self.seed, epoch, self.shuffle)
+            return self.mixture.ids(positions, self.seed, epoch, self.shuffle, self.window or SHARDS_A_WINDOW)
         if positions.size and self.block is not None:
             positions = self._in_blocks(epoch, positions, self.block)
         elif positions.size and self.lanes is not None:

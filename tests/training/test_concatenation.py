@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import packstore
 from packstore import CorruptRecordError, Mix, PackedDataset, PackedLoader, StoreError, UsageError
-from packstore.training.mixture import Mixture, shared_out
+from packstore.training.mixture import FetchedShards, Mixture, shared_out
 from packstore.training.random_draws import MASK
 from tests.makers.datasets import write_image
 from tests.makers.stores import damage
@@ -227,6 +227,41 @@ def test_shares_are_exact_at_any_place(sizes: list[int], data: st.DataObject) ->
         # Any part of the sequence is worked out by itself.
         some = data.draw(st.lists(st.integers(0, mixture.count - 1), min_size=1, max_size=20))
         assert mixture.ids(np.array(some, np.int64), seed, epoch, shuffle).tolist() == ids[some].tolist()
+    for first, stop in pairwise(edges):
+        assert seen[first:stop].max() - seen[first:stop].min() <= 1
+
+
+@given(SIZES, st.data())
+def test_stores_that_are_fetched_come_shard_by_shard(sizes: list[int], data: st.DataObject) -> None:
+    draws = tuple(data.draw(st.lists(st.integers(1, 4000), min_size=len(sizes), max_size=len(sizes))))
+    fetched, parts, first_part = {}, [], 0
+    for store, size in enumerate(sizes):
+        cuts = data.draw(st.lists(st.integers(0, size), max_size=9))
+        starts = np.array(sorted([0, *cuts]), np.int64)
+        if data.draw(st.booleans()):
+            fetched[store] = FetchedShards(first_part, starts)
+        parts.append(starts + sum(sizes[:store]))
+        first_part += len(starts)
+    mixture = Mixture(tuple(sizes), draws, fetched)
+    seed, shuffle, shards = data.draw(st.integers(0, 9)), data.draw(st.booleans()), data.draw(st.integers(1, 4))
+    batch = data.draw(st.integers(1, 700))
+    edges, seen = np.cumsum([0, *sizes]), np.zeros(sum(sizes), np.int64)
+    for epoch in range(2):
+        records = mixture.ids(np.arange(mixture.count), seed, epoch, shuffle, shards) & MASK
+        np.add.at(seen, records, 1)
+        reads = mixture.reads(seed, epoch, shuffle, batch, shards)
+        if not fetched:
+            assert reads is None
+            continue
+        assert reads is not None
+        assert (np.diff(reads.first) >= 0).all()
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for part, first, last in zip(*(column.tolist() for column in reads), strict=True):
+            spans.setdefault(part, []).append((first, last))
+        of_parts = np.searchsorted(np.concatenate(parts), records, "right") - 1
+        stores = np.searchsorted(edges, records, "right") - 1
+        for place in np.flatnonzero(np.isin(stores, [*fetched])).tolist():
+            assert any(first <= place // batch <= last for first, last in spans[int(of_parts[place])])
     for first, stop in pairwise(edges):
         assert seen[first:stop].max() - seen[first:stop].min() <= 1
 

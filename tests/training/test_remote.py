@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import packstore
-from packstore import PackedDataset, PackedLoader
+from packstore import Mix, PackedDataset, PackedLoader, UsageError, concat
 from packstore.core.urls import UrlPath, location
+from packstore.stores.remote.fetching import as_fetching
 from packstore.stores.remote.publish import upload_store
 from packstore.stores.remote.reader import RemoteReader
 from tests.makers.datasets import make_cifar10
@@ -321,3 +323,126 @@ def test_two_ranks_with_gloo_and_then_three(local: Path, s3: str, tmp_path: Path
     for loader in three:
         loader.load_state_dict(results[0][2])
     assert given + joined([keys(loader) for loader in three]) == whole
+
+
+# Several stores -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 records of ``train`` in 20 shards, in another format."""
+    root = tmp_path_factory.mktemp("second")
+    packstore.convert(make_cifar10(root, 20), root / "s.lmdb", encoding="uint8", shard_size=5 * 3072)
+    return root / "s.lmdb"
+
+
+@pytest.fixture(scope="module")
+def second_url(second: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = location((tmp_path_factory.mktemp("remote") / "s.lmdb").as_uri())
+    assert isinstance(place, UrlPath)
+    upload_store(second, place)
+    return str(place)
+
+
+def mixing(weights: dict[Any, float], batch_size: int = 10, epoch: int = 300, **options: Any) -> PackedLoader:
+    mix = Mix(weights, "train", columns=COLUMNS, epoch=epoch)
+    return PackedLoader(mix, batch_size, **{"shuffle": True, "resident": False, "workers": 2, "seed": 3} | options)
+
+
+@pytest.mark.slow
+def test_a_mix_of_urls_has_the_shares_and_records_of_the_local_one(
+    local: Path, second: Path, url: str, second_url: str
+) -> None:
+    remote, near = mixing({url: 2, second_url: 1}, window=4), mixing({local: 2, second: 1})
+    assert isinstance(remote.dataset, Mix)
+    assert remote.dataset.draws == (200, 100)
+    # In an epoch each record comes once, and so the order of its shards tells nothing.
+    assert Counter(k for batch in keys(remote) for k in batch) == Counter(k for batch in keys(near) for k in batch)
+    assert keys(remote) != keys(mixing({local: 2, second: 1}))
+    full = mixing({url: 2, second_url: 1}, shuffle="full")
+    assert keys(full) == keys(mixing({local: 2, second: 1}))
+    assert keys(mixing({url: 2, second_url: 1}, shuffle=False)) == keys(mixing({local: 2, second: 1}, shuffle=False))
+    with pytest.raises(UsageError, match="window is of shuffle='lanes' or of block"):
+        mixing({local: 2, second: 1}, window=4)
+
+
+def test_each_store_of_a_mix_is_fetched_ahead(url: str, second: Path, second_url: str) -> None:
+    """With time between batches, no thread waits for a shard but those of the first batch."""
+    loader = mixing({url: 1, second_url: 1, second: 1}, prefetch=1, window=3, epoch=120)
+    batches = iter(loader)
+    next(batches)
+    reads = loader._epochs.reads(0)
+    fetching = as_fetching(loader.dataset.reader)
+    assert reads is not None
+    assert fetching is not None
+    assert {0, 1} == {int(part >= 50) for part in reads.shards}  # of both remote stores; the local one is not fetched
+    sizes = fetching.part_nbytes
+    assert (sizes[reads.shards] > 0).all()
+    for _ in range(3000):
+        here = loader.dataset.reader.unchecked.parts_are_local(range(len(sizes)))
+        if (
+            here[reads.shards].all() and sum(each.fetched_bytes for each in fetching.all_counts) == sizes[here].sum()
+        ):  # no thread has to wait
+            break
+        time.sleep(0.01)
+    loader.reset_stats()
+    assert len(list(batches)) == 11
+    assert loader.stats()["cache_misses"] == 0
+    assert loader.stats()["cache_hits"] > 0
+
+
+@pytest.mark.slow
+def test_a_mix_needs_no_more_cache_than_its_windows(url: str, second_url: str, new_cache: NewCache) -> None:
+    most = max(shard_bytes(url) + shard_bytes(second_url))
+    new_cache("small", 24 * most)
+    # The places of records are drawn within 1,024, so of each store are there the shards of so many.
+    loader = mixing({url: 1, second_url: 1}, 50, epoch=4000, window=2)
+    fetching = as_fetching(loader.dataset.reader)
+    assert fetching is not None
+    for _ in loader:
+        assert sum(entry.nbytes for entry in fetching.cache.entries()) <= fetching.cache.budget
+
+
+@pytest.mark.slow
+def test_ranks_and_resuming_change_nothing_of_a_mix_of_urls(url: str, second_url: str) -> None:
+    whole = keys(mixing({url: 3, second_url: 1}, 12, window=3))
+    for ranks in (2, 3):
+        parts = [mixing({url: 3, second_url: 1}, 12 // ranks, window=3, rank=r, world_size=ranks) for r in range(ranks)]
+        assert joined([keys(part) for part in parts]) == whole
+    begun = mixing({url: 3, second_url: 1}, 6, window=3, rank=1, world_size=2)
+    batches = iter(begun)
+    next(batches)
+    resumed = mixing({url: 3, second_url: 1}, 12, window=3)
+    resumed.load_state_dict(begun.state_dict())
+    assert keys(resumed) == whole[1:]
+    with pytest.raises(UsageError, match="state has window 3"):
+        mixing({url: 3, second_url: 1}, 12, window=5).load_state_dict(begun.state_dict())
+    full = mixing({url: 3, second_url: 1}, 12, shuffle="full")
+    with pytest.raises(UsageError, match="state has shards"):
+        full.load_state_dict(begun.state_dict() | {"window": None})
+
+
+def test_stores_one_after_another_are_fetched_ahead(
+    local: Path, second: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = [f"{s3}/{path.name}" for path in (local, second)]
+    for path, place in zip((local, second), urls, strict=True):
+        to = location(place)
+        assert isinstance(to, UrlPath)
+        upload_store(path, to)
+    ahead, prefetch = list[tuple[str, int]](), RemoteReader.prefetch
+
+    def noted(reader: RemoteReader, number: int) -> None:
+        ahead.append((reader.path.name, number))
+        prefetch(reader, number)
+
+    monkeypatch.setattr(RemoteReader, "prefetch", noted)
+    loader, expected = (
+        PackedLoader(concat(paths, "train", columns=COLUMNS), 10, shuffle=shuffle, resident=False)
+        for paths, shuffle in ((urls, True), ((local, second), "lanes"))
+    )
+    assert loader.state_dict() == expected.state_dict()
+    assert keys(loader) == keys(expected)
+    assert {name for name, _ in ahead} == {local.name, second.name}
+    stats = loader.stats()
+    assert stats["fetched_bytes"] == sum(shard_bytes(local)[:50]) + sum(shard_bytes(second)[:20])

@@ -80,6 +80,16 @@ class RemoteReader(ShardedReader):
         # Half of it: others use the cache too, and open shards cannot leave it.
         self._bounded = self._bounded or self.nbytes > self.cache.budget // 2
 
+    @property
+    def all_counts(self) -> list[FetchCounts]:
+        return [self.counts]
+
+    @property
+    def part_nbytes(self) -> NDArray[np.int64]:
+        """Bytes of each shard."""
+        sizes: NDArray[np.int64] = self._table.table["nbytes"].astype(np.int64)
+        return sizes
+
     def prefetch(self, number: int) -> None:
         """Fetches a shard into the cache, unless it is there, without opening it. Raises like :meth:`shard`.
 

@@ -121,7 +121,8 @@ class PackedLoader:
         drop_last: Leave out a last batch that is not full.
         block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
         window: Shards that are mixed at a time with ``"lanes"``, over all ranks (64; a single rank takes fewer if the
-            cache has less room), or blocks with ``block`` (16).
+            cache has less room), or blocks with ``block`` (16). Of a :class:`packstore.Mix`, shards of each store at a
+            URL.
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be
             endless. Ranks share out what it gives, so it has to give all of them the same: torch's random ones need a
             ``generator``. One that has ``num_replicas`` and ``rank``, such as ``DistributedSampler``, shares out by

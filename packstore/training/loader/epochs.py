@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.stores.remote.reader import RemoteReader
-from packstore.training.concatenation import Mix
+from packstore.stores.remote.fetching import as_fetching
+from packstore.training.concatenation import Mix, mixture_of
 from packstore.training.dataset import PackedDataset
 from packstore.training.lanes import SHARDS_A_WINDOW, Reads, cache_room, fitting_window, grouped, reads_in_sequence
 from packstore.training.loader.options import LoaderOptions, as_indices, ranks
@@ -51,25 +51,22 @@ class Epochs:
         self._subset = None if options.indices is None else as_indices(options.indices, len(dataset))
         self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
         # A permutation of all records would fetch every shard again and again.
-        fetched = isinstance(dataset.reader.unchecked, RemoteReader) and options.block is None
-        lanes = options.shuffle == "lanes" or (options.shuffle is True and fetched)
+        remote = as_fetching(dataset.reader) if options.block is None else None
+        self.mixture = mixture_of(dataset, options.shuffle) if isinstance(dataset, Mix) else None
+        by_shards = options.shuffle is True and remote is not None
+        lanes = options.shuffle == "lanes" or (by_shards and self.mixture is None)
         self.shuffle = "lanes" if lanes else "full" if options.shuffle else None
-        if options.window is not None and not lanes and options.block is None:
+        if options.window is not None and not lanes and not by_shards and options.block is None:
             raise UsageError("window is of shuffle='lanes' or of block: add one of them, or leave it out")
         self._shards = shards = np.clip(dataset.reader.part_starts - self.first_record, 0, self._records)
         if lanes and self._subset is not None and self._subset_ids is not None:
             chosen, shards = grouped(self._subset, shards)
             self._subset_ids = self._subset_ids[chosen]
-        self.mixture = dataset.mixture if isinstance(dataset, Mix) else None
         given = self._sampler, options.indices, options.block
         if self.mixture is not None and (lanes or any(option is not None for option in given)):
             raise UsageError("a Mix decides on the order: leave out sampler, indices, block and shuffle='lanes'")
         count = len(dataset) if self._subset is None else len(self._subset)
-        remote, table = dataset.reader.unchecked, dataset.manifest.shards
-        self._window_facts: tuple[Any, ...] | None = None
-        if lanes and options.window is None and isinstance(remote, RemoteReader) and table is not None:
-            sizes = table.table["nbytes"].astype(np.int64)
-            self._window_facts = (shards, count, batch_size, options.seed, sizes, cache_room(remote.cache.budget))
+        in_turn = remote is not None and not options.shuffle and self._subset is None and self.mixture is None
         self.order = Order(
             length=count,
             batch_size=batch_size,
@@ -77,10 +74,12 @@ class Epochs:
             shuffle=bool(options.shuffle),
             drop_last=options.drop_last,
             block=options.block,
-            shards=shards if lanes or (fetched and not options.shuffle and self._subset is None) else None,
+            shards=shards if lanes or in_turn else None,
             window=options.window,
             mixture=self.mixture,
         )
+        self._fits_cache = options.window is None and remote is not None and (lanes or by_shards)
+        self._dataset, self._order_of_one = dataset, self.order
         self._sampler_epoch = getattr(self._sampler, "epoch", None)
         self.begin()
 
@@ -123,9 +122,11 @@ class Epochs:
     @cached_property
     def _fitting_window(self) -> int | None:
         """The window for a single rank: fewer shards than usual if the cache has less room; None for the usual one."""
-        if self._window_facts is None:
+        remote = as_fetching(self._dataset.reader) if self._fits_cache else None
+        if remote is None:
             return self._options.window
-        window = fitting_window(*self._window_facts)
+        room = cache_room(remote.cache.budget)
+        window = fitting_window(self._order_of_one.reads_of_first, remote.part_nbytes, room)
         return None if window == SHARDS_A_WINDOW else window
 
     @property
@@ -190,8 +191,11 @@ class Epochs:
     @property
     def shards_digest(self) -> str | None:
         """SHA-256 of where shards begin, if the order goes by them; else None."""
-        lanes = self.order.lanes
-        return None if lanes is None else hashlib.sha256(lanes.starts.tobytes()).hexdigest()
+        lanes, mixture = self.order.lanes, self.mixture
+        starts = [] if lanes is None else [lanes.starts]
+        if mixture is not None and self.order.shuffle:
+            starts = [shards.starts for shards in mixture.fetched.values()]
+        return hashlib.sha256(b"".join(each.tobytes() for each in starts)).hexdigest() if starts else None
 
     def _counted_order(self) -> Order | None:
         """The order of an epoch, as far as its length tells; None for a sampler that has none."""

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.core.modes import RGB
-from packstore.stores.remote.reader import FetchCounts, RemoteReader
+from packstore.stores.remote.fetching import as_fetching
+from packstore.stores.remote.reader import FetchCounts
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.mosaic import Mosaic, check_columns
 from packstore.training.dataset import PackedDataset
@@ -115,10 +116,10 @@ class Pipeline:
         return self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
 
     @property
-    def fetches(self) -> FetchCounts | None:
-        """What the dataset's reader had to fetch; None where the store is local."""
-        reader = self.dataset.reader.unchecked
-        return reader.counts if isinstance(reader, RemoteReader) else None
+    def fetches(self) -> list[FetchCounts]:
+        """What the dataset's reader had to fetch, of each store that is not local."""
+        remote = as_fetching(self.dataset.reader)
+        return [] if remote is None else remote.all_counts
 
     @property
     def assembler(self) -> Assembler:

@@ -6,33 +6,20 @@ import heapq
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import CacheFullError, DiskFullError, StoreError
 from packstore.stores.base import Reader
-from packstore.stores.remote.reader import RemoteReader
+from packstore.stores.remote.fetching import FetchingReader, as_fetching
 from packstore.training.lanes import Reads, cache_room, most_at_a_time
 
 _log = logging.getLogger("packstore")
 _THREADS = 4  # that fetch: each waits for the network most of the time
-
-
-class FetchingReader(Protocol):
-    """What is asked of the reader of a store whose shards are fetched."""
-
-    def prefetch(self, number: int) -> None:
-        """Fetches a shard, unless it is there, without making others leave that are in use."""
-
-    def release_shards(self, numbers: Collection[int]) -> None:
-        """Closes shards, so that they may leave."""
-
-    def refuse_requests(self) -> AbstractContextManager[None]:
-        """Ends the requests under way, and refuses others meanwhile."""
 
 
 class ShardsAhead:
@@ -91,10 +78,10 @@ class ShardsAhead:
     ) -> ShardsAhead | None:
         """For a dataset's reader; None where no shards are fetched, or nobody knows which will be. ``following``: what
         the next epoch reads."""
-        remote, table = reader.unchecked, reader.manifest.shards
-        if reads is None or table is None or not isinstance(remote, RemoteReader):
+        remote = None if reads is None else as_fetching(reader)
+        if reads is None or remote is None:
             return None
-        sizes = table.table["nbytes"].astype(np.int64)
+        sizes = remote.part_nbytes
         room = cache_room(remote.cache.budget)
         needed = most_at_a_time(reads, sizes)
         if needed > room:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -22,7 +22,7 @@ class Stats:
     these are the host's share only. Each second counts for one stage of its thread.
     """
 
-    def __init__(self, fetches: FetchCounts | None = None) -> None:
+    def __init__(self, fetches: Sequence[FetchCounts] = ()) -> None:
         self._lock = threading.Lock()
         self._thread = threading.local()
         self.reset(fetches)
@@ -30,10 +30,10 @@ class Stats:
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         return Stats, ()  # another process has its own
 
-    def reset(self, fetches: FetchCounts | None = None) -> None:
+    def reset(self, fetches: Sequence[FetchCounts] = ()) -> None:
         """Begins anew; ``fetches`` are those of the reader, if it has any."""
         with self._lock:
-            self._before = fetches, None if fetches is None else replace(fetches)
+            self._before = [(counts, replace(counts)) for counts in fetches]
             self._seconds = dict.fromkeys(STAGES, 0.0)
             self._images = self._batches = self._skipped = self._unindexed = self._decoded = 0
             self._started: float | None = None
@@ -81,7 +81,7 @@ class Stats:
             self._skipped += skipped
             self._ended = perf_counter()
 
-    def snapshot(self, fetches: FetchCounts | None = None) -> dict[str, float]:
+    def snapshot(self, fetches: Sequence[FetchCounts] = ()) -> dict[str, float]:
         with self._lock:
             elapsed = self._ended - self._started if self._started is not None and self._ended is not None else 0.0
             return {
@@ -96,15 +96,14 @@ class Stats:
                 **self._fetched(fetches),
             }
 
-    def _fetched(self, now: FetchCounts | None) -> dict[str, float]:
-        if now is None:
+    def _fetched(self, now: Sequence[FetchCounts]) -> dict[str, float]:
+        if not now:
             return {}
-        counted, before = self._before
-        if counted is not now or before is None:  # those of a reader that another process had
-            before = FetchCounts()
+        # Without those of readers that another process had.
+        before = [old for counts, old in self._before if any(counts is each for each in now)]
+        names = ("hits", "misses", "fetched_bytes", "waiting_seconds")
+        shown = ("cache_hits", "cache_misses", "fetched_bytes", "fetch_wait_seconds")
         return {
-            "cache_hits": now.hits - before.hits,
-            "cache_misses": now.misses - before.misses,
-            "fetched_bytes": now.fetched_bytes - before.fetched_bytes,
-            "fetch_wait_seconds": now.waiting_seconds - before.waiting_seconds,
+            key: sum(getattr(each, name) for each in now) - sum(getattr(each, name) for each in before)
+            for key, name in zip(shown, names, strict=True)
         }

@@ -1,0 +1,88 @@
+"""Fetches the parts of an open store ahead of reading, or of several stores that are read as one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.cache import Cache
+from packstore.stores.base import Reader
+from packstore.stores.concatenation import ConcatReader
+from packstore.stores.remote.reader import FetchCounts, RemoteReader
+
+
+class FetchingReader(Protocol):
+    """A reader whose parts are fetched, by their numbers in it: of one store at a URL, or of several stores."""
+
+    @property
+    def cache(self) -> Cache:
+        """The cache of the parts."""
+
+    @property
+    def all_counts(self) -> list[FetchCounts]:
+        """Statistics of the fetches of each store."""
+
+    @property
+    def part_nbytes(self) -> NDArray[np.int64]:
+        """Bytes of each part; 0 for a part that is not fetched."""
+
+    def prefetch(self, number: int) -> None:
+        """Fetches a part, unless it is there, without evicting parts in use."""
+
+    def release_shards(self, numbers: Collection[int]) -> None:
+        """Closes parts, so that the cache may evict them."""
+
+    def refuse_requests(self) -> AbstractContextManager[None]:
+        """Aborts pending requests, and refuses new ones until the context ends."""
+
+
+def as_fetching(reader: Reader) -> FetchingReader | None:
+    """Returns what fetches the parts of a reader; None if all of them are local."""
+    reader = reader.unchecked
+    if isinstance(reader, RemoteReader):
+        return reader
+    if isinstance(reader, ConcatReader) and any(isinstance(store, RemoteReader) for store in reader.stores):
+        return _SeveralStores(reader)
+    return None
+
+
+class _SeveralStores:
+    """The fetching reader of stores that are read as one."""
+
+    def __init__(self, reader: ConcatReader) -> None:
+        self._origins = reader.part_origins
+        self._stores = [store for store in reader.stores if isinstance(store, RemoteReader)]
+
+    @property
+    def cache(self) -> Cache:
+        return self._stores[0].cache
+
+    @property
+    def all_counts(self) -> list[FetchCounts]:
+        return [store.counts for store in self._stores]
+
+    @property
+    def part_nbytes(self) -> NDArray[np.int64]:
+        sizes = {store: store.part_nbytes.tolist() for store in self._stores}
+        return np.array([sizes[store][n] if store in sizes else 0 for store, n in self._origins], np.int64)
+
+    def prefetch(self, number: int) -> None:
+        store, own = self._origins[number]
+        if isinstance(store, RemoteReader):
+            store.prefetch(own)
+
+    def release_shards(self, numbers: Collection[int]) -> None:
+        origins = [self._origins[number] for number in numbers]
+        for store in self._stores:
+            store.release_shards([own for owner, own in origins if owner is store])
+
+    @contextmanager
+    def refuse_requests(self) -> Iterator[None]:
+        with ExitStack() as refused:
+            for store in self._stores:
+                refused.enter_context(store.refuse_requests())
+            yield
