@@ -36,7 +36,7 @@ class Room:
 ROOMS = (
     Room("core", "", "numpy xxhash tqdm google_crc32c yaml"),
     Room("cache", "core"),
-    Room("images", "core", "numpy torch PIL pillow_heif imagecodecs tifffile turbojpeg simplejpeg jpeg4py cv2"),
+    Room("images", "core", "numpy torch PIL pillow_heif imagecodecs OpenEXR tifffile turbojpeg simplejpeg jpeg4py cv2"),
     Room("objects", "core", "obstore"),
     Room("stores", "core objects cache", "numpy xxhash h5py lmdb"),
     Room(
@@ -65,7 +65,7 @@ TOOLS = (
     *(
         "execnet",
         "mypy",
-        "packstore[dicom,heif,jpeg4py,nifti,opencv,parquet,plot,ray,remote,tiff,view,zarr,zstd]",
+        "packstore[dicom,exr,heif,jpeg4py,nifti,opencv,parquet,plot,ray,remote,tiff,view,zarr,zstd]",
         "packstore",
         "playwright",
         "pytest-xdist",
@@ -90,6 +90,7 @@ HEAVY = "obstore torch h5py lmdb numpy PIL cv2 simplejpeg turbojpeg jpeg4py xxha
 IMPORT_NAMES = {
     "pillow": "PIL",
     "pillow-heif": "pillow_heif",
+    "openexr": "OpenEXR",
     "pyturbojpeg": "turbojpeg",
     "opencv-python-headless": "cv2",
     "google-crc32c": "google_crc32c",

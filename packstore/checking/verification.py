@@ -23,6 +23,7 @@ from packstore.core.progress import Progress, ProgressCallback, progress_callbac
 from packstore.core.urls import UrlPath, find_bridge, location
 from packstore.images.decoders import Buffer, Decoder, get_decoder
 from packstore.images.engine import engine_problem
+from packstore.images.reading import Reading
 from packstore.images.seek_index import make_indexes
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.keys import double_keys
@@ -212,7 +213,8 @@ class _Verification:
                     done if why is None else f"seek indexes not compared, because the engine does not load: {why}"
                 )
             if encoded:
-                self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels))
+                reading = Reading.recorded(manifest.image.mode, manifest.options)
+                self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels, reading=reading))
         damage = self.problem_count
         if options.against is not None:
             checks.append(f"compared with {printable(os.fsdecode(options.against))}")

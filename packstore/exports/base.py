@@ -28,7 +28,7 @@ from packstore.stores.base import Reader
 
 EXTENSIONS = {
     "jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "webp", "tiff": "tif", "pnm": "ppm",
-    "avif": "avif", "heif": "heic", "jp2": "jp2",
+    "avif": "avif", "heif": "heic", "jp2": "jp2", "jxl": "jxl", "exr": "exr", "hdr": "hdr", "npy": "npy",
 }  # fmt: skip
 """The usual file extension of each image kind that :func:`packstore.images.sniff.sniff` names."""
 

@@ -23,6 +23,7 @@ class HeifHeader(NamedTuple):
         shown: Width and height as they are shown: cropped by ``clap``, turned by ``irot``.
         has_data: A box for the images' data is there.
         end: Where the last top-level box ends, in bytes: a file with less is truncated.
+        bits: Bits a sample.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class HeifHeader(NamedTuple):
     shown: tuple[int, int]
     has_data: bool
     end: int
+    bits: int = 8
 
 
 class BadBoxesError(ValueError):
@@ -69,7 +71,7 @@ def heif_header(data: bytes) -> HeifHeader:
     kinds = list(_boxes(data, *properties[b"ipco"]))
     size: tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
-    turns = 0
+    turns = bits = 0
     for index in _associated(data, properties[b"ipma"], primary):
         if not 1 <= index <= len(kinds):
             raise BadBoxesError(f"HEIF property {index} of {len(kinds)}")
@@ -81,10 +83,22 @@ def heif_header(data: bytes) -> HeifHeader:
             crop = width // max(1, per_width), height // max(1, per_height)
         elif name == b"irot":
             turns = data[start] & 3
+        elif name == b"pixi":
+            bits = max(data[start + 5 : start + 5 + data[start + 4]], default=0)
     if size is None:
         raise BadBoxesError("HEIF whose primary item has no size")
     shown = crop or size
-    return HeifHeader(kind, *size, shown if turns % 2 == 0 else shown[::-1], has_data or b"idat" in inside, end)
+    # The parts of a grid have the same bits as the image, which need not say them.
+    bits = bits or max((_coded_bits(data, name, start) for name, start, _ in kinds), default=0) or 8
+    return HeifHeader(kind, *size, shown if turns % 2 == 0 else shown[::-1], has_data or b"idat" in inside, end, bits)
+
+
+def _coded_bits(data: bytes, name: bytes, start: int) -> int:
+    """Bits a sample by the configuration of a decoder (AV1 in ISOBMFF 2.3.3, ISO/IEC 14496-15 8.3.3); 0 for others."""
+    if name == b"av1C":
+        flags = data[start + 2]
+        return 8 + 2 * (flags >> 6 & 1) + 2 * (flags >> 5 & flags >> 6 & 1)
+    return 8 + (data[start + 17] & 7) if name == b"hvcC" else 0
 
 
 def _boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> Iterator[tuple[bytes, int, int]]:

@@ -40,9 +40,9 @@ class Reading:
 
     Attributes:
         mode: Name of the mode of all images.
-        depth: How values of more bits become 8 bits: ``scale`` (from the range of their dtype; floating point from
-            0 … 1), ``clip`` (values above 255 become 255) or ``window:LO,HI`` (these become 0 and 255). None:
-            unanswered.
+        depth: How values of more bits become 8 bits: ``scale`` (from the range of the file's bits, or of their dtype;
+            floating point from 0 … 1), ``clip`` (values above 255 become 255) or ``window:LO,HI`` (these become 0 and
+            255). None: unanswered.
         alpha: Where the mode has no alpha: ``drop`` or ``over:COLOUR``. None: unanswered, and dropped.
         frames: ``first``, or the number of a frame from 0. None: unanswered, and the first is read.
         chosen: The user named the mode. Else it is that of the first image, and no other loses channels for it.
@@ -103,7 +103,7 @@ PLAIN = Reading()
 """As 8-bit RGB."""
 
 
-def bring(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[Any]:
+def bring(pixels: NDArray[Any], found: Mode, reading: Reading, bits: int | None = None) -> NDArray[Any]:
     """Pixels in the mode of a reading; themselves if they have it.
 
     Args:
@@ -111,6 +111,7 @@ def bring(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[Any]:
         found: Their mode.
         reading: What they become. Alpha that the mode lacks is dropped, unless the reading names a colour below it; of
             more channels than the mode has, the first ones are taken; colours become gray by Pillow's weights.
+        bits: How many of its dtype's bits a file uses.
 
     Raises:
         DecodeError: Values of another dtype, and the reading does not say what becomes of them.
@@ -122,7 +123,7 @@ def bring(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[Any]:
         pixels = _without_alpha(pixels, found, reading)
         found = mode_of(found.channels - 1, found.dtype)
     if found.dtype != wanted.dtype:
-        pixels = _of_dtype(pixels, found, wanted, reading)
+        pixels = _of_dtype(pixels, found, wanted, reading, bits)
     return np.ascontiguousarray(_of_channels(pixels, found, wanted))
 
 
@@ -139,7 +140,7 @@ def _without_alpha(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArr
     return blended
 
 
-def _of_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading) -> NDArray[Any]:
+def _of_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading, bits: int | None) -> NDArray[Any]:
     if wanted.dtype != "uint8" or reading.depth is None:
         raise DecodeError(
             f"an image of mode {found}, and {wanted} is read; depth says how values become 8 bits: {EXPECTED['depth']}"
@@ -147,7 +148,8 @@ def _of_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading)
     low, high = reading.window or (0.0, 255.0)
     if reading.depth == "scale":
         limits = np.iinfo(found.dtype) if found.dtype != "float32" else None
-        low, high = (0.0, 1.0) if limits is None else (float(limits.min), float(limits.max))
+        unused = 0 if limits is None or bits is None else max(0, limits.bits - bits)
+        low, high = (0.0, 1.0) if limits is None else (float(limits.min >> unused), float(limits.max >> unused))
     scaled = (pixels.astype(np.float64) - low) * (255 / (high - low))
     whole: NDArray[np.uint8] = np.rint(np.clip(np.nan_to_num(scaled), 0, 255)).astype(np.uint8)
     return whole

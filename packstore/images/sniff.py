@@ -10,16 +10,32 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from packstore.images.header import Data, HeaderError, ImageInfo
 from packstore.images.heif import BadBoxesError, heif_header, is_heif
+from packstore.images.kinds import KINDS
 from packstore.images.unread import unread_kind, unread_reason
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Data = bytes | bytearray | memoryview
+__all__ = [
+    "IS_LFS_POINTER",
+    "JPEG_2000",
+    "LFS_POINTER",
+    "MAX_PIXELS",
+    "Data",
+    "HeaderError",
+    "ImageInfo",
+    "begins_like_image",
+    "check_header",
+    "max_file_bytes",
+    "sniff",
+    "too_many_pixels",
+    "unread_bits",
+]
 
 MAX_PIXELS = 178_956_970
 """Largest image, in pixels; a larger one is refused as a decompression bomb. Pillow's default limit."""
@@ -27,18 +43,6 @@ MAX_PIXELS = 178_956_970
 LFS_POINTER = b"version https://git-lfs"
 """How a file begins that stands for another one, which a clone did not fetch."""
 IS_LFS_POINTER = "is a pointer of Git LFS without the file itself: run git lfs pull in its folder"
-
-
-class HeaderError(ValueError):
-    """Bytes are no image, or not a whole one.
-
-    Attributes:
-        reason: Follows the name of a file in messages: ``"is empty"``, ``"is truncated: …"``.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
@@ -67,40 +71,6 @@ def max_file_bytes(max_pixels: int) -> int:
     return 8 * max_pixels + (64 << 20)
 
 
-class ImageInfo(NamedTuple):
-    """What the header of an image file says.
-
-    Attributes:
-        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif``, ``heif`` or ``jp2``
-            (JPEG 2000).
-        width: In pixels, at least 1.
-        height: In pixels, at least 1.
-        components: Samples a pixel as stored: 1 for gray and for palettes, 2 gray with alpha, 3, 4 (CMYK in a JPEG,
-            alpha elsewhere).
-        precision: Bits a sample (a palette index counts as a sample; 24-bit BMP says 8).
-        sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and
-            0xCA arithmetic-coded …; 0 for other kinds.
-        adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
-        app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 where there is none.
-        app1_alone: It is the only one, and segment follows segment.
-    """
-
-    kind: str
-    width: int
-    height: int
-    components: int
-    precision: int = 8
-    sof: int = 0
-    adobe: int | None = None
-    app1_at: int = 0
-    app1_alone: bool = False
-
-    @property
-    def progressive(self) -> bool:
-        """Whether it is a progressive JPEG."""
-        return self.sof in (0xC2, 0xC6, 0xCA, 0xCE)
-
-
 def sniff(data: Data) -> ImageInfo:
     """Reads the header of ``data``, a whole file. Raises :class:`HeaderError`, and nothing else, if it is no image or
     its header is broken."""
@@ -117,7 +87,7 @@ def check_header(data: Data) -> ImageInfo:
 
 def begins_like_image(start: bytes) -> bool:
     """Whether the first 16 bytes of a file are surely an image's, of a kind that packstore reads or not."""
-    if start.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *JPEG_2000)):
+    if start.startswith(_SURE):
         return True
     return start[:4] + start[8:12] == b"RIFFWEBP" or is_heif(start) or unread_kind(start) is not None
 
@@ -341,7 +311,7 @@ def _heif(data: bytes, whole: bool) -> ImageInfo:
     width, height = header.shown if header.kind == "heif" else (header.width, header.height)
     if width < 1 or height < 1:
         raise HeaderError(f"has no pixels: its header says {width} x {height}")
-    return ImageInfo(header.kind, width, height, 3)
+    return ImageInfo(header.kind, width, height, 3, header.bits)
 
 
 def _u24(data: bytes, at: int) -> int:
@@ -505,4 +475,10 @@ _KINDS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[bytes, bool], ImageInfo
     ((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), _tiff),
     (JPEG_2000, _jp2),
     ((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _pnm),
+    *((kind.magics, kind.read_header) for kind in KINDS.values()),
 )
+_SURE = (
+    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *JPEG_2000),
+    *(magic for name, kind in KINDS.items() if name != "npy" for magic in kind.magics),  # arrays are more than images
+)
+"""First bytes that are those of images and of nothing else."""

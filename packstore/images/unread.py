@@ -6,12 +6,9 @@ from typing import Literal
 
 _RAW = "a camera raw"
 UNREAD_SUFFIXES = {
-    ".jxl": "a JPEG XL",
     **dict.fromkeys((".tga", ".icb", ".vda"), "a Targa"),
     ".dds": "a DirectDraw surface",
     ".psd": "a Photoshop",
-    ".exr": "an OpenEXR",
-    ".hdr": "a Radiance",
     ".qoi": "a QOI",
     ".ico": "an icon",
     **dict.fromkeys((".dcm", ".dicom"), "a DICOM"),
@@ -21,14 +18,11 @@ UNREAD_SUFFIXES = {
 }
 """Suffixes in lower case, and what a file with one is."""
 
+RADIANCE = (b"#?RADIANCE", b"#?RGBE")
+"""First bytes of Radiance HDR, the images among the many kinds of headers that end in ``.hdr``."""
 _MAGICS = (
-    (b"\xff\x0a", "a JPEG XL"),
-    (b"\0\0\0\x0cJXL \r\n\x87\n", "a JPEG XL"),
     (b"DDS ", "a DirectDraw surface"),
     (b"8BPS", "a Photoshop"),
-    (b"\x76\x2f\x31\x01", "an OpenEXR"),
-    (b"#?RADIANCE", "a Radiance"),
-    (b"#?RGBE", "a Radiance"),
     (b"qoif", "a QOI"),
     (b"FUJIFILMCCD-RAW", _RAW),
     (b"IIRO", _RAW),
@@ -58,7 +52,8 @@ def unread_file(name: str, start: bytes) -> str | None:
     """Likewise, of a file by its name and its first :data:`UNREAD_BYTES`: a header ``.hdr`` is of many kinds."""
     lower = name.lower()
     if lower.endswith(".hdr"):
-        return unread_kind(start) or f"the header of {_header_kind(start)}"
+        radiance = start.startswith(RADIANCE)
+        return None if radiance else unread_kind(start) or f"the header of {_header_kind(start)}"
     by_name = next((kind for suffix, kind in UNREAD_SUFFIXES.items() if lower.endswith(suffix)), None)
     return by_name or unread_kind(start)
 

@@ -34,6 +34,7 @@ from packstore.sources.listing import (
     key_size,
     no_images,
 )
+from packstore.sources.npy_files import with_arrays
 
 _REPORT_EVERY = 5000
 
@@ -51,6 +52,7 @@ class FlatSource(FolderSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
+        self.tree = with_arrays(self.tree)
         self._labels = None if options.labels is None else LabelsFile(options.labels)
         self.by_suffix = self._labels is None
         self._summary: LabelsSummary | None = None

@@ -11,8 +11,11 @@ from packstore.images.unread import UNREAD_BYTES, unread_file, unread_reason
 from packstore.sources.archives import tree_of
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.ledger import list_files, replaced_members
-from packstore.sources.listing import CYCLE, IMAGE_SUFFIXES, IS_CYCLE
+from packstore.sources.listing import ARRAY, CYCLE, IMAGE_SUFFIXES, IS_CYCLE
 from packstore.stores.link_files import Location
+
+_SURE = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix != ".hdr")
+"""Suffixes that only images have: ``.hdr`` is that of other headers, too."""
 
 
 class FolderSource(Source):
@@ -44,15 +47,15 @@ class FolderSource(Source):
                 IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"
             )
             raise SampleError(entry.key, reason)
-        if not entry.key.endswith(IMAGE_SUFFIXES):
+        if not entry.key.endswith(_SURE):
             suffix = entry.key[entry.key.rfind(".") :].lower()
-            if suffix not in IMAGE_SUFFIXES:
-                self._check_name(entry.key)
+            if suffix not in _SURE:
+                self._check_name(entry.key, suffix)
         return self.tree.read(entry.key, entry.size_bytes, entry.modified_ns, self.max_bytes)
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[bytes | None]:
         """Small files; see :meth:`Source.read_together`."""
-        if any(entry.ref is not None or not entry.key.endswith(IMAGE_SUFFIXES) for entry in entries):
+        if any(entry.ref is not None or not entry.key.endswith(_SURE) for entry in entries):
             return [None] * len(entries)
         return self.tree.read_together([(entry.key, entry.size_bytes, entry.modified_ns) for entry in entries])
 
@@ -65,11 +68,11 @@ class FolderSource(Source):
     def left_members(self) -> Mapping[str, int]:
         return replaced_members(self.tree)
 
-    def _check_name(self, key: str) -> None:
+    def _check_name(self, key: str, suffix: str) -> None:
         kind = unread_file(key, self.tree.start(key, UNREAD_BYTES))
         if kind is not None:
             raise SampleError(key, unread_reason(kind))
-        if self.by_suffix:
+        if self.by_suffix and suffix not in (*IMAGE_SUFFIXES, ARRAY):
             raise SampleError(key, "is an image by its first bytes, but not by its name: rename it (.jpg, .png …)")
 
     def close(self) -> None:

@@ -41,6 +41,7 @@ from packstore.sources.listing import (
     key_size,
     no_images,
 )
+from packstore.sources.npy_files import with_arrays
 from packstore.sources.splits import find_splits
 
 _LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
@@ -91,6 +92,7 @@ class ImageFolderSource(FolderSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
+        self.tree = with_arrays(self.tree)
         self._listed: dict[str, list[tuple[str, str, Listing]]] = {}
         """What the last survey listed, by split: spares :meth:`entries` the same listing."""
 
@@ -348,6 +350,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
+    tree = with_arrays(tree)
     root = tree.list("")
     above = (*tree.above, root.identity)
     if any(tree.holds_images(name, above) for name in sorted(root.directories)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,12 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"),
     # and beyond it
     *(".gif", ".jpe", ".jfif", ".avif", ".heic", ".heif", ".hif", ".jp2", ".j2k", ".jpx", ".jpf"),
+    *(".jxl", ".exr", ".hdr"),
 )
 """Suffixes of image files, in any case. Reading an image tells by its content whether the name lies."""
+
+ARRAY = ".npy"
+"""Suffix of numpy's arrays: images in a folder without others; else they belong to the images."""
 
 _SAMPLES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)
 _OTHERS = (
@@ -84,8 +89,15 @@ class Listing:
         return self.sizes == [CYCLE]
 
 
-def list_directory(path: str, ignored: Counter[str] | None = None, names: Names | None = None) -> Listing:
+def list_directory(
+    path: str,
+    ignored: Counter[str] | None = None,
+    names: Names | None = None,
+    is_image: Callable[[str], bool | None] | None = None,
+) -> Listing:
     """Lists one directory, whose ``names`` may be known. Counts what is passed over in ``ignored``, by reason.
+
+    ``is_image`` tells images by their names, as :func:`is_image_name` does.
 
     Follows links; a broken link is a file, as it is for ``os.walk``. Raises :class:`SourceError` when the directory
     cannot be listed.
@@ -105,7 +117,7 @@ def list_directory(path: str, ignored: Counter[str] | None = None, names: Names 
                 images = list(names.files)
             else:
                 for name in names.files:
-                    named = is_image_name(name)
+                    named = (is_image or is_image_name)(name)
                     (images if named or (named is None and _is_image(name, descriptor)) else passed).append(name)
             sizes, modified, changed = _sizes(images, descriptor)
         finally:

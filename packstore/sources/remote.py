@@ -28,7 +28,7 @@ from packstore.images.sniff import begins_like_image
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
-from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
+from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
 from packstore.sources.tree import Found, Tree, changed_since
 
 _KNOWN_NAMES = 200_000
@@ -229,7 +229,7 @@ class ObjectTree(Tree):
             if info is None:
                 (passed if is_passed_over(name) else directories).append(name)
                 continue
-            image = is_image_name(name)
+            image = self.is_image_name(name)
             if image or (image is None and begins_like_image(self._begin(info, _START))):
                 images.append(info)
             else:

@@ -22,6 +22,7 @@ from packstore.images.engine import read_files
 from packstore.sources.folder_names import KnownNames, Names, is_directory, names_in
 from packstore.sources.ignoring import IgnoreRules, active_rules
 from packstore.sources.listing import (
+    ARRAY,
     NO_FILE,
     Identity,
     Listing,
@@ -65,12 +66,14 @@ class Tree(ABC):
         replaced: Number of files of an archive that a later one of the same name has replaced.
         above: The directories above the root: a link to any of them leads back to it.
         rules: What is hidden by ``--ignore``: treated as not there by all methods but :meth:`every`.
+        has_arrays: Files ``.npy`` are its images; see :func:`packstore.sources.npy_files.with_arrays`.
     """
 
     root: str
     replaced: int = 0
     above: tuple[Identity, ...] = ()
     rules: IgnoreRules = IgnoreRules()
+    has_arrays: bool = False
 
     def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         """The images and directories in a directory. Counts what is passed over in ``ignored``, by reason.
@@ -79,6 +82,12 @@ class Tree(ABC):
         if not self.rules:
             return self.list_all(directory, ignored)
         return visible_part(self.list_all(directory, None), self.rules, directory, self.list_names(directory), ignored)
+
+    def is_image_name(self, name: str) -> bool | None:
+        """Whether a file is an image by its name; None if its first bytes have to tell."""
+        if self.has_arrays and name.lower().endswith(ARRAY):
+            return name[0] != "."
+        return is_image_name(name)
 
     def names(self, directory: str) -> Names:
         """All names in a directory. None if it cannot be listed."""
@@ -228,7 +237,8 @@ class FolderTree(Tree):
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         names = None if self._known is None else self.list_names(directory)
-        return list_directory(f"{self.root}/{directory}" if directory else self.root, ignored, names)
+        path = f"{self.root}/{directory}" if directory else self.root
+        return list_directory(path, ignored, names, self.is_image_name if self.has_arrays else None)
 
     def list_names(self, directory: str) -> Names:
         names = None if self._known is None else self._known.get(directory)
@@ -270,7 +280,7 @@ class FolderTree(Tree):
         try:
             if not self.rules and _identity(place) not in above:
                 with os.scandir(place) as entries:
-                    if any(not is_directory(entry) and is_image_name(entry.name) for entry in entries):
+                    if any(not is_directory(entry) and self.is_image_name(entry.name) for entry in entries):
                         return True
         except (OSError, SourceError):
             pass  # a listing says why

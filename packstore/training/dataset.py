@@ -118,6 +118,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         depth: What becomes of more than 8 bits if the mode has 8: ``"scale"``, ``"clip"`` or ``"window:LO,HI"``; None
             for what the store says.
         alpha: ``"drop"`` or ``"over:COLOUR"`` for a mode without alpha; None for what the store says.
+        frames: ``"first"`` or the number of a frame, as text, from 0; None for what the store says.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded, which
             bounds the memory: up to 20 bytes a pixel in each thread or process that decodes.
         checksums: What is compared with the store's checksums when it is read. ``"auto"``: what costs little. Image
@@ -153,6 +154,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         mode: str | None = None,
         depth: str | None = None,
         alpha: str | None = None,
+        frames: str | None = None,
         checksums: Checksums = "auto",
         max_pixels: int = MAX_PIXELS,
         **unknown: Never,
@@ -184,7 +186,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self._head = head_of(self._reader)
         self._pid = os.getpid()
         self.manifest: Manifest = self._reader.manifest
-        self.reading = choose_reading(self.manifest, mode, depth, alpha)
+        self.reading = choose_reading(self.manifest, mode, depth, alpha, frames)
         self.decoder = get_decoder(decoder, max_pixels=self.max_pixels, reading=self.reading)
         self.split = choose_split(self.manifest, split)
         chosen = self._reader.split(self.split)

@@ -68,10 +68,12 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
     return bool(wanted)
 
 
-def choose_reading(manifest: Manifest, mode: str | None, depth: str | None, alpha: str | None) -> Reading:
-    """How images are read: as the store says, unless a dataset asks for another mode, depth or alpha."""
+def choose_reading(
+    manifest: Manifest, mode: str | None, depth: str | None, alpha: str | None, frames: str | None
+) -> Reading:
+    """How images are read: as the store says, unless a dataset asks for another mode, depth, alpha or frame."""
     recorded = Reading.recorded(manifest.image.mode, manifest.options)
-    named = {"mode": mode, "depth": depth, "alpha": alpha}
+    named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}
     if not given:
         return recorded

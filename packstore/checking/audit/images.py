@@ -40,7 +40,7 @@ _SUFFIXES = {
     **dict.fromkeys((".pbm", ".pgm", ".ppm", ".pnm"), "pnm"),
     **dict.fromkeys((".heic", ".heif"), "heif"),
     **dict.fromkeys((".jp2", ".j2k", ".jpx", ".jpf"), "jp2"),
-    **{f".{kind}": kind for kind in ("png", "gif", "bmp", "webp", "avif")},
+    **{f".{kind}": kind for kind in ("png", "gif", "bmp", "webp", "avif", "jxl", "exr", "hdr", "npy")},
 }
 
 

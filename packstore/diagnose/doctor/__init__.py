@@ -53,6 +53,11 @@ LIBRARIES = (
     Library("jpeg4py", "jpeg4py", False, "pip install jpeg4py"),
     Library("cv2", "OpenCV", False, "pip install opencv-python-headless"),
     Library("pillow_heif", "pillow-heif", False, "for HEIC: pip install pillow-heif"),
+    Library("tifffile", "tifffile", False, "for TIFF of many bits or channels: pip install 'packstore[tiff]'"),
+    Library("imagecodecs", "imagecodecs", False, "for JPEG XL, JPEG 2000 of many bits: pip install 'packstore[tiff]'"),
+    Library("OpenEXR", "OpenEXR", False, "for OpenEXR: pip install 'packstore[exr]'"),
+    Library("pydicom", "pydicom", False, "for DICOM: pip install 'packstore[dicom]'"),
+    Library("nibabel", "nibabel", False, "for NIfTI: pip install 'packstore[nifti]'"),
     # PyPI's wheel of it does not work with a CPU build of torch.
     Library(
         "torchvision", "torchvision", False,

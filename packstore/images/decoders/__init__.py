@@ -21,6 +21,7 @@ from packstore.images.decoders.orientation import read_orientation, upright
 from packstore.images.decoders.region import load_region
 from packstore.images.engine import get_engine
 from packstore.images.jpeg import is_whole
+from packstore.images.kinds import KINDS
 from packstore.images.reading import PLAIN, Reading, bring
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
 
@@ -65,6 +66,8 @@ _HEADER_BYTES = 16384
 _END = b"\xff\xd9"
 _WITH_TURBOJPEG = ("engine", "turbojpeg", "simplejpeg")
 """Decoders that leave crops to TurboJPEG's library, where that knows how; the others are asked for by name."""
+
+_NOT_PILLOWS = tuple(magic for kind in KINDS.values() for magic in kind.magics)
 
 _lock = threading.Lock()
 _loaded: dict[str, backends.Library] = {}
@@ -240,8 +243,12 @@ class Decoder:
             luma = self._luma(data, info) if gray and not self.reading.frame else None
             if luma is not None:
                 return luma
-            return bring(*native.decode(data, self.max_pixels, self.reading.frame, gray=gray), self.reading)
+            pixels, found = native.decode(data, self.max_pixels, self.reading.frame, gray=gray)
+            has_bits = self.reading.depth == "scale" and not found.has_alpha
+            return bring(pixels, found, self.reading, sniff(data).precision if has_bits else None)
         header = _fast_header(data, info) if self._fast is not None else None
+        if header is None and bytes(data[:12]).startswith(_NOT_PILLOWS):
+            return bring(*native.decode(data, self.max_pixels), self.reading)
         if self._fast is None or header is None:
             return _pillow.decode(data, self.max_pixels)
         _pillow.check_cost(data, header.width, header.height, self.max_pixels)

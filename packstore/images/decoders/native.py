@@ -21,6 +21,8 @@ from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
 from packstore.images.decoders.png import decode_png
 from packstore.images.frames import tiff_pages
+from packstore.images.held import EXACT, hold_values
+from packstore.images.kinds import KINDS
 from packstore.images.sniff import JPEG_2000, HeaderError, ImageInfo, sniff
 
 _PILLOW = {
@@ -31,12 +33,12 @@ _PILLOW = {
 """The mode as which an image of Pillow's mode is read."""
 _WITH_ALPHA = {"L": "LA", "RGB": "RGBA"}
 _TIFF_KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
-_EXACT = {"uint8": "uint8", "bool": "uint8", "int8": "int16", "uint16": "uint16", "int16": "int16", "int32": "int32",
-          "float16": "float32", "float32": "float32"}  # fmt: skip
-"""The dtype of a mode that holds every value of a TIFF's."""
-_IF_SMALL = {"uint32": "int32", "int64": "int32", "uint64": "int32", "float64": "float32"}
-"""The dtype of a mode that may hold the values of a TIFF's; each is compared."""
+_VALUES = 16
+"""Most values for each pixel that an image may have: a large one of few channels, or a small one of many."""
+_HEIF = ("avif", "heif")
 _JP2_CHANNELS = 4  # that Pillow reads
+_DEEP_AVIF = "an AVIF with more bits than Pillow reads"
+_DEEP_JP2 = "a JPEG 2000 with more bits or channels than Pillow reads"
 _NETPBM = re.compile(rb"P([2356])((?:\s|#[^\r\n]*[\r\n])+)(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})\s")
 
 
@@ -59,6 +61,8 @@ def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description |
     opened."""
     if info.kind == "jpeg":
         return Description(parse_mode("L" if info.components == 1 else "RGB"))
+    if info.kind in KINDS:
+        return _describe_kind(bytes(data), info)
     found = pillow.describe(data, _place_of(data, info, frame))
     if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
         mode = _tiff_mode(found.tags) if found is not None else _tiff_mode(_page_tags(data, frame))
@@ -74,6 +78,8 @@ def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description |
 def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
     """The pixels of a file, ``(H, W, C)``, freshly owned, and their mode.
 
+    Values are those that the file codes, except that 65,535 is opaque: with alpha, 9 to 15 bits become 16.
+
     Args:
         data: The file.
         max_pixels: A larger image is refused.
@@ -88,13 +94,18 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
     except HeaderError as error:
         raise DecodeError(error.reason) from None
     pillow.check_cost(data, info.width, info.height, max_pixels)
+    _check_values(info, max_pixels)
+    if info.kind in KINDS:
+        return _stretch(*_decode_kind(bytes(data), info, frame), info)
     if info.kind == "png" and info.precision == 16 and info.components > 1 and not frame:
         pixels = decode_png(data)
         return pixels, mode_of(pixels.shape[2], "uint16")
     if info.kind == "pnm" and info.precision > 8 and not frame:
         return _netpbm(bytes(data), info)
+    if info.kind in _HEIF and info.precision > 8:
+        return _stretch(*_deep_heif(data, info, frame), info)
     if info.kind == "jp2" and not frame and not _pillow_reads_jp2(data, info):
-        return _jp2(data, info)
+        return _stretch(*_jp2(data, info), info)
     if info.kind == "tiff":
         found = pillow.describe(data, _place_of(data, info, frame))
         if found is None or not _pillow_reads_all(found.tags):
@@ -109,6 +120,53 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
         return array.reshape(*array.shape[:2], mode.channels), mode
 
     return pillow.read(data, max_pixels, _place_of(data, info, frame), gray, convert)
+
+
+def _check_values(info: ImageInfo, max_pixels: int) -> None:
+    """Raises :class:`DecodeError` for more values than :data:`_VALUES` for each pixel that an image may have."""
+    values = info.width * info.height * info.components
+    if values > _VALUES * max_pixels:
+        raise DecodeError(
+            f"is an image of {info.width} x {info.height} pixels with {info.components} channels, more than "
+            f"{_VALUES} times the limit of {max_pixels} that guards against decompression bombs; raise max_pixels "
+            "(--max-pixels) if it is genuine"
+        )
+
+
+def _stretch(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
+    """Stretches fewer bits than the dtype has to its range: values beside alpha, and those of less than 8 bits."""
+    unused = 0 if mode.dtype not in ("uint8", "uint16") else 8 * pixels.itemsize - info.precision
+    if unused <= 0 or (mode.dtype == "uint16" and not mode.has_alpha):
+        return pixels, mode
+    most, white = (1 << info.precision) - 1, int(mode.white)
+    return ((pixels.astype(np.uint32) * white + most // 2) // most).astype(mode.dtype), mode
+
+
+def _describe_kind(data: bytes, info: ImageInfo) -> Description:
+    kind = KINDS[info.kind]
+    mode, frames = kind.mode(data, info), kind.frames(data)
+    if not mode.has_alpha:
+        return Description(mode, frames)
+    pixels, _ = _stretch(*_decode_kind(data, info, 0), info)
+    return Description(mode, frames, bool((pixels[..., -1] < mode.white).any()))
+
+
+def _decode_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
+    kind = KINDS[info.kind]
+    if frame:
+        raise DecodeError(f"frame {frame} is read (from 0), and of {info.kind.upper()} files packstore reads the first")
+    kind.load()
+    try:
+        mode, pixels = kind.mode(data, info), kind.decode(data, info)
+    except (DecodeError, MemoryError):
+        raise
+    except HeaderError as error:
+        raise DecodeError(error.reason) from None
+    except Exception as error:  # libraries raise almost anything on damaged files
+        raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200] or type(error).__name__}") from error
+    if pixels.dtype != mode.dtype:
+        raise DecodeError(f"damaged image: {pixels.dtype} values, and its header says {mode.dtype}")
+    return pixels, mode
 
 
 def _place_of(data: memoryview, info: ImageInfo, frame: int) -> int:
@@ -141,7 +199,8 @@ def _mode_of_pillow(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
     if info.kind in ("png", "pnm") and info.precision > 8:
         return mode_of(info.components, "uint16")
     found = _PILLOW.get(name, "RGB")
-    return parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)
+    mode = parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)
+    return mode_of(mode.channels, "uint16") if info.kind in _HEIF and info.precision > 8 else mode
 
 
 def _netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
@@ -157,6 +216,28 @@ def _netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
         return values.reshape(info.height, info.width, info.components), mode_of(info.components, "uint16")
     except (ValueError, OverflowError) as error:
         raise DecodeError(f"damaged image: {error}") from None
+
+
+def _deep_heif(data: memoryview, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
+    """An AVIF or HEIF of more than 8 bits, to which Pillow would reduce it: the values as they are coded."""
+    try:
+        if info.kind == "avif":
+            pixels = np.asarray(_imagecodecs(_DEEP_AVIF).avif_decode(bytes(data), index=frame))
+        else:
+            pillow.heif_plugin(info.kind)
+            opened = importlib.import_module("pillow_heif").open_heif(io.BytesIO(data), convert_hdr_to_8bit=False)
+            pixels = np.asarray(opened[frame]) >> 16 - info.precision  # which it shifts to the left
+        pixels = pixels.reshape(*pixels.shape[:2], -1)
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:  # both libraries raise almost anything on damaged files
+        raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
+    if pixels.dtype != np.uint16 or (not frame and pixels.shape[:2] != (info.height, info.width)):
+        raise DecodeError(
+            f"damaged image: {pixels.shape[0]} x {pixels.shape[1]} pixels of {pixels.dtype}, and its header says "
+            f"{info.height} x {info.width} of {info.precision} bits"
+        )
+    return np.ascontiguousarray(pixels), mode_of(pixels.shape[2], "uint16")
 
 
 def _jp2_is_signed(data: memoryview, info: ImageInfo) -> bool:
@@ -187,7 +268,7 @@ def _jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
     """A JPEG 2000 of more than 8 bits or four components."""
     mode = _jp2_mode(data, info, pillow.describe(data))
     try:
-        array = np.asarray(_imagecodecs().jpeg2k_decode(bytes(data)))
+        array = np.asarray(_imagecodecs(_DEEP_JP2).jpeg2k_decode(bytes(data)))
         array = array.reshape(info.height, info.width, info.components)
     except (DecodeError, MemoryError):
         raise
@@ -199,14 +280,11 @@ def _jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
     return np.ascontiguousarray(values), mode
 
 
-def _imagecodecs() -> Any:
+def _imagecodecs(what: str) -> Any:
     try:
         return importlib.import_module("imagecodecs")
     except ImportError:
-        raise DecodeError(
-            "a JPEG 2000 with more bits or channels than Pillow reads, which takes imagecodecs: "
-            "pip install 'packstore[tiff]'"
-        ) from None
+        raise DecodeError(f"{what}, which takes imagecodecs: pip install 'packstore[tiff]'") from None
 
 
 def _pillow_reads_all(tags: Any) -> bool:
@@ -227,13 +305,13 @@ def _tiff_mode(tags: Any) -> Mode | None:
     try:
         bits, kind = (np.atleast_1d(tags.get(number, 1)).tolist()[0] for number in (258, 339))
         name = str(np.dtype(f"{_TIFF_KINDS[kind]}{max(8, bits) // 8}"))
-        return _mode(int(tags.get(277, 1)), _EXACT.get(name, name), tags.get(338))
+        return _mode(int(tags.get(277, 1)), EXACT.get(name, name), tags.get(338))
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def _mode(channels: int, dtype: str, extra: Any) -> Mode | None:
-    if not 1 <= channels <= MAX_CHANNELS or dtype not in _EXACT.values():
+    if not 1 <= channels <= MAX_CHANNELS or dtype not in EXACT.values():
         return None
     alpha = extra is not None and any(number in (1, 2) for number in np.atleast_1d(extra).tolist())
     usual = mode_of(channels, dtype)
@@ -270,23 +348,11 @@ def _tiff(data: memoryview, frame: int, max_pixels: int) -> tuple[NDArray[Any], 
         raise
     except Exception as error:  # tifffile and imagecodecs raise almost anything on damaged files
         raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
-    array = _held(array.reshape(height, width, channels))
+    array = hold_values(array.reshape(height, width, channels), "a TIFF")
     mode = _mode(channels, str(array.dtype), extra)
     if mode is None:
         raise DecodeError(f"a TIFF of {channels} channels of {array.dtype}, which packstore does not read")
     return np.ascontiguousarray(array), mode
-
-
-def _held(array: NDArray[Any]) -> NDArray[Any]:
-    """Values in the dtype of a mode. Raises :class:`DecodeError` if none holds them all."""
-    name = array.dtype.newbyteorder("=").name
-    target = _EXACT.get(name) or _IF_SMALL.get(name)
-    if target is None:
-        raise DecodeError(f"a TIFF of {name} values, which packstore does not read")
-    values = array.astype(target)
-    if name not in _EXACT and not np.array_equal(values.astype(array.dtype), array, equal_nan=target == "float32"):
-        raise DecodeError(f"a TIFF of {name} values that {target} does not hold; write it as {target} first")
-    return values * 255 if name == "bool" else values
 
 
 def _tifffile() -> Any:

@@ -238,7 +238,8 @@ def _open(data: memoryview) -> Image.Image:
             image: Image.Image = getattr(plugin, name)(io.BytesIO(data))
             return image
     raise DecodeError(
-        "not an image of a kind that packstore reads (JPEG, PNG, GIF, WebP, TIFF, PNM, BMP, AVIF, HEIF, JPEG 2000): "
+        "not an image of a kind that packstore reads (JPEG, PNG, GIF, WebP, TIFF, PNM, BMP, AVIF, HEIF, "
+        "JPEG 2000, JPEG XL, OpenEXR, Radiance HDR, .npy): "
         f"{len(data)} bytes that begin with {repr(head[:8])[1:]}"
     )
 

@@ -15,7 +15,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ImageData
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import RGB, Mode
-from packstore.images.decoders import TOLERANCE, Decoder, get_decoder
+from packstore.images.decoders import TOLERANCE, Decoder, get_decoder, native
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.decoders.pillow import heif_plugin
 from packstore.images.encode.differences import (
@@ -26,6 +26,7 @@ from packstore.images.encode.differences import (
     value_difference,
 )
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
+from packstore.images.kinds import KINDS
 from packstore.images.losses import find_losses, refuse_losses
 from packstore.images.reading import bring
 from packstore.images.resize import Pixels, fit, limit, limited_size, target_size
@@ -93,12 +94,17 @@ class SourceImages:
         info = check_header(image)
         if info.kind in ("heif", "avif"):
             heif_plugin(info.kind)  # kept as a file that nothing here can read, it would show only in training
-        reason = too_many_pixels(info.width, info.height, self.options.max_pixels) or unread_bits(info)
+        if (kind := KINDS.get(info.kind)) is not None:
+            kind.load()
+        options = self.options
+        reason = too_many_pixels(info.width, info.height, options.max_pixels) or unread_bits(info)
         if reason is not None:
             raise HeaderError(reason)
         reading = self.options.reading
         if self.options.asks and (losses := find_losses(image, info, reading)):
             refuse_losses(key, losses, reading)
+        if kind is not None and not kind.is_whole_by_header:
+            native.decode(memoryview(image), options.max_pixels)
         _thread.latest = image, info
         return image, info
 

@@ -20,7 +20,7 @@ from packstore.sources.base import SPLIT_ORDER, stamp_of
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
-from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_image_name, is_passed_over
+from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
 from packstore.sources.tree import Found, Tree
 from packstore.stores.link_files import Location
 
@@ -60,7 +60,7 @@ class ArchiveTree(Tree):
             if number is None:
                 (passed if is_passed_over(name) else directories).append(name)
                 continue
-            sample = is_image_name(name)
+            sample = self.is_image_name(name)
             if sample or (sample is None and begins_like_image(self._start(number, _START))):
                 images.append(name)
                 numbers.append(number)

@@ -1,0 +1,53 @@
+"""The result of reading the header of an image file, and the error for a broken one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Data = bytes | bytearray | memoryview
+
+
+class HeaderError(ValueError):
+    """Bytes are no image, or not a whole one.
+
+    Attributes:
+        reason: Follows the name of a file in messages: ``"is empty"``, ``"is truncated: …"``.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ImageInfo(NamedTuple):
+    """What the header of an image file says.
+
+    Attributes:
+        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif``, ``heif``, ``jp2``
+            (JPEG 2000), ``jxl`` (JPEG XL), ``exr``, ``hdr`` (Radiance) or ``npy``.
+        width: In pixels, at least 1.
+        height: In pixels, at least 1.
+        components: Samples a pixel as stored: 1 for gray and for palettes, 2 gray with alpha, 3, 4 (CMYK in a JPEG,
+            alpha elsewhere).
+        precision: Bits a sample (a palette index counts as a sample; 24-bit BMP says 8).
+        sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and
+            0xCA arithmetic-coded …; 0 for other kinds.
+        adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
+        app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 where there is none.
+        app1_alone: It is the only one, and segment follows segment.
+    """
+
+    kind: str
+    width: int
+    height: int
+    components: int
+    precision: int = 8
+    sof: int = 0
+    adobe: int | None = None
+    app1_at: int = 0
+    app1_alone: bool = False
+
+    @property
+    def progressive(self) -> bool:
+        """Whether it is a progressive JPEG."""
+        return self.sof in (0xC2, 0xC6, 0xCA, 0xCE)

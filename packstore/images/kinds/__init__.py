@@ -1,0 +1,47 @@
+"""Kinds of image files that neither Pillow nor the engine reads: a module each, and a line in :data:`KINDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from packstore.images.header import ImageInfo
+from packstore.images.kinds import exr, jxl, npy, radiance
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from packstore.core.modes import Mode
+
+
+class FileKind(NamedTuple):
+    """Functions for a kind of image file.
+
+    Attributes:
+        magics: First bytes, by which content tells the kind.
+        read_header: Reads a whole file's header; with True also finds out whether the file is cut off, if that takes no
+            decoding. Raises :class:`HeaderError`, :class:`struct.error` and :class:`IndexError`.
+        mode: The mode of all values.
+        decode: Returns the pixels ``(H, W, C)``, in the mode's dtype. Raises :class:`DecodeError`, and what its library
+            raises for damaged files.
+        frames: How many frames there are; several are 2, of which only the first is read.
+        load: Imports the library that reads it, if it takes one. Raises :class:`DecodeError` with what to install.
+        is_whole_by_header: ``read_header`` finds files that are cut off; else only decoding does.
+    """
+
+    magics: tuple[bytes, ...]
+    read_header: Callable[[bytes, bool], ImageInfo]
+    mode: Callable[[bytes, ImageInfo], Mode]
+    decode: Callable[[bytes, ImageInfo], NDArray[Any]]
+    frames: Callable[[bytes], int] = lambda data: 1
+    load: Callable[[], object] = lambda: None
+    is_whole_by_header: bool = True
+
+
+KINDS = {
+    "jxl": FileKind(jxl.MAGICS, jxl.read_header, jxl.mode, jxl.decode, jxl.frames, jxl.library, False),
+    "exr": FileKind(exr.MAGICS, exr.read_header, exr.mode, exr.decode, load=exr.library),
+    "hdr": FileKind(radiance.MAGICS, radiance.read_header, radiance.mode, radiance.decode, is_whole_by_header=False),
+    "npy": FileKind(npy.MAGICS, npy.read_header, npy.mode, npy.decode),
+}
+"""By :attr:`packstore.images.header.ImageInfo.kind`."""

@@ -1,0 +1,172 @@
+"""OpenEXR: headers here, pixels by the library of that name. Written after "OpenEXR File Layout" of its documentation.
+
+Pixels are those of the data window, of the largest level.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from packstore.images.header import HeaderError, ImageInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from packstore.core.modes import Mode
+
+MAGICS = (b"\x76\x2f\x31\x01",)
+_TILED, _DEEP, _PARTS = 0x200, 0x800, 0x1000
+_TYPES = {0: "uint32", 1: "float16", 2: "float32"}
+_LINES = {0: 1, 1: 1, 2: 1, 3: 16, 4: 32, 5: 16, 6: 32, 7: 32, 8: 32, 9: 256, 10: 256, 11: 32}
+"""Scanlines of a chunk by compression."""
+_USUAL = (("Y",), ("Z",), ("Y", "A"), ("R", "G", "B"), ("R", "G", "B", "A"))
+"""Channels in another order than that of their names."""
+
+
+class _Header(NamedTuple):
+    """Width and height; dtypes of channels by name, in their order; number of chunks, and where their table begins."""
+
+    width: int
+    height: int
+    channels: dict[str, str]
+    chunks: int
+    end: int
+
+
+def read_header(data: bytes, whole: bool) -> ImageInfo:
+    found = _read(data)
+    if whole:
+        if found.end + 8 * found.chunks > len(data):
+            raise HeaderError(f"is truncated: a table of {found.chunks:,} chunks, the file has {len(data):,} bytes")
+        import numpy as np
+
+        last = int(np.frombuffer(data, "<u8", found.chunks, found.end).max())
+        # Coordinates, of tiles four of them, and the size of the pixels.
+        place = last + (16 if int.from_bytes(data[4:8], "little") & _TILED else 4)
+        end = place + 4 + int.from_bytes(data[place : place + 4], "little")
+        if end > len(data):
+            raise HeaderError(f"is truncated: its last chunk ends at byte {end}, the file has {len(data)}")
+    bits = max(16 if dtype == "float16" else 32 for dtype in found.channels.values())
+    return ImageInfo("exr", found.width, found.height, len(found.channels), bits)
+
+
+def mode(data: bytes, info: ImageInfo) -> Mode:
+    from packstore.core.modes import mode_of
+
+    return mode_of(info.components, "int32" if {*_read(data).channels.values()} == {"uint32"} else "float32")
+
+
+def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
+    import numpy as np
+
+    from packstore.images.held import hold_values
+
+    channels = _read(data).channels
+    planes = library().InputFile(io.BytesIO(data)).channels([*channels])
+    shape = info.height, info.width
+    pixels = np.stack(
+        [np.frombuffer(plane, dtype).reshape(shape) for plane, dtype in zip(planes, channels.values(), strict=True)],
+        axis=-1,
+    )
+    # numpy makes float64 of floating point beside whole numbers: all are compared.
+    held = hold_values(pixels, "an OpenEXR image")
+    return np.ascontiguousarray(held)
+
+
+def library() -> Any:
+    from packstore.core.errors import DecodeError
+
+    try:
+        return importlib.import_module("OpenEXR")
+    except ImportError:
+        raise DecodeError("an OpenEXR image, which takes OpenEXR: pip install 'packstore[exr]'") from None
+
+
+def _read(data: bytes) -> _Header:
+    version, flags = data[4], int.from_bytes(data[4:8], "little")
+    if version != 2:
+        raise HeaderError(f"is an OpenEXR image of version {version}, and packstore reads version 2")
+    for flag, what in ((_DEEP, "deep pixels"), (_PARTS, "several parts")):
+        if flags & flag:
+            raise HeaderError(f"is an OpenEXR image of {what}, which packstore does not read: write it as a plain one")
+    found: dict[str, bytes] = {}
+    at = 8
+    while data[at]:
+        end = _end_of_text(data, at)
+        name, at = data[at:end], _end_of_text(data, end + 1) + 1
+        (size,) = struct.unpack_from("<I", data, at)
+        if at + 4 + size > len(data):
+            raise IndexError
+        found[name.decode("latin-1")] = data[at + 4 : at + 4 + size]
+        at += 4 + size
+    if not {"channels", "dataWindow", "compression"} <= found.keys():
+        raise HeaderError("is damaged: an OpenEXR image without channels, data window or compression")
+    left, top, right, bottom = struct.unpack("<4i", found["dataWindow"])
+    width, height = right - left + 1, bottom - top + 1
+    names = dict(_channels(found["channels"]))
+    if width < 1 or height < 1 or not names:
+        raise HeaderError(f"has no pixels: its header says {width} x {height} with {len(names)} channels")
+    if found["compression"][0] not in _LINES:
+        raise HeaderError(
+            f"is an OpenEXR image of compression {found['compression'][0]}, which packstore does not read"
+        )
+    order = next((each for each in _USUAL if {*each} == {*names}), tuple(names))
+    if flags & _TILED:
+        chunks = _tiles(width, height, found.get("tiles", b""))
+    else:
+        chunks = -(-height // _LINES[found["compression"][0]])
+    return _Header(width, height, {name: names[name] for name in order}, chunks, at + 1)
+
+
+def _end_of_text(data: bytes, at: int) -> int:
+    end = data.find(b"\0", at)
+    if end < 0:
+        raise IndexError
+    return end
+
+
+def _channels(data: bytes) -> Iterator[tuple[str, str]]:
+    at = 0
+    while data[at]:
+        end = _end_of_text(data, at)
+        kind, _, across, down = struct.unpack_from("<4I", data, end + 1)
+        name = data[at:end].decode("latin-1")
+        if kind not in _TYPES:
+            raise HeaderError(f"is damaged: an OpenEXR channel {name[:40]!r} of type {kind}")
+        if (across, down) != (1, 1):
+            raise HeaderError(
+                f"is an OpenEXR image with less of {name[:40]!r} than of others, which packstore does not read"
+            )
+        yield name, _TYPES[kind]
+        at = end + 17
+
+
+def _tiles(width: int, height: int, description: bytes) -> int:
+    """Number of tiles of all levels."""
+    across: int
+    down: int
+    across, down, levels = struct.unpack("<IIB", description)
+    if not across or not down:
+        raise HeaderError(f"is damaged: OpenEXR tiles of {across} x {down}")
+    kind, up = levels & 15, levels >> 4
+
+    def sides(side: int) -> list[int]:
+        found = [side]
+        while found[-1] > 1:
+            found.append((found[-1] + up) // 2)
+        return found
+
+    def tiles(wide: int, high: int) -> int:
+        return (-wide // across) * (-high // down)
+
+    if kind == 0:
+        return tiles(width, height)
+    if kind == 2:
+        return sum(tiles(wide, high) for wide in sides(width) for high in sides(height))
+    wides, highs = sides(width), sides(height)
+    count = max(len(wides), len(highs))
+    return sum(tiles(wides[min(n, len(wides) - 1)], highs[min(n, len(highs) - 1)]) for n in range(count))

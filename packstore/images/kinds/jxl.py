@@ -1,0 +1,199 @@
+"""JPEG XL: headers here, pixels by ``imagecodecs``. Written after ISO/IEC 18181-1 (codestream, annexes C and D) and
+18181-2 (boxes)."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from packstore.images.header import HeaderError, ImageInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from packstore.core.modes import Mode
+
+_CODESTREAM = b"\xff\x0a"
+_BOXES = b"\0\0\0\x0cJXL \r\n\x87\n"
+MAGICS = (_BOXES, _CODESTREAM)
+_HEAD = 1 << 16
+"""Most bytes of a codestream that its header can take: names of extra channels are short."""
+_RATIOS = ((1, 1), (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
+_GRAY, _ALPHA, _SPOT, _FILTER = 1, 0, 2, 5
+_MOST_BITS = {True: 32, False: 16}
+
+
+class _Header(NamedTuple):
+    """Width and height as shown, colour channels, whether there is alpha, bits, whether values are floating point, and
+    whether there are frames."""
+
+    width: int
+    height: int
+    colours: int
+    has_alpha: bool
+    bits: int
+    is_float: bool
+    animated: bool
+
+
+class _Bits:
+    """Reads a codestream bit by bit, the lowest first. Raises :class:`IndexError` behind its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._value, self._left = int.from_bytes(data, "little"), 8 * len(data)
+
+    def u(self, bits: int) -> int:
+        if bits > self._left:
+            raise IndexError
+        found = self._value & (1 << bits) - 1
+        self._value >>= bits
+        self._left -= bits
+        return found
+
+    def u32(self, *choices: tuple[int, int]) -> int:
+        """One of four numbers: an offset, and so many bits to be added to it."""
+        offset, bits = choices[self.u(2)]
+        return offset + self.u(bits)
+
+    def enum(self) -> int:
+        return self.u32((0, 0), (1, 0), (2, 4), (18, 6))
+
+
+def read_header(data: bytes, whole: bool) -> ImageInfo:
+    found = _read(data, whole)
+    return ImageInfo("jxl", found.width, found.height, found.colours + found.has_alpha, found.bits)
+
+
+def mode(data: bytes, info: ImageInfo) -> Mode:
+    from packstore.core.modes import mode_of
+
+    found = _read(data, False)
+    return mode_of(info.components, "float32" if found.is_float else "uint8" if found.bits <= 8 else "uint16")
+
+
+def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
+    import numpy as np
+
+    pixels = np.asarray(library().jpegxl_decode(data, index=0))
+    pixels = pixels.reshape(info.height, info.width, info.components)
+    return pixels.astype(np.float32) if pixels.dtype == np.float16 else pixels
+
+
+def frames(data: bytes) -> int:
+    return 2 if _read(data, False).animated else 1
+
+
+def library() -> Any:
+    from packstore.core.errors import DecodeError
+
+    try:
+        return importlib.import_module("imagecodecs")
+    except ImportError:
+        raise DecodeError("a JPEG XL image, which takes imagecodecs: pip install 'packstore[tiff]'") from None
+
+
+def _read(data: bytes, whole: bool) -> _Header:
+    head = data[:_HEAD] if data.startswith(_CODESTREAM) else b"".join(_codestream(data, whole))[:_HEAD]
+    if head[:2] != _CODESTREAM:
+        raise HeaderError("is damaged: a JPEG XL file without a codestream")
+    bits = _Bits(head[2:])
+    width, height = _size(bits)
+    if bits.u(1):  # all default
+        return _Header(width, height, 3, False, 8, False, False)
+    animated = False
+    if bits.u(1):
+        if bits.u(3) >= 4:  # an orientation by which libjxl turns the image
+            width, height = height, width
+        if bits.u(1):
+            _size(bits)  # at which the image is to be shown
+        if bits.u(1):
+            _preview(bits)
+        if animated := bool(bits.u(1)):
+            bits.u32((100, 0), (1000, 0), (1, 10), (1, 30))
+            bits.u32((1, 0), (1001, 0), (1, 8), (1, 10))
+            bits.u32((0, 0), (0, 3), (0, 16), (0, 32))
+            bits.u(1)
+    is_float, depth = _depth(bits)
+    bits.u(1)
+    extra = bits.u32((0, 0), (1, 0), (2, 4), (1, 12))
+    kinds = [_extra_channel(bits) for _ in range(extra)]
+    if kinds not in ([], [_ALPHA]):
+        raise HeaderError(f"is a JPEG XL of {extra} channels beside its colours; packstore reads alpha alone")
+    bits.u(1)
+    gray = not bits.u(1) and (bits.u(1), bits.enum())[1] == _GRAY  # behind whether there is an ICC profile
+    if depth > _MOST_BITS[is_float]:
+        raise HeaderError(f"is a JPEG XL of {depth} bits a sample, which packstore does not read")
+    return _Header(width, height, 1 if gray else 3, extra > 0, depth, is_float, animated)
+
+
+def _size(bits: _Bits) -> tuple[int, int]:
+    small = bits.u(1)
+
+    def side() -> int:
+        return 8 * (1 + bits.u(5)) if small else bits.u32((1, 9), (1, 13), (1, 18), (1, 30))
+
+    height = side()
+    ratio = bits.u(3)
+    if not ratio:
+        return side(), height
+    across, down = _RATIOS[ratio]
+    return height * across // down, height
+
+
+def _preview(bits: _Bits) -> None:
+    eighths = bits.u(1)
+    choices = ((16, 0), (32, 0), (1, 5), (33, 9)) if eighths else ((1, 6), (65, 8), (321, 10), (1345, 12))
+    bits.u32(*choices)
+    if not bits.u(3):
+        bits.u32(*choices)
+
+
+def _depth(bits: _Bits) -> tuple[bool, int]:
+    if bits.u(1):
+        depth = bits.u32((32, 0), (16, 0), (24, 0), (1, 6))
+        bits.u(4)
+        return True, depth
+    return False, bits.u32((8, 0), (10, 0), (12, 0), (1, 6))
+
+
+def _extra_channel(bits: _Bits) -> int:
+    """Reads an extra channel; returns its kind."""
+    if bits.u(1):
+        return _ALPHA
+    kind = bits.enum()
+    _depth(bits)
+    bits.u32((0, 0), (3, 0), (4, 0), (1, 3))
+    for _ in range(bits.u32((0, 0), (0, 4), (16, 5), (48, 10))):
+        bits.u(8)
+    if kind == _ALPHA:
+        bits.u(1)
+    elif kind == _SPOT:
+        bits.u(64)
+    elif kind == _FILTER:
+        bits.u32((1, 0), (0, 2), (3, 4), (19, 8))
+    return kind
+
+
+def _codestream(data: bytes, whole: bool) -> Iterator[bytes]:
+    """Yields the parts of the codestream in a file of boxes; of whole files all boxes are looked at."""
+    at = 0
+    while at + 8 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, at)
+        start, end = at + 8, at + length
+        if length == 1:
+            (length,) = struct.unpack_from(">Q", data, start)
+            start, end = start + 8, at + length
+        elif length == 0:
+            end = len(data)
+        if end < start:
+            raise HeaderError(f"is damaged: a JPEG XL box of {length} bytes at byte {at}")
+        if whole and end > len(data):
+            raise HeaderError(f"is truncated: JPEG XL boxes end at byte {end}, the file has {len(data)}")
+        if name in (b"jxlc", b"jxlp"):
+            start += 4 if name == b"jxlp" else 0  # its number
+            yield data[start : min(end, start + _HEAD)]
+            if not whole:
+                return
+        at = end

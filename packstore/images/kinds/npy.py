@@ -1,0 +1,97 @@
+"""numpy's ``.npy`` as an image: an array of two axes is gray, one of three has its channels last, or first if only the
+first axis is as short as channels are."""
+
+from __future__ import annotations
+
+import io
+import math
+import tokenize
+from typing import TYPE_CHECKING, Any
+
+from packstore.images.header import HeaderError, ImageInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from packstore.core.modes import Mode
+
+MAGICS = (b"\x93NUMPY",)
+_FEW = 4
+"""Most channels by which an axis is told from height and width."""
+_LONGEST = 10_000
+"""Bytes of a header: numpy's own limit."""
+
+
+def read_header(data: bytes, whole: bool) -> ImageInfo:
+    shape, dtype, at, _ = _read(data)
+    nbytes = math.prod(shape) * dtype.itemsize
+    if whole and len(data) - at != nbytes:
+        what = "truncated" if len(data) - at < nbytes else "damaged"
+        raise HeaderError(f"is {what}: an array of {nbytes} bytes, the file has {len(data) - at} for it")
+    first = _channels_first(shape)
+    height, width = shape[1:] if first else shape[:2]
+    channels = 1 if len(shape) == 2 else shape[0 if first else 2]
+    return ImageInfo("npy", width, height, channels, 8 * dtype.itemsize)
+
+
+def mode(data: bytes, info: ImageInfo) -> Mode:
+    from packstore.core.modes import mode_of, parse_mode
+
+    dtype = _mode_dtype(_read(data)[1])
+    usual = mode_of(info.components, dtype)
+    return parse_mode(f"multi:{info.components}:{dtype}") if usual.has_alpha and info.components == 2 else usual
+
+
+def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
+    import numpy as np
+
+    from packstore.images.held import hold_values
+
+    shape, dtype, at, fortran = _read(data)
+    array = np.frombuffer(data, dtype, math.prod(shape), at).reshape(shape, order="F" if fortran else "C")
+    if len(shape) == 2:
+        array = array[..., None]
+    elif _channels_first(shape):
+        array = array.transpose(1, 2, 0)
+    return np.ascontiguousarray(hold_values(array, "an array"))
+
+
+def _read(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
+    """Shape, dtype, where the values begin, and whether the first axis runs fastest."""
+    from numpy.lib import format as npy
+
+    place = 10 if data[6:7] == b"\1" else 12
+    if len(data) < place + int.from_bytes(data[8:place], "little"):
+        raise IndexError
+    stream = io.BytesIO(data[:_LONGEST])
+    try:
+        version = npy.read_magic(stream)
+        reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+        if reader is None:
+            raise ValueError(f"version {version} of the format, expected 1 or 2")
+        shape, fortran, dtype = reader(stream)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
+        raise HeaderError(f"is no array of numpy's: {' '.join(str(error).split())[:200]}") from None
+    if dtype.hasobject:
+        raise HeaderError("holds Python objects, which numpy keeps as a pickle, and packstore runs none")
+    if len(shape) not in (2, 3) or min(shape) < 1:
+        raise HeaderError(f"is an array of shape {shape}; an image has height and width, or channels besides")
+    if _mode_dtype(dtype) is None:
+        raise HeaderError(f"is an array of {dtype}, which is no type of pixels")
+    _channels_first(shape)
+    return shape, dtype, stream.tell(), fortran
+
+
+def _mode_dtype(dtype: Any) -> Any:
+    from packstore.images.held import mode_dtype
+
+    return mode_dtype(dtype)
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether the first axis is that of channels. Raises :class:`HeaderError` if first and last axis may be."""
+    if len(shape) == 2 or shape[0] > _FEW:
+        return False
+    if shape[2] <= _FEW:
+        raise HeaderError(f"is an array of shape {shape}, of which the first or the last axis may be channels")
+    return True
