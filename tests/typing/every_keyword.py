@@ -275,6 +275,7 @@ def load() -> float:
         mode="L",
         depth="scale",
         alpha="drop",
+        frames="first",
         checksums="never",
         max_pixels=100_000_000,
     )
