@@ -179,7 +179,7 @@ def _schema(columns: Sequence[Column]) -> Any:
 def _arrow_type(column: Column) -> Any:
     """Returns the Arrow type of a column."""
     pa = _import_pyarrow("pyarrow")
-    if column.form == "file":
+    if column.name == "image" or column.form == "file":  # images that are arrays become PNG files
         return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     if column.form in ("text", "bytes"):
         return pa.binary() if column.form == "bytes" else pa.string()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core import column as column_module
+from packstore.core.column_types import base as column_module
 from packstore.core.errors import StoreError
 from packstore.stores import open_store
 from packstore.testing.records import flip, make_records, write

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.core import column as column_module
+from packstore.core.column_types import base as column_module
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
 from packstore.stores.pth.layout import expected_headers

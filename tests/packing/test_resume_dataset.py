@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core import column as column_module
+from packstore.core.column_types import base as column_module
 from packstore.core.errors import DestinationError
 from packstore.core.progress import Progress
 from packstore.packing import records as record_packing

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from packstore import verify
-from packstore.core import column as columns_module
 from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, ROW_CHECKSUM, Column
+from packstore.core.column_types import base as columns_module
 from packstore.core.columns import NUMPY_DTYPE, LazyArray, LazyRagged, Ragged, shape_to_stored, to_stored
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Origin

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from packstore import verify
-from packstore.core import column as column_module
+from packstore.core.column_types import base as column_module
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.stores import open_store
 from packstore.testing.records import make_records, write

@@ -22,7 +22,7 @@ import pytest
 
 from packstore import PackedLoader, __version__, convert
 from packstore.cli import cli
-from packstore.core import column as column_module
+from packstore.core.column_types import base as column_module
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.diagnose import doctor
 from packstore.stores import open_store

@@ -19,7 +19,7 @@ from PIL import Image
 import packstore
 from packstore import CorruptRecordError, PackedDataset, PackedLoader, StoreError
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
-from packstore.core import column as column_module
+from packstore.core.column_types import base as column_module
 from packstore.core.manifest import Column, Origin
 from packstore.stores import create_store, open_store, sparingly_checked
 from packstore.stores.sparingly_checked import ARRAY_SHARE, SparinglyCheckedReader
