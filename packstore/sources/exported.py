@@ -21,7 +21,6 @@ from packstore.core.export_manifest import (
     parse_export_manifest,
     read_export_manifest,
 )
-from packstore.core.fields import Field
 from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
@@ -29,11 +28,12 @@ from packstore.sources.archives import open_tree, tree_of
 from packstore.sources.archives.tar import TAR_FAULTS, first_names, is_tar
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.exported_rows import ExportedRows
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
 from packstore.sources.remote import OnlyCopiedError
-from packstore.sources.rows import Row, RowSource
+from packstore.sources.rows import Row
 from packstore.sources.tree import FolderTree, Tree
 from packstore.stores.link_files import Location
 
@@ -41,7 +41,7 @@ _MAX_LINES = 1 << 28
 """Bytes of lines that an archive may have, however small it is."""
 
 
-class ExportedFiles(RowSource):
+class ExportedFiles(ExportedRows):
     """An export each of whose records is an image file in a folder or an archive; its lines name the files."""
 
     kind = "exported"
@@ -50,7 +50,7 @@ class ExportedFiles(RowSource):
         super().__init__(path, options)
         self.tree = tree_of(path)
         self._max_bytes = max_file_bytes(options.max_pixels)
-        if self.export_manifest is None or not self.export_manifest.rows:
+        if not self.export_manifest.rows:
             raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")
 
     def find_export_manifest(self) -> ExportManifest | None:
@@ -59,16 +59,21 @@ class ExportedFiles(RowSource):
     def unlisted(self) -> int:
         """Counts images that the export's lines do not name. Lists all folders."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
-        more = there - len(self.lines)
+        more = there - len(self._lines)
         if more > 0:  # masks beside images
-            beside = (file.lower() for number in range(len(self.lines)) for file in self._beside(number))
+            beside = (file.lower() for number in range(len(self._lines)) for file in self._beside(number))
             more -= sum(file.endswith(IMAGE_SUFFIXES) for file in beside)
         return max(0, more)
+
+    @property
+    def _lines(self) -> RecordLines:
+        assert self.lines is not None
+        return self.lines
 
     def _beside(self, number: int) -> list[str]:
         """The files that go with an image. A damaged line has none, and says so when it is read."""
         try:
-            line = self.lines[number]
+            line = self._lines[number]
         except ValueError:
             return []
         return [file for name, file in line.items() if names_sidecar(name) and isinstance(file, str)]
@@ -82,7 +87,7 @@ class ExportedFiles(RowSource):
         return RecordLines(self.tree.read(ROWS_FILE, found.size, found.modified_ns, most))
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        claims.claim(row.ref[0])
+        claims.claim(row.ref[1][0])
 
     def claim_files(self, claims: Claims) -> None:
         claims.claim_all("", (MANIFEST_FILE, ROWS_FILE), Role.ANNOTATION)
@@ -90,18 +95,10 @@ class ExportedFiles(RowSource):
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         return list_files(self.tree)
 
-    def splits(self) -> Sequence[str]:
-        """Not asked, see :meth:`RowSource.find_export_manifest`."""
-        return ()
-
-    def fields(self) -> Mapping[str, Field]:
-        """Not asked, see :meth:`RowSource.find_export_manifest`."""
-        return {}
-
     def rows(self, split: str) -> Iterator[Row]:
-        for number in self.numbers(split):
+        for number in self.ranges[split]:
             try:
-                file = self.lines[number].get("file")
+                file = self._lines[number].get("file")
             except ValueError as error:
                 raise SourceError(f"{printable(str(self.path))}: {error}") from error
             if not isinstance(file, str) or not is_inside(file):

@@ -18,16 +18,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packstore.core.errors import ManifestError, SampleError, SourceError, UsageError, printable
-from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, RecordLines, read_export_manifest
+from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.fields import Field
+from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import tree_of
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, rounded_size, stamp_of
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
-from packstore.sources.restored import Restored
 from packstore.sources.schema import Schema, make_schema
 from packstore.sources.tree import Found
 from packstore.stores.link_files import Location
@@ -63,6 +62,16 @@ class Row(NamedTuple):
     changed_ns: int = 0
 
 
+class RecordForm(NamedTuple):
+    """Form of the records that rows become, see :class:`packstore.sources.base.Survey`."""
+
+    columns: tuple[Column, ...]
+    encoding: str
+    mode: str | None
+    shape: tuple[int, ...] | None
+    store: Manifest | None
+
+
 class RowSource(Source):
     """A source whose samples are rows.
 
@@ -94,80 +103,20 @@ class RowSource(Source):
         """The files that make up the source; :meth:`stamp` shows when one changes."""
         return (self.path,)
 
-    def find_export_manifest(self) -> ExportManifest | None:
-        """Reads the export manifest beside the data; None if there is none, or if it names another kind of source.
-
-        With an export manifest, :meth:`rows` are its records in their order, split by split; :meth:`values` gives the
-        columns that it lists as held (as :meth:`packstore.stores.Reader.item` does); :meth:`splits` and :meth:`fields`
-        are not called. Raises :class:`ManifestError`."""
-        return read_export_manifest(self.path)
-
     def claim_row(self, claims: Claims, row: Row) -> None:
         """Claims the files that are the row's own."""
 
     def claim_files(self, claims: Claims) -> None:
         self.claim_paths(claims, self.files())
-        if self.export_manifest is not None:
-            self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
-
-    def unlisted(self) -> int:
-        """How many images lie there that are no samples by the lines."""
-        return 0
-
-    def find_lines(self) -> RecordLines:
-        """The lines beside the export manifest. Raises :class:`OSError`."""
-        return RecordLines.map_file(self.path / ROWS_FILE)
-
-    @cached_property
-    def export_manifest(self) -> ExportManifest | None:
-        try:
-            export_manifest = self.find_export_manifest()
-        except ManifestError as error:
-            raise SourceError(f"{printable(str(self.path))}: {error}") from error
-        return export_manifest if export_manifest is not None and export_manifest.source == self.kind else None
-
-    @property
-    def exported_shards(self) -> list[tuple[str, Path]]:
-        """Split and path of each shard in the export manifest. Raises :class:`SourceError` if one is missing."""
-        assert self.export_manifest is not None
-        found = [(shard.split, self.path / shard.file) for shard in self.export_manifest.shards]
-        missing = next((path for _, path in found if not path.is_file()), None)
-        if missing is not None:
-            raise SourceError(f"{printable(str(missing))} is missing, one of the shards that {MANIFEST_FILE} names")
-        return found
-
-    def numbers(self, split: str) -> range:
-        """The numbers of a split's records, from the export manifest."""
-        assert self.export_manifest is not None
-        splits = self.export_manifest.manifest.splits
-        return next(
-            (range(s.start, s.stop) for s in splits if s.name == split), range(self.export_manifest.manifest.records)
-        )
-
-    @cached_property
-    def lines(self) -> RecordLines:
-        """The lines that :attr:`ExportManifest.rows` promises. Raises :class:`SourceError`."""
-        try:
-            return self.find_lines()
-        except OSError as error:
-            raise SourceError(f"{printable(str(self.path))}: {ROWS_FILE}: {error.strerror or error}") from None
-
-    @cached_property
-    def _restored(self) -> Restored | None:
-        if self.export_manifest is None:
-            return None
-        return Restored(self, self.export_manifest, self.lines if self.export_manifest.rows else None)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        if self._restored is not None:
-            return self._restored.survey(self._chosen(split), progress)
         splits = dict.fromkeys(self._chosen(split), 0)
         total = size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
         claims = Claims()
         for name in splits:
             before = total
-            for row in self.rows(name):
+            for row in self._packed_rows(name):
                 self.claim_row(claims, row)
                 total += 1
                 size_bytes += row.size_bytes
@@ -180,16 +129,17 @@ class RowSource(Source):
         if not total:
             raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
         progress(Progress("scan", total, total, size_bytes))
-        columns = self.schema.columns
+        columns, encoding, mode, shape, store = self._form()
         return Survey(
             splits=splits,
             columns=columns,
-            encoding=self.schema.encoding,
-            mode=self.schema.mode,
-            shape=self.shape,
+            encoding=encoding,
+            mode=mode,
+            shape=shape,
             size_bytes=size_bytes,
             size_counts=size_counts,
             key_bytes=key_bytes,
+            store=store,
             sampled=frozenset(column.name for column in columns),
             value_bytes=value_bytes,
             ledger=self.ledger(claims, split),
@@ -200,17 +150,12 @@ class RowSource(Source):
 
     def read(self, entry: Entry) -> Sample:
         try:
-            if self._restored is not None:
-                return self._restored.read(entry)
-            values = self.values(entry.ref)
-            if values.get(self.schema.main) is None:
-                raise SampleError(entry.key, "has no image")
-            return self.schema.sample(entry.key, self.schema.take(values))
+            return self.read_sample(entry)
         except (OSError, ValueError) as error:
             raise SampleError(entry.key, printable(str(error))) from error
 
     def locate(self, entry: Entry) -> Location | None:
-        return self.locate_row(entry.ref if self._restored is None else entry.ref[1])
+        return self.locate_row(entry.ref)
 
     def locate_row(self, ref: Any) -> Location | None:
         """Where the main image of a row lies, see :meth:`Source.locate`."""
@@ -218,10 +163,6 @@ class RowSource(Source):
 
     def stamp(self) -> str:
         return stamp_of(self.files())
-
-    def close(self) -> None:
-        for name in ("lines", "_restored"):  # which hold the file of lines
-            self.__dict__.pop(name, None)
 
     @cached_property
     def schema(self) -> Schema:
@@ -238,7 +179,7 @@ class RowSource(Source):
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
     def _chosen(self, split: str | None) -> Sequence[str]:
-        splits = self.splits() if self._restored is None else self._restored.splits
+        splits = self.splits()
         if split is None:
             return splits
         name = split if split in splits else split.lower()
@@ -247,11 +188,22 @@ class RowSource(Source):
         return (name,)
 
     def _entries(self, split: str) -> Iterator[Entry]:
-        if self._restored is not None:
-            yield from self._restored.entries(split)
-            return
-        for key, ref, size, _, modified, changed in self.rows(split):
+        for key, ref, size, _, modified, changed in self._packed_rows(split):
             yield Entry(key, split, (), size, ref, modified, changed)
+
+    def _packed_rows(self, split: str) -> Iterator[Row]:
+        """Yields the rows of a split under the keys of their records."""
+        return self.rows(split)
+
+    def read_sample(self, entry: Entry) -> Sample:
+        """Reads a sample. Raises what :meth:`values` raises."""
+        values = self.values(entry.ref)
+        if values.get(self.schema.main) is None:
+            raise SampleError(entry.key, "has no image")
+        return self.schema.sample(entry.key, self.schema.take(values))
+
+    def _form(self) -> RecordForm:
+        return RecordForm(self.schema.columns, self.schema.encoding, self.schema.mode, self.shape, None)
 
 
 class FileRow(NamedTuple):
@@ -348,7 +300,7 @@ class FileRowSource(RowSource):
                     claims.claim(value.file, Role.PACKED if picture else Role.ANNOTATION)
 
     def claim_files(self, claims: Claims) -> None:
-        for file in (*self.described_by(), *((MANIFEST_FILE, ROWS_FILE) if self.export_manifest is not None else ())):
+        for file in self.described_by():
             claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
 
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:

@@ -33,6 +33,7 @@ from packstore.core.files import read_text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import identifier
 from packstore.sources.records.shards import ShardSource, find_shards
@@ -91,13 +92,17 @@ class WebDatasetSource(ShardSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self.shards = find_shards(path, _SUFFIXES).files if self.export_manifest is None else self.exported_shards
+        self.shards = self.list_shards()
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
         more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
         self.evidence = f"files of one name after each other in {self.shards[0][1].name}{more}"
         self._names: list[str] = []  # extensions of files, by number
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self.shards[number][1]))
+
+    def list_shards(self) -> list[tuple[str, Path]]:
+        """Lists split and path of each shard."""
+        return find_shards(self.path, _SUFFIXES).files
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields the rows of a shard. The first call reads the headers of all files in all shards."""
@@ -134,19 +139,10 @@ class WebDatasetSource(ShardSource):
         return next((Location(path, place) for place in places), None)
 
     def _column_of(self, extension: str) -> str:
-        if self.export_manifest is None:
-            return self._columns[extension]
-        first, dot, _ = extension.partition(".")
-        return first if dot else _EXPORTED.get(extension, "image")
+        return self._columns[extension]
 
     def _value_of(self, extension: str, name: str, data: bytes) -> Any:
-        if self.export_manifest is None:
-            return _value(extension, data)
-        if extension.rpartition(".")[2] == "npy":
-            return _value("npy", data)
-        if name == "image":
-            return data
-        return _value("cls", data) if self.export_manifest.manifest.column(name).type == "label" else StoredBytes(data)
+        return _value(extension, data)
 
     def left_members(self) -> Mapping[str, int]:
         return sum((members.left for members in self._index), Counter[str]())
@@ -232,8 +228,6 @@ class WebDatasetSource(ShardSource):
     @cached_property
     def _main(self) -> str:
         """The column of the main image."""
-        if self.export_manifest is not None:
-            return "image"
         images = [name for extension, name in self._columns.items() if _kind(extension) == "image"]
         if not images:
             raise SourceError(f"{printable(str(self.path))} holds no images, but {', '.join(sorted(self._names)[:8])}")
@@ -437,4 +431,21 @@ def _has_pair(extensions: set[str]) -> bool:
     return bool(images) and (len(images) > 1 or any(name.rpartition(".")[2] in _KNOWN for name in extensions - images))
 
 
-KIND = Kind("webdataset", "tar shards of WebDataset", _recognise, WebDatasetSource)
+class ExportedWebDataset(ExportedRows, WebDatasetSource):
+    """An export of packstore."""
+
+    _main = "image"
+
+    def _column_of(self, extension: str) -> str:
+        first, dot, _ = extension.partition(".")
+        return first if dot else _EXPORTED.get(extension, "image")
+
+    def _value_of(self, extension: str, name: str, data: bytes) -> Any:
+        if extension.rpartition(".")[2] == "npy":
+            return _value("npy", data)
+        if name == "image":
+            return data
+        return _value("cls", data) if self.export_manifest.manifest.column(name).type == "label" else StoredBytes(data)
+
+
+KIND = Kind("webdataset", "tar shards of WebDataset", _recognise, open_with(WebDatasetSource, ExportedWebDataset))

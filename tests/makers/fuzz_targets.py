@@ -736,7 +736,7 @@ TARGETS = (
         "export",
         _export,
         (PackstoreError,),
-        ("core/export_manifest.py", "sources/restored.py", "sources/exported.py"),
+        ("core/export_manifest.py", "sources/exported_rows.py", "sources/exported.py"),
         _repair_export,
     ),
     Target("offsets", _offsets, (), ("mapped.py",)),

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
 from packstore.sources.arrays.choosing import Choice, Chosen, Part
+from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo
+from packstore.sources.exported_rows import ExportedRows
 
-EXPORTED_SHAPE = "shape of the image"
+_SHAPE = "shape of the image"
 """Stands for the array of shapes among the columns of a part."""
 
 
-def exported(
+class ExportedArrays(ExportedRows, ArraySource):
+    """Arrays whose names and shapes the export manifest gives."""
+
+    gaps_are_bad = True
+
+    def list_files(self) -> list[Path]:
+        return self.find(self.path) if self.grouped else [file for _, file in self.list_shards()]
+
+    def choose_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[Choice, None]:
+        return _choose(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
+
+    def values(self, ref: Any) -> dict[str, Any]:
+        found = super().values(ref)
+        if (shape := found.pop(_SHAPE, None)) is not None:
+            dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]
+            found["image"] = np.frombuffer(found["image"], dtype).reshape(shape)
+        return found
+
+    def convert(self, name: str, chosen: Chosen, value: Any) -> Any:
+        """Returns a value as it lay in the store that was exported."""
+        return bytes(value) if chosen.info.what == "files" else np.array(value, chosen.info.dtype.newbyteorder("="))
+
+
+def _choose(
     export_manifest: ExportManifest, files: Sequence[Sequence[ArrayInfo]], path: str, *, grouped: bool
 ) -> Choice:
     """The parts that the shards of an export are. Raises :class:`SourceError` where an array is missing.
@@ -22,7 +52,7 @@ def exported(
     image = export_manifest.manifest.image
     names = {"image": "images"} | {name: "labels" if name == "label" else name for name in export_manifest.held}
     if image.kind == "ragged" and not export_manifest.manifest.holds_files and export_manifest.image == "kept":
-        names[EXPORTED_SHAPE] = "images_shape"
+        names[_SHAPE] = "images_shape"
     parts = []
     if len(files) != (1 if grouped else len(export_manifest.shards)):
         raise SourceError(f"{printable(path)}: {MANIFEST_FILE} is not that of {len(files)} files")

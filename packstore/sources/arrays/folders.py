@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -38,12 +37,8 @@ class ChunkFolderSource(ArraySource):
     grouped = True
 
     @classmethod
-    def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
-        return [path], Counter()
-
-    def find_exported(self) -> tuple[list[Path], Counter[str]]:
-        """Returns the folder: its splits are groups in it."""
-        return self.find(self.path)
+    def find(cls, path: Path) -> list[Path]:
+        return [path]
 
     def files(self) -> Iterator[Path]:  # type: ignore[override]
         """Yields the metadata and chunk files of the arrays that are read."""

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
 from packstore.sources.arrays.classes import ATTRIBUTES
+from packstore.sources.arrays.exported import ExportedArrays
 from packstore.sources.arrays.source import ArraySource, recognise_arrays
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.exported_rows import open_with
 from packstore.sources.refusals import first_bytes, refuse_page
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -272,12 +274,19 @@ def is_hdf5(path: Path) -> bool:
     return any(start[place : place + len(_SIGNATURE)] == _SIGNATURE for place in _STARTS)
 
 
+class ExportedHdf5(ExportedArrays, Hdf5Source):
+    """An export of packstore."""
+
+
+_open = open_with(Hdf5Source, ExportedHdf5)
+
+
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A file whose arrays are clear, or a folder of such files. A packstore store, whole or damaged, is none."""
     if path.is_dir():
         if Hdf5Source.recognise_folder(path) is Certainty.NO:
             return Certainty.NO
-        files = Hdf5Source.find(path)[0]
+        files = Hdf5Source.find(path)
         strange = [file for file in files if not is_hdf5(file)]
         for file in strange:
             refuse_page(file)
@@ -285,7 +294,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
             return Certainty.NO
     elif not is_hdf5(path) or _is_own(path):
         return Certainty.NO
-    return recognise_arrays(Hdf5Source, path, options)
+    return recognise_arrays(_open, path, options)
 
 
 def _is_own(path: Path) -> bool:
@@ -299,4 +308,4 @@ def _is_own(path: Path) -> bool:
         return True  # the store says what is wrong with it
 
 
-KIND = Kind(Hdf5Source.kind, "HDF5 files with arrays of images", _recognise, Hdf5Source, takes_arrays=True)
+KIND = Kind(Hdf5Source.kind, "HDF5 files with arrays of images", _recognise, _open, takes_arrays=True)

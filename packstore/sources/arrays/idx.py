@@ -13,7 +13,6 @@ import re
 import string
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +29,7 @@ from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.inflating import GzipReader
-from packstore.sources.listing import folders_in, is_passed_over
+from packstore.sources.listing import folders_in
 from packstore.sources.refusals import first_bytes
 
 _NAME = re.compile(
@@ -69,7 +68,7 @@ class IdxSource(ArraySource):
         return _OpenIdx(path)
 
     @classmethod
-    def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
+    def find(cls, path: Path) -> list[Path]:
         """Prefers the plain file if it exists beside a gzip copy."""
         folders = _folders(path)
         if len(folders) != 1:
@@ -79,14 +78,10 @@ class IdxSource(ArraySource):
                 [Answer(source=folder) for folder in folders],
             )
         found: dict[str, Path] = {}
-        ignored = Counter[str]()
         for file in sorted(visible_paths(folders[0])):  # x before x.gz
             if _match(file):
                 found.setdefault(file.name.removesuffix(".gz"), file)
-            elif file.is_file():
-                suffix = printable(file.suffix) or "no suffix"
-                ignored["hidden" if is_passed_over(file.name) else f"not idx ({suffix})"] += 1
-        return list(found.values()), ignored
+        return list(found.values())
 
     def choose(self, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
         shown, options = printable(str(self.path)), self.options
@@ -136,9 +131,9 @@ class IdxSource(ArraySource):
     def _field(self, name: str, chosen: Chosen) -> Field:
         return Array(chosen.info.dtype.name, chosen.info.shape[1:]) if name == "nist" else super()._field(name, chosen)
 
-    def _value(self, name: str, chosen: Chosen, value: Any) -> Any:
+    def convert(self, name: str, chosen: Chosen, value: Any) -> Any:
         """Of QMNIST's eight numbers a sample, the first is the class."""
-        return super()._value(name, chosen, np.reshape(value, -1)[:1] if name == "label" else value)
+        return super().convert(name, chosen, np.reshape(value, -1)[:1] if name == "label" else value)
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:

@@ -24,9 +24,11 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.sources.arrays.exported import ExportedArrays
 from packstore.sources.arrays.source import ArraySource, recognise_arrays
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.exported_rows import open_with
 from packstore.sources.inflating import GzipReader
 from packstore.sources.refusals import first_bytes
 
@@ -280,6 +282,13 @@ def _texts(array: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
+class ExportedNpz(ExportedArrays, NpzSource):
+    """An export of packstore."""
+
+
+_open = open_with(NpzSource, ExportedNpz)
+
+
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A file whose arrays are clear, or a folder of such files."""
     if path.is_dir():
@@ -287,7 +296,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
             return Certainty.NO
     elif not _is_npz(path) and first_bytes(path, len(_MAGIC)) != _MAGIC:
         return Certainty.NO
-    return recognise_arrays(NpzSource, path, options)
+    return recognise_arrays(_open, path, options)
 
 
 def _is_npz(path: Path) -> bool:
@@ -298,4 +307,4 @@ def _is_npz(path: Path) -> bool:
     return start.startswith(_ZIP) and (suffix == ".npz" or (name.endswith(b".npy") and suffix != ".zip"))
 
 
-KIND = Kind(NpzSource.kind, "numpy's npz or npy files with arrays of images", _recognise, NpzSource, takes_arrays=True)
+KIND = Kind(NpzSource.kind, "numpy's npz or npy files with arrays of images", _recognise, _open, takes_arrays=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -16,17 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE
-from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.export_manifest import ExportManifest
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.core.modes import Mode, mode_of
 from packstore.images.sniff import max_file_bytes, too_many_pixels
 from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, Chosen, Part, choose
 from packstore.sources.arrays.classes import parse_names, with_text_labels
-from packstore.sources.arrays.exported import EXPORTED_SHAPE, exported
 from packstore.sources.arrays.stored import ArrayInfo, Blocks, OpenArrays, block_rows, row_bytes
-from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
+from packstore.sources.base import SPLIT_ORDER, Certainty, Source, SourceOptions
 from packstore.sources.dataset import key_of
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
@@ -56,18 +52,13 @@ class ArraySource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._files, self._ignored = self.find(path) if self.export_manifest is None else self.find_exported()
+        self._files = self.list_files()
         if not self._files:
             raise SourceError(f"{printable(str(path))} holds no {self.what} ({', '.join(self.suffixes)})")
         self._blocks = Blocks(self._files, partial(self.open_file, folder=path if path.is_dir() else path.parent))
         try:
             infos = [self._infos(number, file) for number, file in enumerate(self._files)]
-            self._choice = (
-                self.choose(infos) if self.export_manifest is None else self._exported(self.export_manifest, infos)
-            )
-            self._text_classes: tuple[str, ...] | None = None
-            if self.export_manifest is None:
-                self._choice, self._text_classes = with_text_labels(self._choice, self._texts)
+            self._choice, self._text_classes = self.choose_columns(infos)
             self._check()
             self._nothing, self._unwritten_chunks = self._find_unwritten()
         except BaseException:
@@ -80,28 +71,29 @@ class ArraySource(RowSource):
         """Opens a file. What it refers to lies in ``folder``. Raises :class:`SourceError`."""
 
     @classmethod
-    def find(cls, path: Path) -> tuple[list[Path], Counter[str]]:
-        """The files of a source, and what else lies in its folder. See :attr:`Survey.ignored`."""
+    def find(cls, path: Path) -> list[Path]:
+        """Finds the files of a source."""
         if not path.is_dir():
             if not path.is_file():
                 raise SourceError(f"{printable(str(path))} is not a file")
-            return [path], Counter()
-        found, ignored = [], Counter[str]()
+            return [path]
+        found = []
         for folder in [path, *_split_folders(path)]:
             for file in sorted(visible_paths(folder)):
-                if is_passed_over(file.name):
-                    ignored["hidden"] += 1
-                elif cls.takes_file(file):
+                if not is_passed_over(file.name) and cls.takes_file(file):
                     found.append(file)
-                elif file.is_file():
-                    ignored[f"not arrays ({printable(file.suffix) or 'no suffix'})"] += 1
                 if len(found) > _MAX_FILES:
                     raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.what}")
-        return found, ignored
+        return found
 
-    def find_exported(self) -> tuple[list[Path], Counter[str]]:
-        """Likewise, of an export of packstore."""
-        return [file for _, file in self.exported_shards], Counter()
+    def list_files(self) -> list[Path]:
+        """Lists the files of this source."""
+        return self.find(self.path)
+
+    @property
+    def gaps_are_bad(self) -> bool:
+        """Whether samples that were never written are bad ones; else they are a question."""
+        return self.options.skip_bad
 
     @classmethod
     def takes_file(cls, path: Path) -> bool:
@@ -125,8 +117,10 @@ class ArraySource(RowSource):
                 found = found or cls.takes_file(file)
         return Certainty.CERTAIN if found else Certainty.NO
 
-    def _exported(self, export_manifest: ExportManifest, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
-        return exported(export_manifest, infos, str(self.path), grouped=self.grouped)
+    def choose_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[Choice, tuple[str, ...] | None]:
+        """Chooses the arrays that are columns, and the names of classes if labels are texts. Raises
+        :class:`SourceError`."""
+        return with_text_labels(self.choose(infos), self._texts)
 
     def choose(self, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
         """What the arrays of the files are. Raises :class:`SourceError`."""
@@ -151,18 +145,12 @@ class ArraySource(RowSource):
     def values(self, ref: Any) -> dict[str, Any]:
         number, row = ref
         part = self._choice.parts[number]
-        if (self.options.skip_bad or self.export_manifest is not None) and self._nothing[number][row]:
+        if self.gaps_are_bad and self._nothing[number][row]:
             raise ValueError("was never written: its chunks are missing, as after a copy that broke off")
         found = {}
         for name, chosen in part.columns.items():
             value = self._blocks.row(chosen.file, chosen.info, chosen.axis, row, len(part.columns))
-            found[name] = (
-                self._value(name, chosen, value) if self.export_manifest is None else _exported_value(chosen, value)
-            )
-        if (shape := found.pop(EXPORTED_SHAPE, None)) is not None:
-            assert self.export_manifest is not None
-            dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]
-            found["image"] = np.frombuffer(found["image"], dtype).reshape(shape)
+            found[name] = self.convert(name, chosen, value)
         return found
 
     def fields(self) -> dict[str, Field]:
@@ -230,7 +218,7 @@ class ArraySource(RowSource):
                         rows |= found.rows
             nothing.append(rows)
         lacking = sum(int(np.count_nonzero(rows)) for rows in nothing)
-        if lacking and not (self.options.named or self.options.skip_bad or self.export_manifest is not None):
+        if lacking and not (self.options.named or self.gaps_are_bad):
             total = sum(part.length for part in self._choice.parts)
             raise AmbiguousSourceError(
                 f"{printable(str(self.path))}: of {lacking:,} of {total:,} samples the image or the label was never "
@@ -312,7 +300,8 @@ class ArraySource(RowSource):
         except (OSError, ValueError):
             return b""
 
-    def _value(self, name: str, chosen: Chosen, value: Any) -> Any:
+    def convert(self, name: str, chosen: Chosen, value: Any) -> Any:
+        """Converts a row of an array to a value of its column. Raises :class:`ValueError`."""
         info = chosen.info
         if name == "image":
             return self._image(chosen, value)
@@ -404,18 +393,10 @@ _OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet
 _MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "uint16", "int16": "int32"}
 
 
-def recognise_arrays(source: type[ArraySource], path: Path, options: SourceOptions) -> Certainty:
+def recognise_arrays(open: Callable[[Path, SourceOptions], Source], path: Path, options: SourceOptions) -> Certainty:
     """Opens the source to see whether its arrays are clear. Raises what opening it raises: no other kind reads it."""
-    opened = source(path, options)
-    opened.close()
+    open(path, options).close()
     return Certainty.CERTAIN
-
-
-def _exported_value(chosen: Chosen, value: Any) -> Any:
-    """A value as it lay in the store that was exported."""
-    if chosen.info.what == "files":
-        return bytes(value)
-    return np.array(value, chosen.info.dtype.newbyteorder("="))
 
 
 def _split_folders(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.sources.arrays.exported import ExportedArrays
 from packstore.sources.arrays.folders import (
     ChunkFolderSource,
     array_folders,
@@ -29,6 +30,7 @@ from packstore.sources.arrays.folders import (
 from packstore.sources.arrays.source import recognise_arrays
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.exported_rows import open_with
 
 _FILES = (".zarray", "zarr.json", ".zgroup")
 _V3_DTYPES = frozenset(
@@ -211,11 +213,18 @@ def _nothing(name: str, shape: tuple[int, ...], why: str) -> ArrayInfo:
     return ArrayInfo("", name, shape, np.dtype("u1"), "nothing", why=why)
 
 
+class ExportedZarr(ExportedArrays, ZarrSource):
+    """An export of packstore."""
+
+
+_open = open_with(ZarrSource, ExportedZarr)
+
+
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A folder with Zarr's files whose arrays are clear."""
     if not path.is_dir() or not any((path / name).is_file() for name in _FILES):
         return Certainty.NO
-    return recognise_arrays(ZarrSource, path, options)
+    return recognise_arrays(_open, path, options)
 
 
-KIND = Kind(ZarrSource.kind, "Zarr arrays of images", _recognise, ZarrSource, takes_arrays=True)
+KIND = Kind(ZarrSource.kind, "Zarr arrays of images", _recognise, _open, takes_arrays=True)

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from packstore.core.errors import SourceError, UsageError, printable
-from packstore.core.export_manifest import ExportManifest
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import check_path
 from packstore.sources.huggingface.arrow import ArrowSource
@@ -94,9 +93,6 @@ class DatasetsSource(ArrowSource):
 
     def files(self) -> Iterator[Path]:
         return TableSource.files(self)
-
-    def find_export_manifest(self) -> ExportManifest | None:
-        return None
 
     def _beside(self, number: int, path: str | None) -> Path | None:
         """An image that the library has left where it lay: within the folder that was given."""

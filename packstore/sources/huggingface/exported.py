@@ -12,10 +12,32 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError
 from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest, StoredBytes
 from packstore.core.fields import Bytes, Image
-from packstore.sources.huggingface.features import ArrayCells, Cells, TableColumn, files, load_pyarrow
+from packstore.sources.base import Entry
+from packstore.sources.exported_rows import ExportedRows
+from packstore.sources.huggingface.features import ArrayCells, Cells, Facts, TableColumn, files, load_pyarrow
+from packstore.sources.huggingface.tables import TableSource
 
 
-def exported_columns(schema: Any, export_manifest: ExportManifest) -> list[TableColumn]:
+class ExportedTables(ExportedRows, TableSource):
+    """Tables whose columns the export manifest gives."""
+
+    def _ref_of(self, entry: Entry) -> Any:
+        return entry.ref[1]
+
+    def _with_values(self, entry: Entry, values: Any) -> Entry:
+        return entry._replace(ref=(entry.ref[0], values))
+
+    def _choose_columns(self, facts: Facts) -> list[TableColumn]:
+        return _columns(self._first.schema, self.export_manifest)
+
+    def _text_classes(self) -> None:
+        return None
+
+    def _objects(self) -> None:
+        return None
+
+
+def _columns(schema: Any, export_manifest: ExportManifest) -> list[TableColumn]:
     """The image and all columns that the tables hold. Raises :class:`SourceError` where one is not there."""
     held = [column for column in export_manifest.columns if column.name in export_manifest.held]
     missing = next((name for name in ("image", *export_manifest.held) if name not in schema.names), None)

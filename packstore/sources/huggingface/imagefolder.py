@@ -101,7 +101,7 @@ class HfImageFolderSource(FileRowSource):
     def _objects(self) -> ObjectColumn | None:
         """The column of the metadata that holds boxes, with their convention. Raises :class:`SourceError`."""
         metadata, said = self._metadata, self.options.layout
-        if metadata is None or self.export_manifest is not None or said == NOT_CONVERTED:
+        if metadata is None or said == NOT_CONVERTED:
             return None
         documents = [name for name, field in metadata.fields.items() if isinstance(field, Json)]
         lists = [name for name, field in metadata.fields.items() if isinstance(field, Array) and field.ragged]

@@ -8,7 +8,9 @@ from typing import Any
 
 from packstore.core.errors import SourceError
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.exported_rows import open_with
 from packstore.sources.huggingface.card import Card, read_card
+from packstore.sources.huggingface.exported import ExportedTables
 from packstore.sources.huggingface.features import features_of, is_image_column, load_pyarrow
 from packstore.sources.huggingface.splits import check_whole, files_by_split, files_ending, folder_files
 from packstore.sources.huggingface.tables import STEP_BYTES, Group, Overview, Table, TableSource, faults
@@ -133,6 +135,14 @@ def _certainty(path: Path, *, alone: bool) -> Certainty:
     return Certainty.POSSIBLE if alone else Certainty.NO
 
 
+class ExportedParquet(ExportedTables, ParquetSource):
+    """An export of packstore."""
+
+
 KIND = Kind(
-    "parquet", "Parquet files with images in them, as Hugging Face's", _recognise, ParquetSource, takes_boxes=True
+    "parquet",
+    "Parquet files with images in them, as Hugging Face's",
+    _recognise,
+    open_with(ParquetSource, ExportedParquet),
+    takes_boxes=True,
 )

@@ -25,7 +25,6 @@ from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.huggingface.card import CARD
-from packstore.sources.huggingface.exported import exported_columns
 from packstore.sources.huggingface.features import (
     Cells,
     Facts,
@@ -168,8 +167,7 @@ class TableSource(ShardSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        found = self.find() if self.export_manifest is None else self.exported_shards
-        self.shards = [(split_name(split) if self.export_manifest is None else split, file) for split, file in found]
+        self.shards = self.list_shards()
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no files of kind {self.kind}")
         self._max_bytes = max_file_bytes(options.max_pixels)
@@ -188,6 +186,10 @@ class TableSource(ShardSource):
     def open_table(self, path: Path) -> Table:
         """Opens a file. Raises what pyarrow raises."""
 
+    def list_shards(self) -> list[tuple[str, Path]]:
+        """Lists split and path of each file."""
+        return [(split_name(split), file) for split, file in self.find()]
+
     def features(self) -> Mapping[str, Any]:
         """Features by column, for tables whose schema has none."""
         return {}
@@ -196,7 +198,7 @@ class TableSource(ShardSource):
         """Claims the tables, the card, and images beside tables that hold paths instead of bytes."""
         super().claim_files(claims)
         claims.claim(CARD, Role.EVIDENCE)
-        if self.path.is_dir() and self.export_manifest is None and self.names_images:
+        if self.path.is_dir() and self.names_images:
             for name in folder_files(self.path):
                 if name.lower().endswith(IMAGE_SUFFIXES):
                     claims.claim(name)
@@ -260,8 +262,7 @@ class TableSource(ShardSource):
             with closing(self._cursor(number)) as cursor:
                 next(cursor)
                 for entry in run:
-                    fetched = cursor.send(self._ref_of(entry))
-                    entry = entry._replace(ref=fetched if self.export_manifest is None else (entry.ref[0], fetched))
+                    entry = self._with_values(entry, cursor.send(self._ref_of(entry)))
                     piece.append(entry)
                     size += self.nbytes(entry)
                     if size >= _PIECE_BYTES:
@@ -270,8 +271,12 @@ class TableSource(ShardSource):
         yield piece, size
 
     def _ref_of(self, entry: Entry) -> Any:
-        """What :meth:`rows` gave for an entry; of an export of packstore, the number of its record lies before it."""
-        return entry.ref if self.export_manifest is None else entry.ref[1]
+        """Returns the reference of an entry's row."""
+        return entry.ref
+
+    def _with_values(self, entry: Entry, values: Any) -> Entry:
+        """Replaces the reference of an entry's row by its values."""
+        return entry._replace(ref=values)
 
     def _cursor(self, number: int) -> Generator[Any, Any, None]:
         """Takes references to rows of a file in their order; gives the values of each, or why there are none."""
@@ -399,11 +404,13 @@ class TableSource(ShardSource):
 
     def _columns_by(self, facts: Facts) -> list[TableColumn]:
         try:
-            if self.export_manifest is not None:
-                return exported_columns(self._first.schema, self.export_manifest)
-            return columns_of(self._first, self._features, facts)
+            return self._choose_columns(facts)
         except SourceError as error:
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
+
+    def _choose_columns(self, facts: Facts) -> list[TableColumn]:
+        """Chooses the columns by the first rows and ``facts``. Raises :class:`SourceError`."""
+        return columns_of(self._first, self._features, facts)
 
     @cached_property
     def _first(self) -> Any:
@@ -467,7 +474,7 @@ class TableSource(ShardSource):
         schema = self._first.schema
         features = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
         named = [name for name, type, feature in features if is_text_label(name, type, feature)]
-        if self.export_manifest is not None or len(named) != 1 or any(is_label(*each) for each in features):
+        if len(named) != 1 or any(is_label(*each) for each in features):
             return None
         texts, compute = LabelTexts(), load_pyarrow("pyarrow.compute")
         for number, (_, path) in enumerate(self.shards):
@@ -486,7 +493,7 @@ class TableSource(ShardSource):
         """The column that holds boxes, with their convention. Reads all of it, unless that is said. Raises
         :class:`SourceError`."""
         schema, said = self._first.schema, self.options.layout
-        found = None if self.export_manifest is not None else objects_in(schema, self._features)
+        found = objects_in(schema, self._features)
         if found is not None and said == NOT_CONVERTED:
             warn_of_names(found.column, self._features.get(found.column))
             return None

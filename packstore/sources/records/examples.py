@@ -185,10 +185,9 @@ class ExampleSource(ShardSource):
     label_names: Mapping[str, tuple[str, ...]] = {}
     record_files: Callable[[Sequence[Path]], RecordFiles] = TfrecordFiles
 
-    def __init__(self, path: Path, options: SourceOptions, shards: Sequence[tuple[str, Path]] | None = None) -> None:
-        """``shards`` are those that the export manifest names, where None is given."""
+    def __init__(self, path: Path, options: SourceOptions, shards: Sequence[tuple[str, Path]]) -> None:
         super().__init__(path, options)
-        self.shards = list(self.exported_shards if shards is None else shards)
+        self.shards = shards
         self._files = self.record_files([file for _, file in self.shards])
 
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,21 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.export_manifest import StoredBytes
-from packstore.core.fields import Field
 from packstore.core.tfrecord import PACKED
+from packstore.sources.base import SourceOptions
+from packstore.sources.exported_rows import ExportedRows
 from packstore.sources.records.examples import ExampleSource, image_size
 from packstore.sources.records.protobuf import Feature, Message, read_example
 
 
-class ExportedTfds(ExampleSource):
+class ExportedTfds(ExportedRows, ExampleSource):
     """The records of the export manifest, under the keys in the feature ``key``."""
 
     kind = "tfds"
 
-    def fields(self) -> Mapping[str, Field]:
-        """Not asked, see :meth:`RowSource.find_export_manifest`."""
-        return {}
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        self.path = path  # for the export manifest
+        super().__init__(path, options, self.list_shards())
 
     def look(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         try:
@@ -41,13 +43,9 @@ class ExportedTfds(ExampleSource):
 
     @cached_property
     def _columns(self) -> Sequence[Column]:
-        assert self.export_manifest is not None
-        companions = {each.name for column in self.export_manifest.columns for each in column.companions}
-        held = (column for column in self.export_manifest.columns if column.name in self.export_manifest.held)
-        return [column for column in held if column.name not in companions]
+        return [column for column in self.columns_at_rest if column.name in self.export_manifest.held]
 
     def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        assert self.export_manifest is not None
         image = self.export_manifest.manifest.image
         files = image.layout is None or self.export_manifest.image == "png"
         found = {"image": _bytes("image", features, message) if files else _array(image, features, message)}

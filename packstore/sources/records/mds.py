@@ -26,10 +26,11 @@ from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Text
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.archives.tar import compression_of
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.names import column_names
 from packstore.sources.records.files import OpenFiles
-from packstore.sources.records.mds_layout import FILES, INDEX, LISTS, SCALARS, array_of, decoded, read_shards
+from packstore.sources.records.mds_layout import FILES, INDEX, LISTS, SCALARS, Shard, array_of, decoded, read_shards
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.values import LABEL_NAMES, infer, names_an_image
@@ -43,6 +44,8 @@ class MdsSource(ShardSource):
     """The shards that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
 
     kind = "mds"
+    _key_name: str | None = None
+    """Name of the key in the shards; None if they have no keys."""
     read_shards = staticmethod(read_shards)
     decode = staticmethod(decoded)
 
@@ -53,11 +56,7 @@ class MdsSource(ShardSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        if self.export_manifest is None:
-            self._indexes = indexes_at(path)
-        else:
-            named = dict.fromkeys((split, file.parent / INDEX) for split, file in self.exported_shards)
-            self._indexes = list(named)
+        self._indexes = self.list_indexes()
         if not self._indexes:
             raise SourceError(f"{printable(str(path))} holds no {INDEX} of {self.kind}")
         self._shards = [shard for split, index in self._indexes for shard in self.read_shards(split, index)]
@@ -76,6 +75,10 @@ class MdsSource(ShardSource):
             )
         self._max_image = max_file_bytes(options.max_pixels)
         self.evidence = f"{INDEX} and {len(self._shards)} shard{'s' * (len(self._shards) != 1)}"
+
+    def list_indexes(self) -> list[tuple[str, Path]]:
+        """Lists the indexes with their splits."""
+        return indexes_at(self.path)
 
     def splits(self) -> Sequence[str]:
         return in_packing_order(split for split, _ in self._indexes)
@@ -96,13 +99,15 @@ class MdsSource(ShardSource):
         if reason:
             raise ValueError(reason[0])
         shard, raw = self._shards[number], self._raw(number, start, stop)
-        if self.export_manifest is not None:
-            return self._restored_values(dict(zip(shard.names, raw, strict=True)))
+        return self.decode_all(shard, dict(zip(shard.names, raw, strict=True)))
+
+    def decode_all(self, shard: Shard, raw: Mapping[str, bytes]) -> dict[str, Any]:
+        """Decodes the values of a sample, by column. Raises :class:`ValueError`."""
         found = {}
-        for name, encoding, data in zip(shard.names, shard.encodings, raw, strict=True):
+        for name, encoding in zip(shard.names, shard.encodings, strict=True):
             if name in self._columns:
                 try:
-                    found[self._columns[name]] = self.decode(encoding, data)
+                    found[self._columns[name]] = self.decode(encoding, raw[name])
                 except (ValueError, OverflowError, RecursionError) as error:
                     raise ValueError(f"{printable(name)}: {error}") from error
         return found
@@ -238,16 +243,17 @@ class MdsSource(ShardSource):
             spans = dict(zip(shard.names, self._spans(number, start, stop), strict=True))
         except ValueError:
             return stop - start, 0, None  # it says so when its turn comes
-        if self.export_manifest is None:
-            main = next(name for name, column in self._columns.items() if column == "image")
-        else:
-            main = "image"
-        low, high = spans.get(main, (start, start))
+        low, high = spans.get(self._image_name, (start, start))
         key = None
-        if self.export_manifest is not None and "key" in spans:
-            begin, end = spans["key"]
+        if self._key_name in spans:
+            begin, end = spans[self._key_name]
             key = file.read(end - begin, begin).decode("utf-8", "surrogateescape")
         return high - low, stop - start - (high - low), key
+
+    @cached_property
+    def _image_name(self) -> str:
+        """Name of the main image in the shards."""
+        return next(name for name, column in self._columns.items() if column == "image")
 
     def _raw(self, number: int, start: int, stop: int) -> list[bytes]:
         file, shard = self._files[number], self._shards[number]
@@ -260,33 +266,6 @@ class MdsSource(ShardSource):
         if len(data) < stop - start:
             raise ValueError(f"{shard.file.name} ends within a sample")
         return [data[low - start : high - start] for low, high in spans]
-
-    def _restored_values(self, raw: Mapping[str, bytes]) -> dict[str, Any]:
-        """The values of an export of packstore, see :mod:`packstore.exports.mds`."""
-        assert self.export_manifest is not None
-        found: dict[str, Any] = {}
-        for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
-            if column.name not in raw or (column.name not in self.export_manifest.held and column.name != "image"):
-                continue
-            data = raw[column.name]
-            if column.nullable and not any(raw[column.valid_name]):
-                continue
-            if column.name == "image" and (column.layout is None or self.export_manifest.image == "png"):
-                found["image"] = data
-            elif column.layout is not None and column.kind == "ragged":
-                found[column.name] = array_of("ndarray", data, NUMPY_DTYPE[column.dtype].name)
-            elif column.kind == "fixed":
-                numbers = NUMPY_DTYPE[column.dtype]
-                values = np.zeros(0, numbers) if 0 in column.shape else np.frombuffer(data, numbers)
-                found[column.name] = values.reshape(column.shape)
-            elif column.form == "numbers":
-                dtype = NUMPY_DTYPE[column.dtype].name
-                found[column.name] = StoredBytes(
-                    array_of("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes()
-                )
-            else:
-                found[column.name] = StoredBytes(data)
-        return found
 
 
 def indexes_at(path: Path) -> list[tuple[str, Path]]:
@@ -315,4 +294,38 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.NO
 
 
-KIND = Kind("mds", "MDS shards of MosaicML Streaming", _recognise, MdsSource)
+class ExportedMds(ExportedRows, MdsSource):
+    """An export of packstore, see :mod:`packstore.exports.mds`."""
+
+    _image_name, _key_name = "image", "key"
+
+    def list_indexes(self) -> list[tuple[str, Path]]:
+        return list(dict.fromkeys((split, file.parent / INDEX) for split, file in self.list_shards()))
+
+    def decode_all(self, shard: Shard, raw: Mapping[str, bytes]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
+            if column.name not in raw or (column.name not in self.export_manifest.held and column.name != "image"):
+                continue
+            data = raw[column.name]
+            if column.nullable and not any(raw[column.valid_name]):
+                continue
+            if column.name == "image" and (column.layout is None or self.export_manifest.image == "png"):
+                found["image"] = data
+            elif column.layout is not None and column.kind == "ragged":
+                found[column.name] = array_of("ndarray", data, NUMPY_DTYPE[column.dtype].name)
+            elif column.kind == "fixed":
+                numbers = NUMPY_DTYPE[column.dtype]
+                values = np.zeros(0, numbers) if 0 in column.shape else np.frombuffer(data, numbers)
+                found[column.name] = values.reshape(column.shape)
+            elif column.form == "numbers":
+                dtype = NUMPY_DTYPE[column.dtype].name
+                found[column.name] = StoredBytes(
+                    array_of("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes()
+                )
+            else:
+                found[column.name] = StoredBytes(data)
+        return found
+
+
+KIND = Kind("mds", "MDS shards of MosaicML Streaming", _recognise, open_with(MdsSource, ExportedMds))

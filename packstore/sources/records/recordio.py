@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Field, Image, Label
@@ -24,6 +25,7 @@ from packstore.core.recordio import FIRST, HEADER, LAST, MAGIC, MIDDLE, WHOLE
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind, SourceOptions
+from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.records.files import OpenFiles
 from packstore.sources.records.shards import ShardSource, find_shards, recognise_shards
 from packstore.sources.refusals import first_bytes
@@ -86,13 +88,17 @@ class RecordioSource(ShardSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self.shards = find_shards(path, _SUFFIXES).files if self.export_manifest is None else self.exported_shards
+        self.shards = self.list_shards()
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no .rec files")
         self._files = OpenFiles([file for _, file in self.shards], lambda file: None)
         self._facts = _Facts()
         self._max_bytes = max_file_bytes(options.max_pixels)
         self.evidence = f"the magic number of {self.shards[0][1].name}"
+
+    def list_shards(self) -> list[tuple[str, Path]]:
+        """Lists split and path of each file."""
+        return find_shards(self.path, _SUFFIXES).files
 
     def fields(self) -> Mapping[str, Field]:
         found: dict[str, Field] = {"image": Image()}
@@ -162,9 +168,11 @@ class RecordioSource(ShardSource):
         labels = np.frombuffer(data[HEADER.size : HEADER.size + 4 * flag], "<f4") if flag else np.array([label], "<f4")
         if flag and len(labels) < flag:
             raise ValueError("it ends within its labels")
-        found: dict[str, Any] = {"image": data[HEADER.size + 4 * flag :]}
-        if self.export_manifest is not None:
-            return {**found, "label": int(label)} if "label" in self.export_manifest.held else found
+        return {"image": data[HEADER.size + 4 * flag :], **self.values_of_header(labels, identity, further)}
+
+    def values_of_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
+        """Returns the values that a record's header gives, by column."""
+        found: dict[str, Any] = {}
         for name, declared in self.schema_fields.items():
             if name == "label" and isinstance(declared, Label):
                 found[name] = int(labels[0])
@@ -260,16 +268,19 @@ class RecordioSource(ShardSource):
             position += 1
             _, last, size = parts[-1]
             at = last + size + -size % 4
-        if self.export_manifest is None:
-            self._facts.without += _drop_identities(index)
+        self._facts.without += self.drop_identities(index)
         whole = (flag for flag, size in zip(index.flags, index.sizes, strict=True) if size >= 0)
         self._facts.counts.update(flag for flag in whole if flag <= _MAX_LABELS)
         return index
 
+    def drop_identities(self, index: _Index) -> int:
+        """Drops InsightFace's records without an image, and returns their number."""
+        return _drop_identities(index)
+
     def _listed(self, path: Path) -> dict[int, str] | None:
         """Paths of the images by their numbers, in the list beside a file; None where there is none."""
         file = path.with_suffix(".lst")
-        if self.export_manifest is not None or not file.is_file():
+        if not file.is_file():
             return None
         found: dict[int, str] = {}
         try:
@@ -326,6 +337,19 @@ def _parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:
         at, first = at + 8 + size + -size % 4, False
 
 
+class ExportedRecordio(ExportedRows, RecordioSource):
+    """An export of packstore. Whole labels are those of the store, and a record without an image is a damaged one."""
+
+    def values_of_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
+        return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
+
+    def drop_identities(self, index: _Index) -> int:
+        return 0
+
+    def _listed(self, path: Path) -> None:
+        return None
+
+
 def _is_recordio(file: Path) -> bool:
     return file.suffix.lower() in _SUFFIXES and first_bytes(file, 4) == MAGIC
 
@@ -334,5 +358,5 @@ KIND = Kind(
     "recordio",
     "RecordIO files of MXNet",
     lambda path, _: recognise_shards(path, _SUFFIXES, _is_recordio),
-    RecordioSource,
+    open_with(RecordioSource, ExportedRecordio),
 )

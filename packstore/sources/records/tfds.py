@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, Answer, ManifestError, SourceError, printable
-from packstore.core.export_manifest import read_export_manifest
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.exported_rows import open_with
 from packstore.sources.records.arrayrecord_files import ArrayRecordFiles
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.exported import ExportedTfds
@@ -352,13 +352,4 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.CERTAIN
 
 
-def _open(path: Path, options: SourceOptions) -> Source:
-    try:
-        export_manifest = read_export_manifest(path)
-    except ManifestError as error:
-        raise SourceError(f"{printable(str(path))}: {error}") from error
-    exported = export_manifest is not None and export_manifest.source == "tfds"
-    return ExportedTfds(path, options) if exported else TfdsSource(path, options)
-
-
-KIND = Kind("tfds", "a folder of TensorFlow Datasets", _recognise, _open)
+KIND = Kind("tfds", "a folder of TensorFlow Datasets", _recognise, open_with(TfdsSource, ExportedTfds))

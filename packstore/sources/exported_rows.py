@@ -1,0 +1,251 @@
+"""An export of packstore as the source of the records that it was made of, see :mod:`packstore.core.export_manifest`.
+
+A kind of source that also reads exports has a class for them. It inherits :class:`ExportedRows` and the kind's own
+class, and knows how its format holds the values of a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
+from packstore.core.errors import ManifestError, SampleError, SourceError, printable
+from packstore.core.export_manifest import (
+    MANIFEST_FILE,
+    ROWS_FILE,
+    ExportManifest,
+    RecordLines,
+    StoredBytes,
+    parse_value,
+    read_export_manifest,
+)
+from packstore.core.fields import Field
+from packstore.core.manifest import Manifest
+from packstore.images.decoders import Decoder, get_decoder
+from packstore.images.reading import Reading
+from packstore.sources.base import Entry, Sample, Source, SourceOptions
+from packstore.sources.ledger import Claims, Role
+from packstore.sources.listing import key_size
+from packstore.sources.rows import RecordForm, Row, RowSource
+from packstore.stores.link_files import Location
+
+
+class ExportedRows(RowSource):
+    """The records that an export was made of.
+
+    :meth:`rows` yields them in their order, split by split, and :meth:`values` the columns that the export manifest
+    lists as held, as :meth:`packstore.stores.Reader.item` does. The other columns are in the lines of the records.
+    """
+
+    def find_export_manifest(self) -> ExportManifest | None:
+        """Reads the export manifest; None if there is none. Raises :class:`ManifestError`."""
+        return read_export_manifest(self.path)
+
+    def find_lines(self) -> RecordLines:
+        """Opens the lines beside the export manifest. Raises :class:`OSError`."""
+        return RecordLines.map_file(self.path / ROWS_FILE)
+
+    def unlisted(self) -> int:
+        """Counts the images that are no samples by the lines."""
+        return 0
+
+    @cached_property
+    def export_manifest(self) -> ExportManifest:
+        try:
+            found = self.find_export_manifest()
+        except ManifestError as error:
+            raise SourceError(f"{printable(str(self.path))}: {error}") from error
+        if found is None or found.source != self.kind:
+            raise SourceError(f"{printable(str(self.path))} holds no {MANIFEST_FILE} of an export of files")
+        return found
+
+    def list_shards(self) -> list[tuple[str, Path]]:
+        """Lists split and path of each shard in the export manifest. Raises :class:`SourceError` if one is missing."""
+        found = [(shard.split, self.path / shard.file) for shard in self.export_manifest.shards]
+        missing = next((path for _, path in found if not path.is_file()), None)
+        if missing is not None:
+            raise SourceError(f"{printable(str(missing))} is missing, one of the shards that {MANIFEST_FILE} names")
+        return found
+
+    @cached_property
+    def lines(self) -> RecordLines | None:
+        """The lines of the records; None if the export needs none. Raises :class:`SourceError`."""
+        if not self.export_manifest.rows:
+            return None
+        try:
+            found = self.find_lines()
+        except OSError as error:
+            raise SourceError(f"{printable(str(self.path))}: {ROWS_FILE}: {error.strerror or error}") from None
+        if len(found) != self._manifest.records:
+            raise self._changed(
+                f"{ROWS_FILE} has {len(found):,} lines, {MANIFEST_FILE} {self._manifest.records:,} records"
+            )
+        return found
+
+    def splits(self) -> Sequence[str]:
+        return tuple(self.ranges)
+
+    def fields(self) -> dict[str, Field]:
+        return {}  # the export manifest has the columns
+
+    def claim_files(self, claims: Claims) -> None:
+        super().claim_files(claims)
+        self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
+
+    def locate(self, entry: Entry) -> Location | None:
+        return self.locate_row(entry.ref[1])
+
+    def close(self) -> None:
+        super().close()
+        self.__dict__.pop("lines", None)
+
+    @property
+    def _manifest(self) -> Manifest:
+        return self.export_manifest.manifest
+
+    @cached_property
+    def ranges(self) -> dict[str, range]:
+        """The numbers of each split's records."""
+        splits = {each.name: range(each.start, each.stop) for each in self._manifest.splits}
+        return splits or {"": range(self._manifest.records)}
+
+    @cached_property
+    def columns_at_rest(self) -> list[Column]:
+        """The columns without their companions."""
+        columns = self.export_manifest.columns
+        companions = {each.name for column in columns for each in column.companions}
+        return [column for column in columns if column.name not in companions]
+
+    @cached_property
+    def _decoder(self) -> Decoder | None:
+        """Decodes the PNG files that arrays were exported as; None if images are kept."""
+        reading = Reading(self._manifest.image.pixels.name)
+        as_png = self.export_manifest.image == "png"
+        return get_decoder(max_pixels=self.options.max_pixels, reading=reading) if as_png else None
+
+    def read_sample(self, entry: Entry) -> Sample:
+        number, ref = entry.ref
+        try:
+            given = self.values(ref)
+        except SampleError as error:  # named by its file, which is not its key here
+            raise SampleError(entry.key, error.reason) from error
+        line = {} if self.lines is None else self.lines[number]
+        values: dict[str, Any] = {}
+        in_line = line.get("values", {})
+        for column in self.columns_at_rest:
+            if column.name not in self.export_manifest.held or column.name in in_line:
+                for each in (column, *column.companions):
+                    values[each.name] = parse_value(each, line)
+                _check_classes(column, values[column.name])
+                continue
+            value = given.get(column.name)
+            values[column.name] = _to_stored(column, value)
+            if column.kind == "ragged" and column.layout is not None:
+                values[column.shape_name] = shape_to_stored(column, value)
+            if column.nullable:
+                values[column.valid_name] = value is not None
+        return Sample(self._image_of(given.get("image")), values, at_rest=True)
+
+    def _image_of(self, value: Any) -> ImageData:
+        """Returns the image as a store of its encoding gives it. Raises :class:`ValueError`."""
+        if self._decoder is not None and isinstance(value, bytes):
+            value = self._decoder.decode(value)
+        image = self._manifest.image
+        if image.layout is None:
+            if not isinstance(value, bytes):
+                raise ValueError(f"found {type(value).__name__}, expected the bytes of an image file")
+            return value
+        if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[image.dtype]:
+            raise ValueError(f"found {getattr(value, 'dtype', type(value).__name__)}, expected an array {image.dtype}")
+        if (image.kind == "fixed" and value.shape != image.shape) or value.ndim != 3:
+            raise ValueError(f"found shape {value.shape}, expected {image.shape or image.layout}")
+        return np.ascontiguousarray(value)
+
+    def _packed_rows(self, split: str) -> Iterator[Row]:
+        """Yields the rows of a split under the keys of their records, with the records' numbers in their references.
+
+        Raises :class:`SourceError` if there are not as many as the export manifest says."""
+        numbers, found = self.ranges[split], 0
+        for row in self.rows(split):
+            if found < len(numbers):
+                yield Row(self._key(numbers[found], row), (numbers[found], row.ref), *row[2:])
+            found += 1
+        if found != len(numbers):
+            where = f" of {printable(split)}" if split else ""
+            raise self._changed(f"it holds {found:,} samples{where}, {MANIFEST_FILE} says {len(numbers):,}")
+
+    def _key(self, number: int, row: Row) -> str:
+        if self.lines is None:
+            return row.key
+        with suppress(ValueError):
+            key = self.lines[number].get("key", row.key)
+            if isinstance(key, str) and key_size(key) >= 0:  # raises for what is no text
+                return key
+        raise self._changed(f"line {number + 1} of {ROWS_FILE} is damaged")
+
+    def _form(self) -> RecordForm:
+        unlisted = self.unlisted()
+        if unlisted:
+            raise self._changed(f"it holds {unlisted:,} images that {ROWS_FILE} does not name")
+        image = self._manifest.image
+        shape = image.shape if image.kind == "fixed" else None
+        return RecordForm(self.export_manifest.columns, self._manifest.encoding, None, shape, self._manifest)
+
+    def _changed(self, how: str) -> SourceError:
+        return SourceError(
+            f"{printable(str(self.path))} is not as packstore exported it: {how}; "
+            f"remove {MANIFEST_FILE} to read it like any other {self.kind}"
+        )
+
+
+def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[[Path, SourceOptions], Source]:
+    """Returns what opens exports of packstore of the kind as ``exported``, and anything else as ``plain``."""
+
+    def open(path: Path, options: SourceOptions) -> Source:
+        try:
+            export_manifest = read_export_manifest(path)
+        except ManifestError as error:
+            raise SourceError(f"{printable(str(path))}: {error}") from error
+        is_exported = export_manifest is not None and export_manifest.source == plain.kind
+        return exported(path, options) if is_exported else plain(path, options)
+
+    return open
+
+
+def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
+    """A value of a store as it lay there. Arrays of the column's dtype are not judged: the store had them so. Raises
+    :class:`ValueError`."""
+    if isinstance(value, StoredBytes):
+        return bytes(value)
+    if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.type == "label":
+        return to_stored(column, value)
+    if column.kind == "fixed":
+        fits = value.shape == column.shape
+    elif column.layout is not None:
+        fits = value.ndim == len(column.layout)
+    else:
+        fits = value.ndim == 1 + len(column.shape) and value.shape[1:] == column.shape
+    if not fits:
+        raise ValueError(f"column {column.name!r}: found an array {value.shape}, expected {column.shape}")
+    _check_classes(column, value)
+    return value.tobytes() if column.kind == "ragged" else value
+
+
+def _check_classes(column: Column, value: Any) -> None:
+    """Raises :class:`ValueError` where a number, at rest or in an array, is none of the column's classes."""
+    if column.classes is None:
+        return
+    numbers = np.frombuffer(value, np.int64) if isinstance(value, bytes) else np.asarray(value)
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(column.classes):
+        raise ValueError(
+            f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {numbers.min()} to "
+            f"{numbers.max()}"
+        )
