@@ -1,4 +1,4 @@
-"""Writes records of RecordIO (``dmlc-core``, ``include/dmlc/recordio.h``), as MXNet does for images
+"""Records of RecordIO (``dmlc-core``, ``include/dmlc/recordio.h``), as MXNet does for images
 (``mxnet/recordio.py``).
 
 A record is a magic number, a word with a flag of 3 bits and a length of 29 bits, and the data, padded to a multiple of
@@ -9,6 +9,7 @@ the magic number.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 WHOLE, FIRST, MIDDLE, LAST = 0, 1, 2, 3
@@ -29,6 +30,25 @@ def frame_record(data: bytes) -> bytes:
             start = at + 4
     parts.append(_frame_part(LAST if start else WHOLE, data[start:]))
     return b"".join(parts)
+
+
+def find_parts(read: Callable[[int, int], bytes], at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yields flag, place and size of the parts of the record at ``at``; ``read(size, place)`` reads a file of ``end``
+    bytes. Raises :class:`ValueError` if the record is damaged."""
+    first = True
+    while True:
+        head = read(8, at)
+        if len(head) < 8:
+            raise ValueError("the file ends within a record")
+        flag, size = (word := int.from_bytes(head[4:], "little")) >> 29, word & LONGEST
+        if head[:4] != MAGIC or flag not in ((WHOLE, FIRST) if first else (MIDDLE, LAST)):
+            raise ValueError("no record begins here")
+        if size > end - at - 8:
+            raise ValueError(f"a record of {size} bytes is cut off")
+        yield flag, at + 8, size
+        if flag in (WHOLE, LAST):
+            return
+        at, first = at + 8 + size + -size % 4, False
 
 
 def _frame_part(flag: int, data: bytes) -> bytes:

@@ -21,7 +21,8 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
-from packstore.core.tfrecord import PACKED, frame_record, write_example
+from packstore.core.protobuf import PACKED, write_example
+from packstore.core.tfrecord import frame_record
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import can_be_lines
 

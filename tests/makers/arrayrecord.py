@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from packstore.core.tfrecord import varint
+from packstore.core.protobuf import varint
 from packstore.images.engine import highway_hash
 
 BLOCK = 1 << 16

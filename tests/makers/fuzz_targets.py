@@ -683,7 +683,7 @@ TARGETS = (
         "tfrecord",
         _tfrecord,
         (PackstoreError,),
-        ("records/protobuf.py", "records/examples.py", "records/facts.py", "records/tfrecord.py"),
+        ("core/protobuf.py", "records/examples.py", "records/facts.py", "records/tfrecord.py"),
         _repair_tfrecord,
     ),
     Target(
@@ -728,7 +728,7 @@ TARGETS = (
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_either),
     Target("idx", _idx, (PackstoreError,), ("arrays/idx.py",)),
     Target("n5_block", _n5_block, (PackstoreError,), ("arrays/n5.py",)),
-    Target("datum", read_datum, (ValueError,), ("lmdbs/caffe.py", "records/protobuf.py")),
+    Target("datum", read_datum, (ValueError,), ("lmdbs/caffe.py", "core/protobuf.py")),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),

@@ -21,7 +21,7 @@ import pytest
 
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
-from packstore.core.tfrecord import write_example
+from packstore.core.protobuf import write_example
 from packstore.images.engine import highway_hash
 from packstore.sources import open_source
 from packstore.testing import SourceSuite

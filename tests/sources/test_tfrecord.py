@@ -22,7 +22,8 @@ import pytest
 from packstore import PackedDataset, convert, verify
 from packstore.core.crc32c import masked_crc32c
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
-from packstore.core.tfrecord import frame_record, write_example
+from packstore.core.protobuf import write_example
+from packstore.core.tfrecord import frame_record
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny

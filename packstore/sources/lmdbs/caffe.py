@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packstore.core.fields import Field, Image, Label
+from packstore.core.protobuf import Message
 from packstore.images.sniff import begins_like_image, too_many_pixels
 from packstore.sources.base import Kind
 from packstore.sources.lmdbs.base import Database, LmdbSource, key_text
-from packstore.sources.records.protobuf import Message
 from packstore.sources.rows import Row
 
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)

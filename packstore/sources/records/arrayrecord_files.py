@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.protobuf import Message
 from packstore.images.engine import highway_hash
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.records.files import OpenFiles
-from packstore.sources.records.protobuf import Message
 
 SUFFIXES = (".array_record", ".arrayrecord")
 _SIGNATURE = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")

@@ -1,13 +1,8 @@
-"""Shards of TFRecord whose records are ``tf.train.Example``: an index of them, and what their features hold.
-
-A record is a length (64 bits), its masked CRC-32C, the data, and theirs
-(https://www.tensorflow.org/tutorials/load_data/tfrecord).
-"""
+"""Shards of TFRecord whose records are ``tf.train.Example``: an index of them, and what their features hold."""
 
 from __future__ import annotations
 
 import os
-import struct
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,14 +15,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.core.crc32c import masked_crc32c
 from packstore.core.errors import SourceError, printable
+from packstore.core.protobuf import Feature, Message, read_example
+from packstore.core.tfrecord import CHECK, HEADER, checked_data, record_length
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import compression_of, decompressor
 from packstore.sources.base import SourceOptions
 from packstore.sources.records.facts import ExampleFacts
 from packstore.sources.records.files import OpenFiles, faults_of
-from packstore.sources.records.protobuf import Feature, Message, read_example
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import Row
 from packstore.stores.link_files import Location
@@ -37,24 +32,9 @@ KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz", ".tfrecord.zlib")
 """Of TFRecord files."""
 MAX_RECORD = (1 << 31) - 1
-_HEADER = 12
 _WINDOW = 1 << 11
 _MAX_KEY = 4096
 _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-
-
-def record_length(header: bytes, left: int) -> int:
-    """The length of a record's data, by its header, of a file with ``left`` bytes from there on.
-
-    Raises :class:`ValueError` where nothing after it can be found."""
-    if len(header) < _HEADER:
-        raise ValueError("the file ends within the header of a record")
-    length, check = struct.unpack_from("<QI", header)
-    if masked_crc32c(header[:8]) != check:
-        raise ValueError("the length of a record does not match its checksum")
-    if length > left - _HEADER - 4:
-        raise ValueError(f"a record of {length} bytes is cut off")
-    return int(length)
 
 
 def is_tfrecord(path: Path) -> bool:
@@ -68,13 +48,13 @@ def is_tfrecord(path: Path) -> bool:
         record_length(start, 1 << 62)
     except (OSError, ValueError, SourceError):
         return False
-    return start[_HEADER:][:1] in (b"", b"\x0a") or start[:8] == bytes(8)
+    return start[HEADER:][:1] in (b"", b"\x0a") or start[:8] == bytes(8)
 
 
 def compression(path: Path) -> str | None:
     """How a file of records is compressed: gzip, or zlib, which has no magic number; None where it is not."""
     with path.open("rb") as file:
-        start = file.read(_HEADER)
+        start = file.read(HEADER)
     try:
         record_length(start, 1 << 62)
     except ValueError:
@@ -148,21 +128,19 @@ class TfrecordFiles:
         file = self._files[number]
         at, end = 0, os.fstat(file.descriptor).st_size
         while at < end:
-            start = file.read(_HEADER + _WINDOW, at)
+            start = file.read(HEADER + _WINDOW, at)
             try:
                 length = record_length(start, end - at)
                 if length > MAX_RECORD:
                     raise ValueError(f"a record has {length} bytes, more than an example can have")
             except ValueError as error:
                 raise DamageError(at, str(error)) from None
-            place = at + _HEADER
-            yield place, length, Message(length, _reader(file, place, length), start[_HEADER:][:length])
-            at = place + length + 4
+            place = at + HEADER
+            yield place, length, Message(length, _reader(file, place, length), start[HEADER:][:length])
+            at = place + length + CHECK
 
     def checked(self, number: int, place: int, length: int) -> bytes | None:
-        data = self._files[number].read(length + 4, place)
-        good = len(data) == length + 4 and masked_crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
-        return data[:-4] if good else None
+        return checked_data(self._files[number].read(length + CHECK, place), length)
 
     def stretch(self, number: int, place: int, length: int) -> Location | None:
         return self._files.stretch(number, place, length)

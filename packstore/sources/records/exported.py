@@ -12,11 +12,10 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.export_manifest import StoredBytes
-from packstore.core.tfrecord import PACKED
+from packstore.core.protobuf import PACKED, Feature, Message, read_example
 from packstore.sources.base import SourceOptions
 from packstore.sources.exported_rows import ExportedRows
 from packstore.sources.records.examples import ExampleSource, image_size
-from packstore.sources.records.protobuf import Feature, Message, read_example
 
 
 class ExportedTfds(ExportedRows, ExampleSource):

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from packstore.core.protobuf import Feature, Message
 from packstore.images.sniff import begins_like_image
-from packstore.sources.records.protobuf import Feature, Message
 
 _MAX_LABELS = 1 << 17
 _MAX_SHAPES = 1 << 12

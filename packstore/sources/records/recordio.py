@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Field, Image, Label
-from packstore.core.recordio import FIRST, HEADER, LAST, MAGIC, MIDDLE, WHOLE
+from packstore.core.recordio import HEADER, LAST, MAGIC, MIDDLE, find_parts
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind, SourceOptions
@@ -320,21 +320,7 @@ def _drop_identities(index: _Index) -> int:
 
 
 def _parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:
-    """Flag, place and size of the parts of the record at a place. Raises :class:`ValueError` where it is damaged."""
-    end, first = os.fstat(file.descriptor).st_size, True
-    while True:
-        head = file.read(8, at)
-        if len(head) < 8:
-            raise ValueError("the file ends within a record")
-        flag, size = (word := int.from_bytes(head[4:], "little")) >> 29, word & ((1 << 29) - 1)
-        if head[:4] != MAGIC or flag not in ((WHOLE, FIRST) if first else (MIDDLE, LAST)):
-            raise ValueError("no record begins here")
-        if size > end - at - 8:
-            raise ValueError(f"a record of {size} bytes is cut off")
-        yield flag, at + 8, size
-        if flag in (WHOLE, LAST):
-            return
-        at, first = at + 8 + size + -size % 4, False
+    return find_parts(file.read, at, os.fstat(file.descriptor).st_size)
 
 
 class ExportedRecordio(ExportedRows, RecordioSource):

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
+from packstore.core.protobuf import Feature, Message
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -29,7 +30,6 @@ from packstore.sources.exported_rows import open_with
 from packstore.sources.records.arrayrecord_files import ArrayRecordFiles
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.exported import ExportedTfds
-from packstore.sources.records.protobuf import Feature, Message
 from packstore.sources.records.shards import first_shards
 from packstore.sources.records.tfds_features import FEATURES, Leaf, describe, is_mask, is_pixels
 

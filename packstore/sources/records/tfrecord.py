@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Text
+from packstore.core.protobuf import Feature, Message
 from packstore.images.encode.png import encode_png
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Kind, SourceOptions
@@ -27,7 +28,6 @@ from packstore.sources.names import identifier
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.facts import Facts
 from packstore.sources.records.labels import Names, Numbering, find_names, numbering
-from packstore.sources.records.protobuf import Feature, Message
 from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")

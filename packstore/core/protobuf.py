@@ -1,11 +1,12 @@
-"""``tf.train.Example`` (``tensorflow/core/example/{example,feature}.proto``) in the wire format of Protocol Buffers.
+"""The wire format of Protocol Buffers, and ``tf.train.Example`` in it
+(``tensorflow/core/example/{example,feature}.proto``).
 
 A message is walked where it lies: of a record whose image alone takes most of it, only the rest is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +19,8 @@ _FIRST, _SECOND = 1 << 3 | _BYTES, 2 << 3 | _BYTES
 _WINDOW = 1 << 11
 _HIGH = bytes(range(128, 256))
 _MAX_FEATURES = 4096
+PACKED = ("float16", "bfloat16", "float64")
+"""dtypes that an example cannot hold as numbers, since its floats are float32: exports write their bytes."""
 _KINDS: dict[int, Literal["bytes", "floats", "ints"]] = {1: "bytes", 2: "floats", 3: "ints"}
 
 
@@ -223,3 +226,35 @@ def _feature(message: Message, start: int, stop: int) -> Feature:
                 raise ValueError("it has floats that are cut off")
             feature.spans.append((inner, first, last))
     return feature
+
+
+def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] | NDArray[np.int64]]) -> bytes:
+    """Encodes a ``tf.train.Example`` of lists of bytes, and arrays of float32 and int64. Sorts the features, so that
+    equal features give equal bytes."""
+    entries = []
+    for name in sorted(features):
+        values = features[name]
+        if isinstance(values, np.ndarray):
+            floats = values.dtype.kind == "f"
+            data = values.astype("<f4").tobytes() if floats else b"".join(varint(int(n)) for n in values.flat)
+            kind, listed = (2 if floats else 3), _delimited(1, data) if data else b""
+        else:
+            kind, listed = 1, b"".join(_delimited(1, value) for value in values)
+        feature = _delimited(kind, listed)
+        entries.append(_delimited(1, _delimited(1, name.encode()) + _delimited(2, feature)))
+    return _delimited(1, b"".join(entries))
+
+
+def varint(number: int) -> bytes:
+    """Encodes a 64-bit number as a varint; negative numbers as two's complement."""
+    number &= 0xFFFFFFFFFFFFFFFF
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _delimited(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | _BYTES) + varint(len(data)) + data
