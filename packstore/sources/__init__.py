@@ -26,6 +26,8 @@ from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.bridges import open_bridge
 from packstore.sources.contents import contents_of
+from packstore.sources.encodings import ROLE as ENCODING
+from packstore.sources.encodings import decoding, encoding_of
 from packstore.sources.frames import FramesSource
 from packstore.sources.given import check_given
 from packstore.sources.ignoring import check_patterns, ignore_rules, ignoring, pattern_of
@@ -106,7 +108,8 @@ def open_source(
         ignore: Patterns of files and folders to be treated as not there: ``*.txt``, ``masks``, ``train/extra``. None
             means those that ``packed_as`` was packed with.
         columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. None means
-            those that ``packed_as`` was packed with. ``keep=geo`` adds a column ``geo`` of GeoTIFF tags.
+            those that ``packed_as`` was packed with. ``keep=geo`` adds a column ``geo`` of GeoTIFF tags;
+            ``encoding=cp1252`` is the encoding of all texts that are not UTF-8.
         frames: ``all`` makes each frame of the image files a sample. None means as ``packed_as`` was packed.
         progress: Called when an object is fetched.
 
@@ -117,10 +120,14 @@ def open_source(
     """
     given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
     named = check_given(columns) or _recorded(packed_as, "columns")
-    others = tuple(each for each in named if each != GEO)
-    opened = _open_files(
-        path, kind, labels, max_pixels, packed_as, skip_bad, image_key, label_key, layout, ignore, others, progress
-    )
+    others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
+    encoding = encoding_of(named)
+    with decoding(encoding):
+        opened = _open_files(
+            path, kind, labels, max_pixels, packed_as, skip_bad, image_key, label_key, layout, ignore, others, progress
+        )
+    if encoding is not None:
+        opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
     if GEO in named:
         opened = GeoSource(opened)
     return FramesSource(opened) if given == ALL_FRAMES else opened
@@ -451,7 +458,8 @@ def _certain(path: Path) -> Kind | None:
         if not kind.reads(path):
             continue
         try:
-            if kind.recognise(path, SourceOptions()) is Certainty.CERTAIN:
+            certain = kind.recognise(path, SourceOptions()) is Certainty.CERTAIN
+            if certain and (kind.name != "store" or is_store(path)):  # a model has the suffix of a store, .pt
                 return kind
         except AmbiguousSourceError:
             return kind

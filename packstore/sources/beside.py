@@ -12,6 +12,7 @@ from typing import Any
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.fields import Image, Mask
 from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.encodings import to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree
 
@@ -76,9 +77,16 @@ def read_whole(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
         raise SourceError(f"{tree.name(file)} {size}") from None
 
 
-def lines_of(tree: Tree, file: str) -> Iterator[tuple[int, str]]:
-    """Number and text of each line of a file that is not blank, without blanks around it."""
-    text = read_whole(tree, file)
+def read_text(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
+    """All bytes of a text in UTF-8. Raises :class:`SourceError`, for one in an unknown encoding
+    :class:`AmbiguousSourceError`."""
+    return to_utf8(read_whole(tree, file, max_bytes), tree.encoding, tree.name(file))
+
+
+def lines_of(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int, str]]:
+    """Number and text of each line of a file that is not blank, without blanks around it. Lines that are ``paths`` may
+    have any bytes, as names of files may."""
+    text = read_whole(tree, file) if paths and tree.encoding is None else read_text(tree, file)
     begin, number = 0, 0
     while begin < len(text):
         end = text.find(b"\n", begin)
@@ -91,7 +99,7 @@ def lines_of(tree: Tree, file: str) -> Iterator[tuple[int, str]]:
 
 def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
     """The value of a JSON file, which is in memory as a whole meanwhile. Raises :class:`SourceError`."""
-    data = read_whole(tree, file, max_bytes)
+    data = read_text(tree, file, max_bytes)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Text
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, read_whole
 from packstore.sources.contents import contents_of, stem_of
+from packstore.sources.encodings import try_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
@@ -85,17 +86,26 @@ def find_suffix(tree: Tree) -> str | None:
     found = [suffix for suffix, count in counts.items() if count]
     if len(found) != 1 or 2 * counts[found[0]] < images:
         return None
-    return found[0] if all(map(is_caption, _texts(tree, found[0]))) else None
+    fault = None
+    for path, raw in _texts(tree, found[0]):
+        text, wrong = try_utf8(raw, tree.encoding, tree.name(path))
+        fault = fault or wrong
+        if not is_caption(text):
+            return None
+    if fault is not None:
+        raise fault
+    return found[0]
 
 
-def _texts(tree: Tree, suffix: str) -> Iterator[bytes]:
+def _texts(tree: Tree, suffix: str) -> Iterator[tuple[str, bytes]]:
     for folder, names in tree.folders(is_passed_over):
         there = frozenset(names.ending(suffix))
         stems = dict.fromkeys(stem_of(name) + suffix for name in names.ending(*IMAGE_SUFFIXES))
         for name in stems:
             if name in there:
                 path = join(folder, name)
-                yield read_whole(tree, path, _MAX_BYTES) if tree.stat(path).size <= _MAX_BYTES else b"\0"
+                data = read_whole(tree, path, _MAX_BYTES) if tree.stat(path).size <= _MAX_BYTES else b"\0"
+                yield path, data
 
 
 def is_caption(raw: bytes) -> bool:
@@ -123,6 +133,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     try:
         if tree is None or find_suffix(tree) is None:
             return Certainty.NO
+    except AmbiguousSourceError:
+        raise
     except SourceError:
         return Certainty.NO
     holding = [folder for folder, each in contents_of(tree).folders.items() if each.images.count]

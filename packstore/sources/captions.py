@@ -22,7 +22,8 @@ from packstore.sources.annotations import find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import folder_of, join, lines_of, plain_path, read_whole
+from packstore.sources.beside import folder_of, join, lines_of, plain_path, read_text
+from packstore.sources.encodings import utf8_start
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
 from packstore.sources.tree import Tree
@@ -133,7 +134,7 @@ class _Captions:
         split_by_name = {
             line.encode("utf-8", "surrogateescape"): split
             for split, place in sets.items()
-            for _, line in lines_of(tree, place)
+            for _, line in lines_of(tree, place, paths=True)
         }
         try:
             with tempfile.TemporaryFile() as kept:
@@ -178,7 +179,7 @@ class _Captions:
 
 def _lines(tree: Tree, file: str) -> Iterator[_Line]:
     """The captions of a file, one after the other. Raises :class:`SourceError` with the line that is wrong."""
-    data = read_whole(tree, file)
+    data = read_text(tree, file)
     last = 0
     try:
         for number, line in _parsed(file, data):
@@ -280,7 +281,7 @@ def _fits(path: str, start: bytes) -> bool:
 
 
 def _first_line(start: bytes) -> str:
-    return start.split(b"\n")[0].decode("utf-8", "replace").removeprefix("\ufeff").strip()
+    return utf8_start(start).split(b"\n")[0].decode("utf-8", "replace").removeprefix("\ufeff").strip()
 
 
 def _no_captions(tree: Tree) -> SourceError:

@@ -24,7 +24,7 @@ from packstore.sources.annotation_formats.objects import load_json
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import folder_of, join, plain_path, read_whole
+from packstore.sources.beside import folder_of, join, plain_path, read_text
 from packstore.sources.contents import contents_of
 from packstore.sources.rows import FileRow, FileRowSource, InTree, Row, in_packing_order
 from packstore.sources.tree import Tree
@@ -101,7 +101,7 @@ class ConversationSource(FileRowSource):
     def _read_entries(self, file: str) -> list[tuple[list[str], dict[str, Any]]]:
         """Names of the images, and values by column, of each conversation in a file. Raises :class:`SourceError`."""
         shown, found = self.tree.name(file), []
-        data = read_whole(self.tree, file, _MAX_BYTES)
+        data = read_text(self.tree, file, _MAX_BYTES)
         try:
             listed = (
                 load_json(data) if file.endswith(".json") else map(load_json, filter(bytes.strip, data.split(b"\n")))

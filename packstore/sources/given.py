@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from packstore.core.errors import UsageError, printable
+from packstore.sources.encodings import encoding_of
 
-ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep")
+ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "encoding")
 
 
 def check_given(given: object) -> tuple[str, ...]:
@@ -15,6 +16,7 @@ def check_given(given: object) -> tuple[str, ...]:
     if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
         raise UsageError(f"columns should be texts such as 'image=photo', got {given!r:.80}")
     parse_given(found)
+    encoding_of(found)
     return tuple(found)
 
 
@@ -29,7 +31,7 @@ def parse_given(given: Sequence[str]) -> dict[str, list[str]]:
                 f"--column {printable(each)!r}: expected {', '.join(f'{role}=COL' for role in ROLES)}, each once; "
                 "boxes=X1,Y1,X2,Y2 and keypoints=X1,Y1,X2,Y2,… have several columns"
             )
-        if role in ("image", "label", "split") and len(names) > 1:
+        if role in ("image", "label", "split", "encoding") and len(names) > 1:
             raise UsageError(f"--column {printable(each)!r}: {role} is one column")
         if (role == "boxes" and len(names) not in (1, 4)) or (role == "keypoints" and len(names) % 2):
             raise UsageError(f"--column {printable(each)!r}: boxes are one column or four, keypoints pairs of x and y")

@@ -26,6 +26,7 @@ from packstore.images.decoders import get_decoder
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.sources.annotation_formats.objects import load_json
 from packstore.sources.beside import class_names, join, read_whole
+from packstore.sources.encodings import try_utf8
 from packstore.sources.ignoring import pattern_of
 from packstore.sources.listing import is_passed_over
 from packstore.sources.tree import Tree
@@ -129,7 +130,8 @@ def _read_palette(tree: Tree, file: str) -> Iterator[Palette]:
     """Yields the palette of a file that is one."""
     if tree.stat(file).size > _MAX_BYTES:
         return
-    text = read_whole(tree, file, _MAX_BYTES).decode("utf-8-sig", "replace")
+    data, fault = try_utf8(read_whole(tree, file, _MAX_BYTES), tree.encoding, tree.name(file))
+    text = data.decode("utf-8-sig")
     suffix = Path(file).suffix.lower()
     try:
         rows = {".csv": _of_csv, ".json": _of_json}.get(suffix, _of_text)(text)
@@ -137,6 +139,8 @@ def _read_palette(tree: Tree, file: str) -> Iterator[Palette]:
         return  # it is no palette
     if not rows or len(rows) > _MOST:
         return
+    if fault is not None:
+        raise fault
     names = class_names([name for name, _ in rows], range(len(rows)))
     colours = [colour for _, colour in rows]
     if all(isinstance(colour, int) for colour in colours):

@@ -26,6 +26,7 @@ from packstore.core.errors import SampleError, SourceError, UsageError, printabl
 from packstore.core.urls import UrlPath, location
 from packstore.images.sniff import begins_like_image
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
+from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
@@ -215,6 +216,7 @@ class ObjectTree(Tree):
     def __init__(self, path: RemotePath) -> None:
         self.root = str(path)
         self.rules = active_rules(path)
+        self.encoding = active_encoding()
         self._bucket, self._top = path.within()
         self._md5, self._proven = True, False
 

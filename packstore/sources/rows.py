@@ -25,6 +25,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import tree_of
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, rounded_size, stamp_of
+from packstore.sources.encodings import is_text, to_utf8
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.schema import Schema, make_schema
@@ -320,7 +321,11 @@ class FileRowSource(RowSource):
 
     def _content(self, value: InTree) -> bytes | None:
         if value.size_bytes >= 0:
-            return self.tree.read(value.file, value.size_bytes, value.modified_ns, self._max_bytes)
+            data = self.tree.read(value.file, value.size_bytes, value.modified_ns, self._max_bytes)
+            try:
+                return to_utf8(data, self.tree.encoding, self.tree.name(value.file)) if is_text(value.file) else data
+            except SourceError as error:
+                raise ValueError(str(error)) from None
         if value.optional:
             return None
         raise ValueError(f"its {printable(value.file)} is missing or is no file")

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import open_regular
 from packstore.images.engine import read_files
+from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import KnownNames, Names, is_directory, names_in
 from packstore.sources.ignoring import IgnoreRules, active_rules
 from packstore.sources.listing import (
@@ -67,6 +68,7 @@ class Tree(ABC):
         above: The directories above the root: a link to any of them leads back to it.
         rules: What is hidden by ``--ignore``: treated as not there by all methods but :meth:`every`.
         has_arrays: Files ``.npy`` are its images; see :func:`packstore.sources.npy_files.with_arrays`.
+        encoding: Of texts that are not UTF-8; None if nobody said one.
     """
 
     root: str
@@ -74,6 +76,7 @@ class Tree(ABC):
     above: tuple[Identity, ...] = ()
     rules: IgnoreRules = IgnoreRules()
     has_arrays: bool = False
+    encoding: str | None = None
 
     def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         """The images and directories in a directory. Counts what is passed over in ``ignored``, by reason.
@@ -231,6 +234,7 @@ class FolderTree(Tree):
     def __init__(self, path: Path) -> None:
         self.root = str(path.absolute())  # a later change of the working directory does not matter
         self.rules = active_rules(path)
+        self.encoding = active_encoding()
         self.above = tuple(_identity(parent) for parent in Path(self.root).resolve().parents)
         self._threads = threading.local()
         self._known: KnownNames | None = None

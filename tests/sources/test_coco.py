@@ -229,6 +229,29 @@ def test_panoptic_masks_and_stuff_go_with_their_images(masks: str, tmp_path: Pat
     assert verify(tmp_path / "x.h5", decode=True, against=root).problems == ()
 
 
+def test_each_pixel_of_a_panoptic_mask_is_the_id_of_its_segment(tmp_path: Path) -> None:
+    """The format says: id = R + 256 G + 65,536 B (https://cocodataset.org/#format-data)."""
+    ids = [1, 255, 256, 257, 65_535, 65_536, 65_793, 8_388_608, 16_777_215]
+    drawn = np.random.default_rng(7).choice([0, *ids], (8, 16))
+    pixels = np.stack([drawn % 256, drawn // 256 % 256, drawn // 65_536], -1).astype(np.uint8)
+    segments = [{"id": each, "category_id": (3, 18)[n % 2], "area": int((drawn == each).sum()), "iscrowd": 0}
+                for n, each in enumerate(ids)]  # fmt: skip
+    entry = {"image_id": 0, "file_name": "0.png", "segments_info": segments}
+    document = {"images": [coco_image(0)], "annotations": [entry], "categories": CATS}
+    mask = encode(PIL.Image.fromarray(pixels), "PNG")
+    files = {f"train2017/{0:012}.jpg": jpeg(0), "panoptic_train2017/0.png": mask}
+    fill(tmp_path / "set", {**files, "annotations/panoptic_train2017.json": json.dumps(document)})
+    convert(tmp_path / "set", tmp_path / "x.h5")
+    columns = ("panoptic_mask", "segment_ids", "segment_labels")
+    packed, found, labels = PackedDataset(tmp_path / "x.h5", "train", columns=columns)[0]
+    values = np.asarray(packed).astype(np.int64)
+    values = values if values.shape[-1] == 3 else np.moveaxis(values, 0, -1)
+    assert ((values * [1, 256, 65_536]).sum(-1) == drawn).all()
+    assert list(found) == ids
+    assert labels.tolist() == [n % 2 for n in range(len(ids))]
+    assert [int((drawn == each).sum()) for each in found] == [each["area"] for each in segments]
+
+
 def test_stuff_alone_is_objects_and_masks_alone_are_read(tmp_path: Path) -> None:
     panoptic(tmp_path)
     for name in ("instances", "person_keypoints", "captions"):
@@ -556,3 +579,19 @@ def test_folders_of_another_machine_before_the_names(tmp_path: Path) -> None:
         open_source(fill(tmp_path, {**files, "annotations/objv2_train.json": json.dumps(document)}))
     ) as source:
         assert [entry.key for entry in source.entries()] == [f"train/{name}" for name in names]
+
+
+def test_annotations_twice_with_the_same_bytes_are_read_once(tmp_path: Path) -> None:
+    splits = ("train", "val", "test")
+    files: dict[str, str | bytes] = {f"{split}/{n:012}.jpg": jpeg(n) for n, split in enumerate(splits)}
+    for n, split in enumerate(splits):
+        text = of_images(n)
+        files |= {f"annotations/{split}.json": text, f"{split}/_annotations.coco.json": text}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert dict(survey.splits) == dict.fromkeys(splits, 1)
+        assert sorted(survey.ledger.names(Role.EVIDENCE)) == sorted(f"{s}/_annotations.coco.json" for s in splits)
+    (tmp_path / "val/_annotations.coco.json").write_text(of_images(1) + " ")
+    with pytest.raises(AmbiguousSourceError):
+        open_source(tmp_path)

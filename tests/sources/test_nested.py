@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from packstore import AmbiguousSourceError, SourceError
 from packstore.core.errors import Answer
@@ -142,3 +143,11 @@ def test_questions_are_answered_by_the_commands_that_are_printed(tmp_path: Path)
         assert run(*words[1:], "--overwrite").returncode == 0
     told = run("info", folder).stderr.splitlines()
     assert run(*shlex.split(told[-1])[1:]).returncode == 0
+
+
+def test_a_model_beside_images_is_no_store(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "model.pt")
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(SourceError, match="holds no images") as caught, closing(open_source(tmp_path)) as source:
+        source.survey()
+    assert "a packstore store" not in str(caught.value)

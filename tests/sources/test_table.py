@@ -274,6 +274,57 @@ def test_convention_is_asked(tmp_path: Path) -> None:
     assert rows(path, layout="xywh")["im00.png"]["boxes"] == [[1, 2, 4, 6]]
 
 
+CELLS = {
+    "json": ("[1, 2, 3, 4]", "[[1, 2, 3, 4], [0, 0, 2, 2]]", "[]"),
+    "blanks": ("1 2 3 4", "1 2 3 4; 0 0 2 2", "no_box"),
+    "commas": ("1,2,3,4", "1,2,3,4;0,0,2,2", ""),
+    "python": ("(1, 2, 3, 4)", "[(1, 2, 3, 4), (0, 0, 2, 2)]", "[]"),
+    "numpy": ("[1. 2. 3. 4.]", "[[1. 2. 3. 4.], [0. 0. 2. 2.]]", "[]"),
+    "objects": (
+        "{'xmin': 1, 'ymin': 2, 'xmax': 4, 'ymax': 6}",
+        '[{"xmin": 1, "ymin": 2, "xmax": 4, "ymax": 6}, {"xmin": 0, "ymin": 0, "xmax": 2, "ymax": 2}]',
+        "[]",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", CELLS)
+def test_boxes_in_a_cell(form: str, tmp_path: Path) -> None:
+    """Global Wheat: ``[834.0, 222.0, 56.0, 36.0]``, a row each; its second edition has all boxes in a cell."""
+    cells = [cell.replace('"', '""') for cell in CELLS[form]]
+    text = "image,bbox,label\n" + "".join(
+        f'im{n:02}.png,"{cell}",{label}\n' for n, (cell, label) in enumerate(zip(cells, ("a", "b", ""), strict=True))
+    )
+    path = make(tmp_path, range(3), {"t.csv": text})
+    found = rows(path, **({} if form == "objects" else {"layout": "xywh"}))
+    assert found == {
+        "im00.png": {"boxes": [[1, 2, 4, 6]], "labels": ["a"]},
+        "im01.png": {"boxes": [[1, 2, 4, 6], [0, 0, 2, 2]], "labels": ["b", "b"]},
+        "im02.png": {"boxes": [], "labels": []},
+    }
+
+
+def test_boxes_and_their_classes_in_cells(tmp_path: Path) -> None:
+    text = "image,where,what\nim00.png,\"[[1,2,3,4],[0,0,2,2]]\",\"['cat', 'dog']\"\nim01.png,[],[]\n"
+    path = make(tmp_path, range(2), {"t.csv": text})
+    options: dict[str, Any] = {"columns": ["boxes=where", "label=what"], "layout": "xyxy"}
+    assert rows(path, **options) == {
+        "im00.png": {"boxes": [[1, 2, 3, 4], [0, 0, 2, 2]], "labels": ["cat", "dog"]},
+        "im01.png": {"boxes": [], "labels": []},
+    }
+    boxes = [[1, 2, 3, 4], [0, 0, 2, 2]]
+    lines = [{"image": "im00.png", "bbox": boxes, "label": ["cat", "dog"]}, {"image": "im01.png"}]
+    path = make(tmp_path / "lines", range(2), {"t.jsonl": "\n".join(map(json.dumps, lines))})
+    assert rows(path, layout="xyxy")["im00.png"]["labels"] == ["cat", "dog"]
+
+
+def test_numbers_that_are_no_boxes_are_kept(tmp_path: Path) -> None:
+    for n, cell in enumerate(("[1, 2, 3]", "[1, 2, 3, x]", "[[1, 2, 3, 4], 5]", "{'a': 1, 'b': 2, 'c': 3, 'd': 4}")):
+        text = f'image,bbox\nim00.png,"[1, 2, 3, 4]"\nim01.png,"{cell}"\n'
+        found = rows(make(tmp_path / str(n), range(2), {"t.csv": text}))
+        assert found["im01.png"] == {"bbox": cell}
+
+
 def test_several_rows_an_image(tmp_path: Path) -> None:
     text = "image,label,score\nim00.png,a,1\nim01.png,b,2\nim00.png,b,3\nim01.png,b,2\n"
     found = rows(make(tmp_path, range(2), {"t.csv": text}))

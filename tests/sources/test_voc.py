@@ -126,6 +126,22 @@ def test_without_sets_all_images_are_taken_and_classes_are_those_found(tmp_path:
         assert [source.read(entry).values["boxes"] for entry in source.entries()] == [*[[[0, 1, 3, 4]]] * 4, None]
 
 
+@pytest.mark.parametrize("place", ["ImageSets", "Main", "ImageSets/Main"])
+def test_where_sets_may_lie(place: str, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"JPEGImages/{n}.jpg": jpeg(n) for n in range(5)}
+    files |= {f"Annotations/{n}.xml": voc_xml(str(n), ("ant", (1, 2, 3, 4), 0)) for n in range(5)}
+    files |= {
+        f"{place}/train.txt": "0\n1\n2\n",
+        f"{place}/val.txt": "3\n4\n",
+        f"{place}/trainval.txt": "0\n1\n2\n3\n4\n",
+    }
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert dict(survey.splits) == {"train": 3, "val": 2}
+        assert list(survey.ledger.names(Role.EVIDENCE)) == [f"{place}/trainval.txt"]
+
+
 def test_images_in_no_set_are_counted_and_those_missing_are_bad(tmp_path: Path) -> None:
     voc(tmp_path)
     (tmp_path / BASE / "JPEGImages/extra.jpg").write_bytes(jpeg(1))

@@ -55,6 +55,8 @@ class TestVocBeside(SourceSuite):
         ("images", "annotations", {"": 6}),
         ("train", "train", {"train": 6}),
         ("train/images", "train/annotations", {"train": 6}),
+        ("JPEGIMG", "Annotations", {"": 6}),
+        ("val/fotos", "val/boxes of them", {"val": 6}),
     ],
 )
 def test_where_annotations_may_lie(images: str, xml: str, splits: dict[str, int], tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
         ("train: images/train", "images/train/{}"),
         ("train: ../train/images", "train/images/{}"),  # as Roboflow writes it
         ("path: /home/me/data/pets\ntrain: images/train", "images/train/{}"),
+        ("train: ../pets-dataset/images/train", "images/train/{}"),
         ("train: /home/me/data/pets/images/train", "images/train/{}"),
         ("path: pets\ntrain: images/train", "pets/images/train/{}"),
         ("train: [images/train, more/images]", "more/images/{}"),

@@ -17,7 +17,8 @@ from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import folder_of, join, plain_path, read_whole
+from packstore.sources.beside import folder_of, join, plain_path, read_text
+from packstore.sources.encodings import utf8_start
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, Row, in_packing_order
 from packstore.sources.tree import Tree
@@ -101,7 +102,7 @@ class DocumentSource(AnnotatedSource):
         """The files of annotations, by their names and first bytes; with them those of the same name in other folders,
         which are damaged if they begin otherwise."""
         paths = [path for folder in _folders(tree, cls.deep) for path in _candidates(tree, folder, cls.names, cls.most)]
-        found = {path for path in paths if cls.signature.search(tree.start(path, _START).removeprefix(b"\xef\xbb\xbf"))}
+        found = {path for path in paths if cls.signature.search(utf8_start(tree.start(path, _START)))}
         names = {path.rpartition("/")[2] for path in found}
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 
@@ -111,8 +112,10 @@ class DocumentSource(AnnotatedSource):
         for file in self._files:
             where = self.tree.name(file)
             try:
-                entries = list(self.entries_of(file, self.load(read_whole(self.tree, file, _MAX_BYTES))))
+                entries = list(self.entries_of(file, self.load(read_text(self.tree, file, _MAX_BYTES))))
                 names = [_plain_name(entry.name) for entry in entries]
+            except AmbiguousSourceError:
+                raise
             except (
                 ValueError,
                 KeyError,

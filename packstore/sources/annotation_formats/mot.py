@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from packstore.core.fields import Array, Field
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
 from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, of_box, reals
-from packstore.sources.beside import is_file, join, read_whole
+from packstore.sources.beside import is_file, join, read_text
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 _CLASSES = (
@@ -57,7 +57,7 @@ class MotSource(DocumentSource):
             self.ignored["frames that are not there as images"] += len(frames)
 
     def _names_in(self, file: str) -> list[str]:
-        found = read_whole(self.tree, file).decode().split("\n")
+        found = read_text(self.tree, file).decode().split("\n")
         return [name.strip() for name in found if name.strip()]
 
     def class_order(self) -> Sequence[str]:

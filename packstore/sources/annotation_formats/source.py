@@ -15,12 +15,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
 from packstore.sources.annotation_formats.columns import AnnotationColumns
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import join, read_whole
+from packstore.sources.beside import join, read_text
 from packstore.sources.contents import contents_of
+from packstore.sources.encodings import utf8_start
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
@@ -116,7 +117,7 @@ class SidecarSource(AnnotatedSource):
         looked = 0
         for image in tree.names(images).ending(*IMAGE_SUFFIXES):
             for name in cls._annotation_names(image):
-                start = tree.start(join(folder, name), _START) if name in there else b""
+                start = utf8_start(tree.start(join(folder, name), _START)) if name in there else b""
                 if start.strip():
                     if not cls.signature.search(start):
                         return False
@@ -152,7 +153,9 @@ class SidecarSource(AnnotatedSource):
     def raws(self) -> Iterator[Any]:
         for row in chain.from_iterable(map(self.file_rows, self.splits())):
             try:
-                yield read_whole(self.tree, row.values["raw"].file, _MAX_BYTES) if "raw" in row.values else b""
+                yield read_text(self.tree, row.values["raw"].file, _MAX_BYTES) if "raw" in row.values else b""
+            except AmbiguousSourceError:
+                raise
             except (SourceError, SampleError):
                 continue
 

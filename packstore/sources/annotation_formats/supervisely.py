@@ -21,7 +21,7 @@ from packstore.sources.annotation_formats.objects import (
     text_or_none,
 )
 from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
-from packstore.sources.beside import is_file, read_whole
+from packstore.sources.beside import is_file, read_text
 
 
 class SuperviselySource(SidecarSource):
@@ -44,7 +44,7 @@ class SuperviselySource(SidecarSource):
         if not is_file(self.tree, "meta.json"):
             return []
         try:
-            return [each["title"] for each in load_json(read_whole(self.tree, "meta.json"))["classes"]]
+            return [each["title"] for each in load_json(read_text(self.tree, "meta.json"))["classes"]]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SourceError(f"{self.tree.name('meta.json')} is not as Supervisely has it ({error!r:.100})") from None
 

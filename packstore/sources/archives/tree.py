@@ -17,6 +17,7 @@ from packstore.images.sniff import begins_like_image
 from packstore.sources.archives.index import NOWHERE, Index, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
 from packstore.sources.base import SPLIT_ORDER, stamp_of
+from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
@@ -38,6 +39,7 @@ class ArchiveTree(Tree):
     def __init__(self, path: Path, index: Index) -> None:
         self.root = str(path)
         self.rules = active_rules(path)
+        self.encoding = active_encoding()
         self._path = path
         self._index = index
         self.replaced = index.replaced

@@ -19,7 +19,16 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import class_names, is_file, join, mask_field, yolo_labels
 from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of, segments_of
-from packstore.sources.coco.files import AnnotationFile, by_split, find_files, image_folder, mask_folder, only_folder_of
+from packstore.sources.coco.files import (
+    AnnotationFile,
+    by_split,
+    find_files,
+    image_folder,
+    mask_folder,
+    only_folder_of,
+    part_copies,
+)
+from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, Row, in_packing_order
 
@@ -51,7 +60,7 @@ class CocoSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        files = find_files(self.tree)
+        files, self._copies = part_copies(self.tree, find_files(self.tree))
         splits = by_split(self.tree, files)
         if not splits:
             raise SourceError(f"{printable(str(path))} has no annotations of COCO (annotations/instances_train.json)")
@@ -185,6 +194,12 @@ class CocoSource(FileRowSource):
 
     def described_by(self) -> Iterable[str]:
         return self._files
+
+    def claim_files(self, claims: Claims) -> None:
+        """See :meth:`Source.claim_files`. Copies of files of annotations say nothing more."""
+        super().claim_files(claims)
+        for file in self._copies:
+            claims.claim(file.path, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
         path = join(folder, name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.beside import folder_of, join
+from packstore.sources.beside import folder_of, join, read_whole
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
@@ -55,6 +55,20 @@ def find_files(tree: Tree) -> list[AnnotationFile]:
     folders = ["", *_BESIDE]
     folders += [name for name in tree.names("").folders if name not in folders and not is_passed_over(name)]
     return [file for folder in folders for file in _in_folder(tree, folder)]
+
+
+def part_copies(tree: Tree, files: list[AnnotationFile]) -> tuple[list[AnnotationFile], list[AnnotationFile]]:
+    """Parts files from those whose bytes are the ones of an earlier file of the same split and kind."""
+    own: list[AnnotationFile] = []
+    copies: list[AnnotationFile] = []
+    for file in files:
+        alike = (each for each in own if (each.split, each.kind) == (file.split, file.kind))
+        (copies if any(_same_bytes(tree, each.path, file.path) for each in alike) else own).append(file)
+    return own, copies
+
+
+def _same_bytes(tree: Tree, one: str, other: str) -> bool:
+    return tree.stat(one).size == tree.stat(other).size and read_whole(tree, one) == read_whole(tree, other)
 
 
 def by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[str, AnnotationFile]]:

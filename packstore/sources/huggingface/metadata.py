@@ -14,7 +14,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Field, Json, Label, Text
-from packstore.sources.beside import join, plain_path, read_whole
+from packstore.sources.beside import join, plain_path, read_text, read_whole
 from packstore.sources.huggingface.features import class_names, features_of, load_pyarrow, plain_column
 from packstore.sources.huggingface.tables import faults
 from packstore.sources.tree import Tree
@@ -82,7 +82,7 @@ class Metadata:
         for file in self.files:
             folder, _, name = file.rpartition("/")
             shown = self.tree.name(file)
-            data = read_whole(self.tree, file, _MAX_BYTES)
+            data = (read_whole if name.endswith(".parquet") else read_text)(self.tree, file, _MAX_BYTES)
             reader = {"csv": _csv, "jsonl": read_json_lines, "parquet": read_parquet_rows}[name.rpartition(".")[2]]
             for number, values in reader(data, shown):
                 yield Line(f"{shown}, {number}", folder, values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.boxes import BoxRanges
-from packstore.sources.table.columns import Roles, number_of, read_box
+from packstore.sources.table.box_cells import is_blank, number_of, read_boxes
+from packstore.sources.table.columns import Roles
 from packstore.sources.table.images import blocks
 
 
@@ -35,10 +35,10 @@ def find_convention(
         boxes, sides = [], []
         for n, (place, cells) in enumerate(block, number * 4096):
             try:
-                box = box_of(cells, roles.boxes)
+                own = boxes_of(cells, roles.boxes)
             except ValueError as error:
                 raise SourceError(f"{place}: {error}") from None
-            if box is not None:
+            for box in own:
                 boxes.append(box)
                 if n in sized:
                     measured.add(np.array([box]), np.array([sized[n]], np.float64))
@@ -69,25 +69,19 @@ def find_convention(
     )
 
 
-def is_blank(value: Any) -> bool:
-    """Whether a cell says nothing."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def box_of(cells: Mapping[str, Any], columns: Sequence[str]) -> list[float] | None:
-    """The four numbers of a row; None if all cells are blank. Raises :class:`ValueError`."""
+def boxes_of(cells: Mapping[str, Any], columns: Sequence[str]) -> list[list[float]]:
+    """The boxes of a row, none if all cells are blank. Raises :class:`ValueError`."""
     values = [cells.get(name) for name in columns]
     if all(map(is_blank, values)):
-        return None
+        return []
     if len(columns) == 1:
-        found = read_box(values[0])
+        found = read_boxes(values[0])
         if found is None:
-            raise ValueError(
-                f"{printable(columns[0])} is {printable(str(values[0])[:40])!r}, and should be four numbers"
-            )
-        return found
+            shown = printable(str(values[0])[:40])
+            raise ValueError(f"{printable(columns[0])} is {shown!r}, and should be four numbers, or a list of such")
+        return found[0]
     numbers = [number_of(value) for value in values]
     for name, value, number in zip(columns, values, numbers, strict=True):
         if number is None:
             raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
-    return [float(number) for number in numbers if number is not None]
+    return [[number for number in numbers if number is not None]]

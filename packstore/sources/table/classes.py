@@ -8,7 +8,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Label, Labels
-from packstore.sources.table.boxes import is_blank
+from packstore.sources.table.box_cells import is_blank, texts_of
 from packstore.sources.table.columns import ColumnFacts, Roles, flag_of
 
 UNCERTAIN, BLANK = "uncertain", "unmentioned"
@@ -26,6 +26,7 @@ class ClassColumn:
     def __init__(self, where: str, roles: Roles, facts: ColumnFacts, titles: Mapping[str, str]) -> None:
         """``titles`` has names of classes by their texts in the table. Raises :class:`SourceError`."""
         self._separator, self._titles = roles.separator, titles
+        self._lists = bool(facts.filled) and facts.lists
         self.names: tuple[str, ...] | None = None
         if facts.values.kinds <= {"int"} and not facts.values.negative and not facts.lists:
             return
@@ -35,20 +36,26 @@ class ClassColumn:
 
     def one(self, value: Any) -> Any:
         """The class of a cell. Raises :class:`ValueError` for none or several."""
+        return self.each(value, 1)[0]
+
+    def each(self, value: Any, boxes: int) -> list[Any]:
+        """The class of each box of a cell: the only one there, or one each. Raises :class:`ValueError`."""
         found = self.all(value)
-        if len(found) != 1:
-            raise ValueError("a box has no class")
-        return found[0]
+        if len(found) not in (1, boxes):
+            raise ValueError(f"{boxes} boxes have {len(found)} classes" if found else "a box has no class")
+        return found if len(found) == boxes else found * boxes
 
     def all(self, value: Any) -> list[Any]:
         """The classes of a cell, none for a blank one."""
         if is_blank(value):
             return []
-        if isinstance(value, list):
-            return value
+        if self._lists:
+            return texts_of(value) or []
         return [int(value)] if self.names is None else self._parts(str(value))
 
     def _parts(self, text: str) -> list[str]:
+        if self._lists:
+            return texts_of(text) or []
         separator = self._separator
         parts = [part.strip() for part in text.split(separator) if part.strip()] if separator else [text]
         return [self._titles.get(part, part) for part in parts]

@@ -11,6 +11,7 @@ from typing import Any
 from packstore.core.errors import UsageError, printable
 from packstore.sources.huggingface.metadata import ColumnValues
 from packstore.sources.labels import LABEL_COLUMNS
+from packstore.sources.table.box_cells import columns_of_boxes, is_box_name, number_of, plain_name, read_boxes, texts_of
 from packstore.sources.text_labels import is_label_name, words_of
 
 _SPLIT_NAMES = ("split", "set", "subset", "partition", "usage", "phase", "dataset", "data_set")
@@ -18,23 +19,6 @@ _SPLIT_VALUE = re.compile(r"(public|private)?[ _-]?(train|training|val|valid|val
 _MAX_TEXTS, _LEAST_POINTS = 1 << 16, 3
 _SEPARATORS = "|;,"
 _FLAGS = {"": None, "0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
-_CORNERS = (
-    ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("x0", "y0", "x1", "y1"), ("xtl", "ytl", "xbr", "ybr"),
-    ("left", "top", "right", "bottom"), ("bboxx1", "bboxy1", "bboxx2", "bboxy2"), ("minx", "miny", "maxx", "maxy"),
-    ("roix1", "roiy1", "roix2", "roiy2"), ("bboxxmin", "bboxymin", "bboxxmax", "bboxymax"),
-    ("boxxmin", "boxymin", "boxxmax", "boxymax"),
-)  # fmt: skip
-_SIZES = (
-    ("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
-    ("bboxx", "bboxy", "bboxw", "bboxh"), ("bboxx", "bboxy", "bboxwidth", "bboxheight"),
-    ("xmin", "ymin", "width", "height"), ("xmin", "ymin", "w", "h"), ("x1", "y1", "w", "h"),
-    ("x1", "y1", "width", "height"), ("boxx", "boxy", "boxw", "boxh"),
-)  # fmt: skip
-_CENTRES = (
-    ("cx", "cy", "w", "h"), ("xcenter", "ycenter", "width", "height"), ("xcenter", "ycenter", "w", "h"),
-    ("centerx", "centery", "width", "height"), ("xc", "yc", "w", "h"),
-)  # fmt: skip
-_BOX_CELLS = ("bbox", "box", "boundingbox")
 _RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")
 _RUN_NAMES = ("encodedpixels", "rle", "rlemask", "maskrle")
 
@@ -49,7 +33,7 @@ class ColumnFacts:
         flags: All are 0, 1, -1 or blank, and which of these there are; None for others.
         split: All are names of splits.
         low: Least number, and ``high`` the greatest.
-        boxes: All are texts of four numbers, ``[x, y, w, h]``.
+        boxes: All are boxes, and the conventions that they name; None for others.
         lists: All are lists of texts.
         runs: All are run lengths, ``start length start length …``.
         empty: A value is an empty text.
@@ -62,7 +46,7 @@ class ColumnFacts:
     split: bool = True
     low: float = 0.0
     high: float = 0.0
-    boxes: bool = True
+    boxes: set[str] | None = field(default_factory=set)
     lists: bool = True
     runs: bool = True
     empty: bool = False
@@ -79,11 +63,13 @@ class ColumnFacts:
         if blank:
             return
         self.split = self.split and isinstance(value, str) and _SPLIT_VALUE.fullmatch(value) is not None
-        self.boxes = self.boxes and read_box(value) is not None
+        if self.boxes is not None:
+            found = read_boxes(value)
+            self.boxes = None if found is None else self.boxes | ({found[1]} if found[0] else set())
         self.runs = self.runs and isinstance(value, str) and _RUNS.fullmatch(value) is not None
-        self.lists = self.lists and isinstance(value, list) and all(isinstance(each, str) for each in value)
+        self.lists = self.lists and texts_of(value) is not None
         if self.texts is not None:
-            self.texts.update(value if self.lists else [shown])
+            self.texts.add(shown)
             if len(self.texts) > _MAX_TEXTS:
                 self.texts = None
         if (number := number_of(value)) is not None:
@@ -126,7 +112,7 @@ class Roles:
 
     Attributes:
         split: Column of splits.
-        boxes: Four columns, or the one whose cells hold four numbers.
+        boxes: Four columns, or the one whose cells hold boxes.
         convention: One of ``xyxy``, ``xywh``, ``cxcywh``, if the names of the columns say so.
         runs: Column of masks by run lengths, as Kaggle's ``EncodedPixels``.
         label: Column of a class, or of several.
@@ -181,7 +167,8 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
         _drop(free, [found.label])
     if found.label:
         one = facts[found.label]
-        found.separator = one.separator() if "label" not in given and one.values.kinds <= {"text"} else ""
+        plain = "label" not in given and one.values.kinds <= {"text"} and not one.lists
+        found.separator = one.separator() if plain else ""
         found.several |= bool(found.separator) or bool(one.filled and one.lists)
     elif not found.flags:
         found.flags = _find_flags(free, alone=not (found.split or found.boxes or found.points))
@@ -216,19 +203,13 @@ def _find_boxes(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[st
         if kinds in ("nnnnt", "nnnntnn"):  # RetinaNet's; SKU-110K's, with width and height of the image
             return tuple(listed[:4]), "", listed[4]
         return (tuple(listed[1:5]), "xywh", listed[0]) if kinds == "tnnnnnn" else ((), "", "")  # makesense's
-    plain = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name, each in free.items() if each.mostly_numeric}
-    for convention, sets in (("xyxy", _CORNERS), ("cxcywh", _CENTRES), ("xywh", _SIZES)):
-        for names in sets:
-            if all(name in plain for name in names):
-                return tuple(plain[name] for name in names), convention, ""
-    cells = [n for n, each in free.items() if each.boxes and each.filled and plain_name(n).rstrip("s") in _BOX_CELLS]
-    cells = cells or [n for n, each in free.items() if each.boxes and each.filled and plain_name(n) == "bbox"]
-    return ((cells[0],), "", "") if len(cells) == 1 else ((), "", "")
-
-
-def plain_name(name: str) -> str:
-    """The letters and digits of a name, in lower case."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    four, convention = columns_of_boxes(name for name, each in free.items() if each.mostly_numeric)
+    if four:
+        return four, convention, ""
+    cells = [name for name, each in free.items() if each.filled and each.boxes and is_box_name(name)]
+    cells = [name for name in cells if plain_name(name) == "bbox"] or cells
+    said = free[cells[0]].boxes if len(cells) == 1 else None
+    return ((cells[0],), "".join(said), "") if said is not None and len(said) == 1 else ((), "", "")
 
 
 def _find_points(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
@@ -289,26 +270,6 @@ def flag_of(value: Any) -> int | None:
     """0, 1 or -1 of a cell; None for a blank one."""
     shown = "" if value is None else value if isinstance(value, str) else json.dumps(value)
     return _FLAGS.get(shown)
-
-
-def number_of(value: Any) -> float | None:
-    """A number that a cell holds; None for anything else, NaN among it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if number - number == 0 else None
-
-
-def read_box(value: Any) -> list[float] | None:
-    """Four numbers of a cell, ``[1, 2, 3, 4]`` or ``1 2 3 4``; None for anything else."""
-    parts = value if isinstance(value, list) else re.split(r"[\s,]+", value.strip("[]() ")) if isinstance(
-        value, str
-    ) else []  # fmt: skip
-    numbers = [number_of(part) for part in parts] if len(parts) == 4 else []
-    return None if len(numbers) != 4 or None in numbers else [float(n) for n in numbers if n is not None]
 
 
 def read_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str, Any]]:

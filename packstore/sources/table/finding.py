@@ -146,7 +146,8 @@ def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequen
     if not ways:
         return None
     if failure is not None:
-        if suffix_of(file) in (".txt", ".json", ".lst") and not named:
+        asked = isinstance(failure, AmbiguousSourceError) and any(2 * way.hits >= rows for way in ways.values())
+        if suffix_of(file) in (".txt", ".json", ".lst") and not (named or asked):
             return None
         raise failure
     header = suffix_of(file) in TEXT and _is_header(first, ways)

@@ -13,7 +13,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.annotation_formats.objects import load_json
-from packstore.sources.beside import join, read_whole
+from packstore.sources.beside import join, read_text
 from packstore.sources.table.reading import MAX_BYTES
 from packstore.sources.tree import Tree
 
@@ -48,7 +48,7 @@ def read_descriptions(tree: Tree, files: Iterable[str]) -> dict[str, str]:
     """Names of classes by their identifiers, of lines such as ``/m/011k07,Tortoise``. Raises :class:`SourceError`."""
     found: dict[str, str] = {}
     for file in files:
-        text = read_whole(tree, file, MAX_BYTES).decode("utf-8-sig", "replace")
+        text = read_text(tree, file, MAX_BYTES).decode("utf-8-sig")
         try:
             found.update(row for row in csv.reader(io.StringIO(text, newline="")) if len(row) == 2)  # type: ignore[misc]
         except csv.Error as error:
@@ -62,7 +62,7 @@ def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) 
     found: dict[str, list[str]] = {}
     for file in files:
         try:
-            _descend(load_json(read_whole(tree, file, MAX_BYTES)), [], titles, found)
+            _descend(load_json(read_text(tree, file, MAX_BYTES)), [], titles, found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise SourceError(f"{tree.name(file)} is no hierarchy of classes ({printable(reason)[:80]})") from None

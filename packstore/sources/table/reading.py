@@ -12,6 +12,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.annotation_formats.objects import load_json
 from packstore.sources.beside import read_whole
 from packstore.sources.contents import suffix_of
+from packstore.sources.encodings import try_utf8
 from packstore.sources.huggingface.metadata import read_json_lines, read_parquet_rows
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree
@@ -34,9 +35,19 @@ class TableRow(NamedTuple):
 def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
     """Yields all rows of a table. Raises :class:`SourceError` with the file and the line that is wrong.
 
+    One in an unknown encoding is a question behind its last row, so that it is known whether the rows name images.
     Columns of text without a ``header`` are called ``1``, ``2`` …; cells are strings without blanks around them."""
     shown, suffix = tree.name(file), suffix_of(file)
     data = read_whole(tree, file, MAX_BYTES)
+    fault = None
+    if suffix != ".parquet":
+        data, fault = try_utf8(data, tree.encoding, shown)
+    yield from _read_rows(data, shown, suffix, header)
+    if fault is not None:
+        raise fault
+
+
+def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[TableRow]:
     if suffix not in TEXT:
         reader = {".json": _json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
         for place, found in reader(data, shown):
@@ -68,10 +79,13 @@ def header_names(cells: Sequence[str]) -> list[str]:
 
 
 def cells_of(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Line and cells of each row of a text, its header among them; ``data`` is its beginning, None for all. Raises
-    :class:`SourceError`."""
-    data = read_whole(tree, file, MAX_BYTES) if data is None else data
-    return _lines_of_cells(data, tree.name(file), suffix_of(file))
+    """Yields line and cells of each row of a text, its header among them; ``data`` is its beginning, None for all.
+    Raises :class:`SourceError`, behind the last row for an unknown encoding."""
+    whole = read_whole(tree, file, MAX_BYTES) if data is None else data
+    text, fault = try_utf8(whole, tree.encoding, tree.name(file))
+    yield from _lines_of_cells(text, tree.name(file), suffix_of(file))
+    if fault is not None:
+        raise fault
 
 
 def _json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -135,14 +149,11 @@ def _plain_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[s
 
 
 def _decoded(data: bytes, shown: str) -> Iterator[tuple[int, str]]:
-    """Number and text of each line. Raises :class:`SourceError` for one that is no text in UTF-8."""
+    """Number and text of each line. Raises :class:`SourceError` for one that is no text."""
     for number, raw in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
         where = f"{shown}, line {number}"
         if len(raw) > _MAX_LINE:
             raise SourceError(f"{where}: {len(raw):,} bytes in a line; at most {_MAX_LINE:,} are read")
         if b"\0" in raw:
-            raise SourceError(f"{where}: has a NUL byte, so this is no text (or UTF-16: write it again in UTF-8)")
-        try:
-            yield number, raw.decode()
-        except UnicodeDecodeError:
-            raise SourceError(f"{where}: not UTF-8; write it again in that encoding") from None
+            raise SourceError(f"{where}: has a NUL byte, so this is no text (or --column encoding=utf-16-le)")
+        yield number, raw.decode()

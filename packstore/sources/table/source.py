@@ -27,9 +27,10 @@ from packstore.sources.labels import split_name
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
-from packstore.sources.table.boxes import box_of, find_convention, is_blank
+from packstore.sources.table.box_cells import is_blank, number_of
+from packstore.sources.table.boxes import boxes_of, find_convention
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
-from packstore.sources.table.columns import ColumnFacts, find_roles, number_of, read_runs
+from packstore.sources.table.columns import ColumnFacts, find_roles, read_runs
 from packstore.sources.table.finding import check_given, find_tables, part_copies, samples
 from packstore.sources.table.images import ImageIndex, blocks
 from packstore.sources.table.joining import JoinedRows, join_tables
@@ -239,22 +240,25 @@ class TableSource(FileRowSource):
         return found | self._columns(rows, found[self.main])
 
     def _columns(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
-        roles, first = self._roles, rows[0]
+        roles, first, counts = self._roles, rows[0], [1]
         found: dict[str, Any] = {}
         with_box = rows
         if roles.boxes:
-            raw = [box_of(cells, roles.boxes) for cells in rows]
-            with_box = [cells for cells, box in zip(rows, raw, strict=True) if box is not None]
-            found["boxes"] = to_corners([box for box in raw if box is not None], self._convention, image)
+            raw = [boxes_of(cells, roles.boxes) for cells in rows]
+            with_box = [cells for cells, boxes in zip(rows, raw, strict=True) if boxes]
+            counts = [len(boxes) for boxes in raw if boxes]
+            found["boxes"] = to_corners([box for boxes in raw for box in boxes], self._convention, image)
         if roles.runs:
             with_box = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
             masks = [read_runs(cells[roles.runs], *_sides(image)) for cells in with_box]
+            counts = [1] * len(masks)
             found |= {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
         if roles.label:
             if roles.boxes or roles.runs:
-                found["labels"] = [self._classes.one(cells.get(roles.label)) for cells in with_box]
-                tags = [self._classes.one(cells.get(roles.label)) for cells in rows
-                        if cells not in with_box and not is_blank(cells.get(roles.label))]  # fmt: skip
+                pairs = zip(with_box, counts, strict=True)
+                found["labels"] = [each for cells, n in pairs for each in self._classes.each(cells.get(roles.label), n)]
+                without = (cells for cells in rows if cells not in with_box)
+                tags = [each for cells in without for each in self._classes.all(cells.get(roles.label))]
                 found |= {"tags": tags} if self._tags and tags else {}
             else:
                 classes = [each for cells in rows for each in self._classes.all(cells.get(roles.label))]
@@ -403,7 +407,8 @@ class TableSource(FileRowSource):
         roles = self._roles
         rows = (self._spool.read(line)[1] for line in range(len(self._spool)))
         return any(
-            is_blank(cells.get((*roles.boxes, roles.runs)[0])) and not is_blank(cells.get(roles.label))
+            self._classes.all(cells.get(roles.label))
+            and (is_blank(cells.get(roles.runs)) if roles.runs else not boxes_of(cells, roles.boxes))
             for cells in rows
         )
 

@@ -48,12 +48,12 @@ _FLAG = re.compile(r"\s+[+-]?[01]$")
 class VocSource(FileRowSource):
     """A folder with ``JPEGImages``, or one that holds a single such folder.
 
-    Splits are the sets of ``ImageSets/Main``; without these, of ``ImageSets/Segmentation``; without both, all images
-    are taken. ``trainval`` is left out where ``train`` and ``val`` are there, of which it is made. Columns: ``boxes``
-    with their ``labels``, whether each is ``difficult`` and the whole annotation as ``json``, in the form of
-    torchvision's ``VOCDetection``; ``mask`` and ``object_mask`` as the files are, but for masks in the colours of
-    CVAT's ``labelmap.txt``, which become class numbers, with ``mask_labels``. Each is missing where the image has no
-    such file.
+    Splits are the sets of ``ImageSets/Main``; without these, of ``ImageSets/Segmentation``, ``ImageSets`` or ``Main``;
+    without all, all images are taken. ``trainval`` is left out where ``train`` and ``val`` are there, of which it is
+    made. Columns: ``boxes`` with their ``labels``, whether each is ``difficult`` and the whole annotation as ``json``,
+    in the form of torchvision's ``VOCDetection``; ``mask`` and ``object_mask`` as the files are, but for masks in the
+    colours of CVAT's ``labelmap.txt``, which become class numbers, with ``mask_labels``. Each is missing where the
+    image has no such file.
     """
 
     kind = "voc"
@@ -68,7 +68,9 @@ class VocSource(FileRowSource):
             name: folder for name, known in _MASKS.items() if (folder := _mask_folder(self.tree, self._base, known))
         }
         parts = ["JPEGImages", *(["Annotations"] if self._annotated else []), *self._masks.values()]
-        sets = f" and the sets {', '.join(in_packing_order(self._sets))} of {self._set_folder}" if self._sets else ""
+        sets = (
+            f" and the sets {', '.join(in_packing_order(self._sets))} of {self._set_folders[0]}" if self._sets else ""
+        )
         self.evidence = f"{', '.join(parts)}{sets}"
 
     def splits(self) -> Sequence[str]:
@@ -118,8 +120,8 @@ class VocSource(FileRowSource):
     def claim_files(self, claims: Claims) -> None:
         """Claims the lists; those of a class or of another task add nothing to the annotations."""
         super().claim_files(claims)
-        for folder, names in self.tree.folders(is_passed_over, self._at("ImageSets")):
-            used = set(self.described_by())
+        used, places = set(self.described_by()), dict.fromkeys((self._at("ImageSets"), *self._set_folders))
+        for folder, names in (each for place in places for each in self.tree.folders(is_passed_over, place)):
             lists = (name for name in names.files if name.endswith(".txt") and join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
@@ -139,14 +141,15 @@ class VocSource(FileRowSource):
         return join(self._base, "/".join(parts))
 
     @property
-    def _set_folder(self) -> str:
-        return next(iter(self._sets.values())).rpartition("/")[0]
+    def _set_folders(self) -> list[str]:
+        """The folder of the sets; none without sets."""
+        return [next(iter(self._sets.values())).rpartition("/")[0]] if self._sets else []
 
     def _stems(self, split: str) -> Iterator[str]:
         if not self._sets:
             yield from (name.rpartition(".")[0] for name in self.tree.list(self._at("JPEGImages")).images)
             return
-        for number, line in lines_of(self.tree, self._sets[split]):
+        for number, line in lines_of(self.tree, self._sets[split], paths=True):
             try:
                 yield plain_path(line if self._is_image(line) else _FLAG.sub("", line))
             except ValueError as error:
@@ -167,7 +170,7 @@ class VocSource(FileRowSource):
                 for stem in self._stems(file):
                     if stem in seen:
                         raise SourceError(
-                            f"{self.tree.name(self._set_folder)}: {printable(stem)} is in two sets, or twice"
+                            f"{self.tree.name(self._set_folders[0])}: {printable(stem)} is in two sets, or twice"
                         )
                     seen.add(stem)
         return suffixes
@@ -197,8 +200,8 @@ def _mask_folder(tree: Tree, base: str, name: str) -> str | None:
 
 def _find_sets(tree: Tree, base: str) -> dict[str, str]:
     """The file of each split."""
-    for task in ("Main", "Segmentation"):
-        folder = join(base, f"ImageSets/{task}")
+    for place in ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main"):
+        folder = join(base, place)
         names = (name for name in tree.names(folder).files if name.endswith(".txt"))
         found = {name[:-4]: join(folder, name) for name in names if name[:-4] in (*SPLIT_ORDER, _UNION)}
         if {"train", "val"} <= found.keys():

@@ -20,7 +20,7 @@ from packstore.sources.voc.objects import annotation_fields, class_list, objects
 
 _IMAGES = ("images", "Images", "img", "imgs", "JPEGImages")
 _XML = ("annotations", "Annotations", "annots", "annot", "xmls", "xml", "labels", "Labels")
-_START = 512
+_START, _LOOKED_AT = 512, 16
 
 
 class VocBesideSource(FileRowSource):
@@ -85,12 +85,19 @@ def recognise_beside(tree: Tree) -> Certainty:
 
 def _pair(tree: Tree, base: str) -> tuple[str, str] | None:
     below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
+    folders = [name for name in tree.names(base).folders[:_LOOKED_AT] if name.lower() not in SPLIT_ORDER]
+    below += [(images, xml) for xml in folders if _holds_xml(tree, join(base, xml)) for images in folders]
     for images, xml in [(base, base), *((join(base, images), join(base, xml)) for images, xml in below)]:
         stems = {_stem(name) for name in tree.names(images).files if _is_image(name)}
         hits = [name for name in tree.names(xml).files if name.endswith(".xml") and _stem(name) in stems]
         if hits and 2 * len(hits) >= len(stems) and b"<annotation" in tree.start(join(xml, hits[0]), _START):
             return images, xml
     return None
+
+
+def _holds_xml(tree: Tree, folder: str) -> bool:
+    first = next((name for name in tree.names(folder).files if name.endswith(".xml")), None)
+    return first is not None and b"<annotation" in tree.start(join(folder, first), _START)
 
 
 def _is_image(name: str) -> bool:

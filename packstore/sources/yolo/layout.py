@@ -19,7 +19,7 @@ from packstore.sources.beside import (
     join,
     lines_of,
     plain_path,
-    read_whole,
+    read_text,
     yolo_beside,
 )
 from packstore.sources.rows import in_packing_order
@@ -157,7 +157,7 @@ def _darknet(tree: Tree, file: str) -> Layout:
     """The layout that a file like ``obj.data`` says: lists of images by split, and a file of names. Its paths are those
     of a working directory that nobody knows: the longest end of each that is there counts."""
     values: dict[str, str] = {}
-    for _, line in lines_of(tree, file):
+    for _, line in lines_of(tree, file, paths=True):
         name, equals, value = (part.strip() for part in line.partition("="))
         if equals and value and name[0] not in "#;":
             values[name] = value
@@ -196,7 +196,7 @@ def listed(tree: Tree, file: str) -> Iterator[str]:
     """
     beside = file.rpartition("/")[0]
     drop, base = -1, ""
-    for number, line in lines_of(tree, file):
+    for number, line in lines_of(tree, file, paths=True):
         try:
             path = plain_path(line.lstrip("/"))
         except ValueError as error:
@@ -211,7 +211,7 @@ def listed(tree: Tree, file: str) -> Iterator[str]:
 
 def _document(tree: Tree, file: str) -> dict[Any, Any]:
     try:
-        document = load_yaml(read_whole(tree, file, _MAX_YAML))
+        document = load_yaml(read_text(tree, file, _MAX_YAML))
     except ValueError as error:
         raise SourceError(f"{tree.name(file)} {error}") from None
     if not isinstance(document, dict):
@@ -253,14 +253,15 @@ def _named_in(tree: Tree, file: str) -> tuple[str, ...]:
 
 def _resolve(tree: Tree, path: Any, value: Any) -> str | None:
     """A folder or list that ``data.yaml`` names: relative to its ``path``, to the source, or without what leads out of
-    it. Of an absolute one, the longest end that is there, of two names at least."""
+    it. Of an absolute one, and of one that leads out (``../name-of-the-folder/images/train``), the longest end that is
+    there, of two names at least."""
     if not isinstance(value, str):
         return None
     absolute = value.startswith("/") or value[1:2] == ":"
     parts = _parts(value)
     before = [] if absolute or not isinstance(path, str) else _parts(path)
     whole = [*before, *parts]
-    last = max(0, len(parts) - 2) if absolute else len(before)
+    last = len(before) + (max(0, len(parts) - 2) if absolute or value.startswith("..") else 0)
     for start in range(last + 1):
         place = "/".join(whole[start:])
         if (place or not absolute) and (is_folder(tree, place) or (place.endswith(".txt") and is_file(tree, place))):

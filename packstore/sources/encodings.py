@@ -1,0 +1,119 @@
+"""Encodings of texts: UTF-8, UTF-16 with its mark, or the one that ``--column encoding=NAME`` says.
+
+All bytes of a text decide. A text in none of these is a question, since a byte is a letter in many encodings: the
+message shows a word of the text in those that it may be in.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
+
+ROLE = "encoding="
+"""Beginning of the answer that says the encoding of texts: ``--column encoding=cp1252``."""
+_TEXT = re.compile(r".*\.(csv|tsv|txt|lst|json|jsonl|ndjson|odgt|caption|cap)", re.I)
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_CANDIDATES = ("cp1252", "cp1251", "gb18030", "shift_jis", "cp949")
+_STEP = 1 << 20
+_BETWEEN = rb"[\s,;:|\"'<>()\[\]{}]+"
+
+
+def encoding_of(columns: Sequence[str]) -> str | None:
+    """The encoding that ``--column`` says; None if it says none. Raises :class:`UsageError` for an unknown one."""
+    name = next((each.removeprefix(ROLE) for each in columns if each.startswith(ROLE)), None)
+    try:
+        b"a".decode(name or "utf-8", "replace")
+    except (LookupError, ValueError):
+        raise UsageError(
+            f"--column encoding={printable(str(name))}: unknown encoding; expected one of Python's, such as cp1252"
+        ) from None
+    return name
+
+
+@contextmanager
+def decoding(encoding: str | None) -> Iterator[None]:
+    """Until its end, trees that are opened have texts in UTF-8 or in ``encoding``."""
+    token = _active.set(encoding)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def active_encoding() -> str | None:
+    """The encoding that a tree gets that is opened now; None for UTF-8 alone."""
+    return _active.get()
+
+
+def is_text(file: str) -> bool:
+    """Whether a file is a text by its suffix, of a kind that does not say its encoding as XML does."""
+    return _TEXT.fullmatch(file) is not None
+
+
+def utf8_start(start: bytes) -> bytes:
+    """The beginning of a text in UTF-8 without a mark, if the text is in UTF-8 or UTF-16; else as it is."""
+    return (
+        start.decode("utf-16", "ignore").encode() if start.startswith(_UTF16) else start.removeprefix(codecs.BOM_UTF8)
+    )
+
+
+def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
+    """A text in UTF-8. Raises :class:`AmbiguousSourceError` for one in an unknown encoding, and :class:`SourceError`
+    for one that is not in ``encoding`` either."""
+    found, fault = try_utf8(data, encoding, shown)
+    if fault is not None:
+        raise fault
+    return found
+
+
+def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, SourceError | None]:
+    """:func:`to_utf8`, with the error instead of raising it: then the text is as some encoding has it."""
+    place = None if data.isascii() or data.startswith(_UTF16) else _first_fault(data)
+    if place is None and not data.startswith(_UTF16) and (encoding is None or b"\0" not in data):
+        return data, None
+    if place is None or encoding is not None:
+        name = "utf-16" if data.startswith(_UTF16) else encoding or ""
+        try:
+            return data.decode(name).encode(), None
+        except ValueError as error:
+            line = data.count(10, 0, getattr(error, "start", 0)) + 1
+            return data.decode("latin-1").encode(), SourceError(f"{shown}, line {line}: neither UTF-8 nor {name}")
+    begin = len(re.split(_BETWEEN, data[max(0, place - 20) : place])[-1])
+    end = len(re.split(_BETWEEN, data[place : place + 20])[0])
+    word = data[place - begin : place + end]
+    possible = [name for name in _CANDIDATES if _fits(data, name)] or ["latin-1"]
+    readings = ", ".join(f"{printable(word.decode(name, 'replace'))!r} in {name}" for name in possible)
+    question = AmbiguousSourceError(
+        f"{shown}, line {data.count(10, 0, place) + 1}: not UTF-8: {readings}. Say the encoding of such texts with "
+        "--column encoding=NAME, or write the file again in UTF-8",
+        [Answer(("--column", ROLE + name)) for name in possible],
+    )
+    return data.decode(possible[0]).encode(), question
+
+
+def _first_fault(data: bytes) -> int | None:
+    """Place of the first byte that is not UTF-8; None if there is none."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for begin in range(0, len(data), _STEP):
+        kept = len(decoder.getstate()[0])
+        try:
+            decoder.decode(data[begin : begin + _STEP], begin + _STEP >= len(data))
+        except UnicodeDecodeError as error:
+            return begin - kept + error.start
+    return None
+
+
+def _fits(data: bytes, name: str) -> bool:
+    try:
+        data.decode(name)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+_active: ContextVar[str | None] = ContextVar("encoding of texts", default=None)

@@ -1,0 +1,118 @@
+"""Boxes of tables: the columns and the cells that hold them, and what their names say of their convention."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_CORNERS = (
+    ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2"), ("x0", "y0", "x1", "y1"), ("xtl", "ytl", "xbr", "ybr"),
+    ("left", "top", "right", "bottom"), ("bboxx1", "bboxy1", "bboxx2", "bboxy2"), ("minx", "miny", "maxx", "maxy"),
+    ("roix1", "roiy1", "roix2", "roiy2"), ("bboxxmin", "bboxymin", "bboxxmax", "bboxymax"),
+    ("boxxmin", "boxymin", "boxxmax", "boxymax"),
+)  # fmt: skip
+_SIZES = (
+    ("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
+    ("bboxx", "bboxy", "bboxw", "bboxh"), ("bboxx", "bboxy", "bboxwidth", "bboxheight"),
+    ("xmin", "ymin", "width", "height"), ("xmin", "ymin", "w", "h"), ("x1", "y1", "w", "h"),
+    ("x1", "y1", "width", "height"), ("boxx", "boxy", "boxw", "boxh"),
+)  # fmt: skip
+_CENTRES = (
+    ("cx", "cy", "w", "h"), ("xcenter", "ycenter", "width", "height"), ("xcenter", "ycenter", "w", "h"),
+    ("centerx", "centery", "width", "height"), ("xc", "yc", "w", "h"),
+)  # fmt: skip
+_NAMES = re.compile(r"(.*bbox|box|boxes|boundingbox|.*boxes?(string|list)?|rect|rectangle|region|roi)(es|s)?")
+_NO_BOX = ("no_box", "nobox", "no box", "none", "nan")
+"""Cells of images without a box; Global Wheat's is ``no_box``."""
+
+
+def plain_name(name: str) -> str:
+    """The letters and digits of a name, in lower case."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def number_of(value: Any) -> float | None:
+    """A number that a cell holds; None for anything else, NaN among it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if number - number == 0 else None
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a cell says nothing."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def columns_of_boxes(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
+    """The four columns that are called like numbers of a box, and their convention; none if there are no four."""
+    plain = {plain_name(name): name for name in names}
+    for convention, sets in (("xyxy", _CORNERS), ("cxcywh", _CENTRES), ("xywh", _SIZES)):
+        for four in sets:
+            if all(name in plain for name in four):
+                return tuple(plain[name] for name in four), convention
+    return (), ""
+
+
+def is_box_name(name: str) -> bool:
+    """Whether a column is called like boxes."""
+    return _NAMES.fullmatch(plain_name(name)) is not None
+
+
+def read_boxes(value: Any) -> tuple[list[list[float]], str] | None:
+    """The boxes of a cell, and their convention if the cell names it; None for anything else.
+
+    A cell is a box ``[1, 2, 3, 4]`` or ``1 2 3 4``; several, ``[[1, 2, 3, 4], …]`` or with ``;`` between them; or a
+    list of objects such as ``{"xmin": 1, …}``, also as Python writes them."""
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lower() in _NO_BOX:
+            return [], ""
+        if text[:1] in "[{(" and text:
+            value = _parse(text)
+        else:
+            value = [re.split(r"[\s,]+", part.strip()) for part in text.split(";") if part.strip()]
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list):
+        return None
+    if len(value) == 4 and not any(isinstance(each, (list, Mapping)) for each in value):
+        value = [value]
+    found, conventions = [], set()
+    for each in value:
+        convention = ""
+        if isinstance(each, Mapping):
+            names, convention = columns_of_boxes(map(str, each))
+            if len(each) != len(names):
+                return None
+            each = [each[name] for name in names]
+        numbers = [number for part in each if (number := number_of(part)) is not None] if isinstance(each, list) else []
+        if len(numbers) != 4 or len(each) != 4:
+            return None
+        found.append(numbers)
+        conventions.add(convention)
+    return (found, "".join(conventions)) if len(conventions) < 2 else None
+
+
+def texts_of(value: Any) -> list[str] | None:
+    """The texts of a cell that is a list of them, also as JSON or Python writes it; None for anything else."""
+    found = _parse(value) if isinstance(value, str) and value[:1] == "[" else value
+    return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
+
+
+def _parse(text: str) -> Any:
+    """A list or an object of JSON, or as Python and numpy write it; None for anything else."""
+    plain = text if '"' in text else text.replace("'", '"')
+    whole = re.sub(r"(?<=\d)\.(?!\d)", "", plain)
+    for each in (plain, plain.replace("(", "[").replace(")", "]"), re.sub(r"(?<=\d)\s+(?=[-\d])", ", ", whole)):
+        try:
+            return json.loads(each)
+        except (ValueError, RecursionError):
+            continue
+    return None
