@@ -45,7 +45,7 @@ from packstore.sources.refusals import (
     with_answer,
 )
 from packstore.sources.remote import OnlyCopiedError, RemotePath, known_buckets, source_path
-from packstore.sources.rows import FileRowSource
+from packstore.sources.rows import TreeRowSource
 from packstore.sources.tree import Tree
 from packstore.sources.wrapped import GEO, GeoSource
 from packstore.stores import is_store
@@ -205,7 +205,7 @@ def _described_by(file: Path, options: SourceOptions) -> tuple[Path, SourceOptio
                 kind = _recognise(folder, given)
                 with closing(kind.open(folder, replace(given, named=True))) as source:
                     tree = getattr(source, "tree", None)
-                    names = source.described_by() if isinstance(source, FileRowSource) else ()
+                    names = source.described_by() if isinstance(source, TreeRowSource) else ()
                     if tree is not None and file.relative_to(folder).as_posix() in set(names):
                         return folder, given
         except PackstoreError:

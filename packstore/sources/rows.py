@@ -237,17 +237,12 @@ class InTree(NamedTuple):
     modified_ns: int = 0
 
 
-class FileRowSource(RowSource):
-    """A source whose main images are files of a folder or an archive, under keys that are their paths.
-
-    A file that is missing is a bad sample.
+class TreeRowSource(RowSource):
+    """A source whose rows lie in files of a folder or an archive.
 
     Attributes:
         tree: The folder or archive.
-        main: The name of the main image.
     """
-
-    main = "image"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -255,12 +250,57 @@ class FileRowSource(RowSource):
         self._max_bytes = max_file_bytes(options.max_pixels)
 
     @abstractmethod
-    def file_rows(self, split: str) -> Iterator[FileRow]:
-        """The rows of a split, lazily, the same at each call; their values are plain."""
-
-    @abstractmethod
     def described_by(self) -> Iterable[str]:
         """The files of the tree that say what the images are; :meth:`stamp` shows when one changes."""
+
+    def claim_files(self, claims: Claims) -> None:
+        for file in self.described_by():
+            claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
+
+    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        return list_files(self.tree)
+
+    def _stat(self, file: str) -> Found:
+        """What lies under a name that a list may have given. Raises :class:`OSError`."""
+        if "\0" in file or (".." in file and ".." in file.split("/")):
+            raise OSError(errno.EINVAL, "is no path within the source")
+        return self.tree.stat(file)
+
+    def _found(self, file: str) -> Found:
+        try:
+            return self._stat(file)
+        except OSError:
+            return Found(-1)
+
+    def stamp(self) -> str:
+        parts = [self.tree.stamp()]
+        for file in self.described_by():
+            try:
+                found = self.tree.stat(file)
+            except OSError as error:
+                raise SourceError(f"{self.tree.name(file)} cannot be reached: {error.strerror or error}") from None
+            parts.append(f"{found.size}@{found.modified_ns}/{found.changed_ns}")
+        return " ".join(filter(None, parts))
+
+    def close(self) -> None:
+        super().close()
+        self.tree.close()
+
+
+class FileRowSource(TreeRowSource):
+    """A source whose main images are files of a folder or an archive, under keys that are their paths.
+
+    A file that is missing is a bad sample.
+
+    Attributes:
+        main: The name of the main image.
+    """
+
+    main = "image"
+
+    @abstractmethod
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """The rows of a split, lazily, the same at each call; their values are plain."""
 
     def rows(self, split: str) -> Iterator[Row]:
         for file, values, own_key in self.file_rows(split):
@@ -300,25 +340,6 @@ class FileRowSource(RowSource):
                     picture = value.file.lower().endswith(IMAGE_SUFFIXES)
                     claims.claim(value.file, Role.PACKED if picture else Role.ANNOTATION)
 
-    def claim_files(self, claims: Claims) -> None:
-        for file in self.described_by():
-            claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
-
-    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        return list_files(self.tree)
-
-    def _stat(self, file: str) -> Found:
-        """What lies under a name that a list may have given. Raises :class:`OSError`."""
-        if "\0" in file or (".." in file and ".." in file.split("/")):
-            raise OSError(errno.EINVAL, "is no path within the source")
-        return self.tree.stat(file)
-
-    def _found(self, file: str) -> Found:
-        try:
-            return self._stat(file)
-        except OSError:
-            return Found(-1)
-
     def _content(self, value: InTree) -> bytes | None:
         if value.size_bytes >= 0:
             data = self.tree.read(value.file, value.size_bytes, value.modified_ns, self._max_bytes)
@@ -329,20 +350,6 @@ class FileRowSource(RowSource):
         if value.optional:
             return None
         raise ValueError(f"its {printable(value.file)} is missing or is no file")
-
-    def stamp(self) -> str:
-        parts = [self.tree.stamp()]
-        for file in self.described_by():
-            try:
-                found = self.tree.stat(file)
-            except OSError as error:
-                raise SourceError(f"{self.tree.name(file)} cannot be reached: {error.strerror or error}") from None
-            parts.append(f"{found.size}@{found.modified_ns}/{found.changed_ns}")
-        return " ".join(filter(None, parts))
-
-    def close(self) -> None:
-        super().close()
-        self.tree.close()
 
 
 def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from packstore.sources.medical.dicom_files import (
     read_frame,
     read_header,
 )
-from packstore.sources.rows import FileRow, FileRowSource, Row
+from packstore.sources.rows import Row, TreeRowSource
 from packstore.sources.tree import Tree
 from packstore.stores.link_files import Location
 
@@ -58,7 +58,7 @@ class _File(NamedTuple):
     numbers: tuple[int, int, int] = (-1, -1, -1)
 
 
-class DicomSource(FileRowSource):
+class DicomSource(TreeRowSource):
     """Frames of DICOM files, in 16 bits as they are stored, unless ``--column image=`` says otherwise.
 
     All headers are read once, before anything is packed: the mode must hold all pixels, and the planes of a series are
@@ -118,9 +118,6 @@ class DicomSource(FileRowSource):
                 key = file.path if header.frames == 1 else f"{file.path}#{frame}"
                 rest = (frame, header.instance, *file.numbers)
                 yield Row(key, (file.path, file.size, file.modified_ns, rest), nbytes, 512, *times)
-
-    def file_rows(self, split: str) -> Iterator[FileRow]:
-        raise NotImplementedError  # rows() has frames
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         file, size, modified, rest = ref

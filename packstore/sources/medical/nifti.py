@@ -29,7 +29,7 @@ from packstore.sources.given import parse_given
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import is_passed_over
 from packstore.sources.medical.recent import Recent
-from packstore.sources.rows import FileRow, FileRowSource, Row, in_packing_order
+from packstore.sources.rows import Row, TreeRowSource, in_packing_order
 from packstore.sources.tree import Tree
 from packstore.stores.link_files import Location
 
@@ -93,7 +93,7 @@ class Header(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class NiftiSource(FileRowSource):
+class NiftiSource(TreeRowSource):
     """Slices or volumes of NIfTI files, in their stored values; with masks from the folder of labels beside them.
 
     An image has the second axis of its volume as height and the first as width, as ``data[:, :, k].T``.
@@ -173,9 +173,6 @@ class NiftiSource(FileRowSource):
                 key = f"{volume.path}#{at}" if several else volume.path
                 values = plane * depth if self._as == "volumes" else plane if mask else 0
                 yield Row(key, (volume.path, volume.size, volume.modified_ns, rest), plane, 256 + values, *times)
-
-    def file_rows(self, split: str) -> Iterator[FileRow]:
-        raise NotImplementedError  # rows() has slices
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         file, size, modified, rest = ref
