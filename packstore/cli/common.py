@@ -135,12 +135,34 @@ def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--ignore", multiple=True, metavar="PATTERN", help=ignore_help),
         click.option("--layout", metavar="AXES", help=layout_help),
-        click.option("--column", "columns", multiple=True, metavar="ROLE=COL", help=column_help),
+        click.option(
+            "--column", "columns", multiple=True, metavar="ROLE=COL", help=column_help, callback=_add_dicom_column
+        ),
+        click.option(
+            "--dicom",
+            type=click.Choice(["keep-file"]),
+            expose_value=False,
+            is_eager=True,
+            callback=_note_dicom,
+            help="DICOM: keep each file whole beside its values. It names patients.",
+        ),
         click.option("--label-key", metavar="NAME", help="HDF5, npz …: the array of class numbers."),
         click.option("--image-key", metavar="NAME", help="HDF5, npz …: the array of images."),
     ):
         command = option(command)
     return command
+
+
+def _note_dicom(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    context.meta[_DICOM] = value
+
+
+def _add_dicom_column(context: click.Context, _: click.Parameter, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Adds the column that ``--dicom keep-file`` stands for."""
+    return (*columns, "keep=file") if context.meta.get(_DICOM) else columns
+
+
+_DICOM = "packstore.dicom"
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -306,6 +328,14 @@ def format_classes(classes: Sequence[str]) -> str:
 def quantity(n: int, noun: str, plural: str | None = None) -> str:
     """Formats a number with its noun: ``1 record``, ``1,200 records``."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def describe_unified(unified: Mapping[str, int]) -> list[str]:
+    """Describes images of other modes that became the store's: ``12 gray images: all channels are equal``."""
+    from packstore.images.losses import UNIFIED
+
+    named = ((count, *UNIFIED[name]) for name, count in unified.items())
+    return [f"{quantity(count, one, several)}: {way}" for count, one, several, way in named]
 
 
 def describe_ledger(ledger: Ledger) -> list[str]:

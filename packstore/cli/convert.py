@@ -22,6 +22,7 @@ from packstore.cli.common import (
     depth_options,
     describe_ledger,
     describe_normalization,
+    describe_unified,
     echo_rows,
     format_classes,
     format_source_options,
@@ -270,6 +271,9 @@ def describe_report(report: ConvertReport) -> str:
         lines += _describe_palette(report.palette)
     if report.oriented:
         lines.append(f"  EXIF     {_describe_orientation(report)}")
+    for number, text in enumerate(describe_unified(report.unified)):
+        lines.append(f"  {'' if number else 'unified':<8} {text}")
+    lines += [f"  {yellow('note')}     {text}" for text in report.notes]
     if report.skipped:
         lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from packstore.cli.common import describe_ledger, format_classes, human_bytes, packing_command, quantity
-from packstore.core.errors import printable
+from packstore.core.errors import PackstoreError, printable
+from packstore.core.modes import parse_mode
 from packstore.core.registry import SOURCES
 from packstore.core.urls import find_bridge
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from packstore.sources.ledger import Ledger
 
 _KEYS = 3
+_LOOKED_AT = 8
 _INTERNAL_MEANINGS = {
     "checksum": "of each image",
     "row_checksum": "of each record's other values",
@@ -49,6 +53,8 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
         "image_bytes": survey.size_bytes,
         "encoding": survey.encoding,
         "shape": survey.shape,
+        "mode": survey.mode,
+        "modes_of_some": dict(count_modes(source, survey)),
         "columns": [
             {
                 "name": column.name,
@@ -97,14 +103,38 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     shape = f" of shape {_format_shape(survey.shape)}" if survey.shape else ""
     files = survey.encoding in ("original", "jpeg")
     rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
+    if modes := count_modes(source, survey):
+        some = ", ".join(f"{mode} in {count}" for mode, count in modes.items())
+        rows.append(("modes", f"{some} (the headers of {modes.total()} files were read)"))
+    elif not files and survey.mode is not None:
+        rows.append(("mode", str(parse_mode(survey.mode))))
     rows += [(f"column {column.name}", describe_column(column)) for column in user_columns(survey.columns)]
     if not any(column.traits.has_classes for column in survey.columns):
         rows.append(("labels", "none"))
     rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
     rows += [("files" if number == 0 else "", text) for number, text in enumerate(describe_ledger(survey.ledger))]
+    rows += [("note", text) for text in survey.notes]
     rows.append(("pack it", packing_command(source.path, options)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def count_modes(source: Source, survey: Survey) -> Counter[str]:
+    """Reads a few image files; counts how many have which mode. Empty for arrays, and if reading would consume them."""
+    from packstore.images.decoders import native
+    from packstore.images.sniff import HeaderError, sniff
+
+    found = Counter[str]()
+    if survey.encoding != "original" or not (survey.counted and survey.resumable):
+        return found
+    for entry in source.some(None, survey.records, _LOOKED_AT):
+        with suppress(PackstoreError, HeaderError):
+            data = bytes(source.image(entry))
+            described = native.describe(memoryview(data), sniff(data))
+            if described is not None:
+                more = f" of {described.frames} frames" if described.frames > 1 else ""
+                found[f"{described.mode.name}{more}"] += 1
+    return found
 
 
 def sample_keys(source: Source, survey: Survey) -> list[str]:

@@ -6,6 +6,8 @@ rest Pillow or tifffile says the particulars.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from packstore.core.errors import UsageError, printable
 from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import native
@@ -22,6 +24,26 @@ _ANSWERS = {
 """How a command line answers for each loss."""
 
 
+UNIFIED = {
+    "gray_to_colour": ("gray image", "gray images", "all channels are equal"),
+    "cmyk_to_rgb": ("CMYK image", "CMYK images", "the colours are converted"),
+    "opaque_alpha_dropped": ("image with opaque alpha", "images with opaque alpha", "the alpha is left out"),
+}
+"""Ways in which an image loses nothing by another mode; what one and several images of each are called, and the way."""
+
+
+class Examined(NamedTuple):
+    """What a reading makes of an image file.
+
+    Attributes:
+        losses: See :func:`find_losses`.
+        unified: The way in which it comes to the mode without a loss, one of :data:`UNIFIED`; None if it has the mode.
+    """
+
+    losses: dict[str, str]
+    unified: str | None = None
+
+
 def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> dict[str, str]:
     """Finds what a reading would lose of an image file without having been asked to.
 
@@ -34,12 +56,20 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
         By name (``depth``, ``frames``, ``channels``, ``alpha``) what the file has, to follow "it has". Empty for CMYK,
         whose colours are converted, for alpha that is opaque everywhere, and for files that cannot be opened.
     """
+    return examine(data, info, reading).losses
+
+
+def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> Examined:
+    """Finds losses as :func:`find_losses`, and how a file of another mode comes to that of the reading."""
     plain = reading.mode == RGB.name
-    if plain and (info.kind == "jpeg" or not _may_lose(bytes(data), info)):
-        return {}
+    if plain and info.kind == "jpeg":
+        return _COLOUR if info.components == 3 else Examined({}, _JPEG.get(info.components))
+    if plain and not _may_lose(bytes(data), info):
+        is_gray = info.components == 1 and (info.kind == "pnm" or (info.kind == "png" and data[25] != _PALETTE))
+        return Examined({}, "gray_to_colour") if is_gray else _COLOUR
     found = native.describe(memoryview(data), info)
     if found is None:
-        return {}
+        return _COLOUR
     mode, wanted, losses = found.mode, reading.pixels, {}
     if mode.dtype != wanted.dtype and (wanted.dtype != "uint8" or reading.depth is None):
         losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"
@@ -49,7 +79,21 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
         losses["channels"] = lost
     if found.transparent and not wanted.has_alpha and reading.alpha is None:
         losses["alpha"] = "transparent pixels, and their colours are read as if they were not"
-    return losses
+    return Examined(losses, None if losses else _find_unified(info, found, wanted))
+
+
+_COLOUR = Examined({})
+_JPEG = {1: "gray_to_colour", 4: "cmyk_to_rgb"}
+_PALETTE = 3  # colour type of a PNG
+
+
+def _find_unified(info: ImageInfo, found: native.Description, wanted: Mode) -> str | None:
+    mode = found.mode
+    if wanted.has_colour and mode.channels - mode.has_alpha == 1:
+        return "gray_to_colour"
+    if mode.has_alpha and not wanted.has_alpha and not found.transparent:
+        return "opaque_alpha_dropped"
+    return "cmyk_to_rgb" if info.components == 4 and info.kind in ("jpeg", "tiff") and mode == RGB else None
 
 
 def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:

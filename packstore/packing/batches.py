@@ -56,6 +56,8 @@ class Packed(NamedTuple):
         kept: Why files were kept as they are that should have been rewritten, for each.
         palette: Positions in ``seen`` of PNG files with a palette.
         oriented: Positions in ``seen`` of those that have an EXIF orientation by which they are to be turned.
+        unified: Positions in ``seen`` of images of other modes that lost nothing by the store's, and how, see
+            :data:`packstore.images.losses.UNIFIED`.
         indexes: The seek index of each record; None where the store has none.
         links: Where each record lies; None where the store holds the records themselves.
     """
@@ -72,6 +74,7 @@ class Packed(NamedTuple):
     kept: Sequence[str] = ()
     palette: Sequence[int] = ()
     oriented: Sequence[int] = ()
+    unified: Sequence[tuple[int, str]] = ()
     indexes: list[bytes] | None = None
     links: list[Link] | None = None
 
@@ -99,6 +102,7 @@ def pack(
         kept: list[str] = []
         palette: list[int] = []
         oriented: list[int] = []
+        unified: list[tuple[int, str]] = []
         links: list[Link] = []
         states: dict[str, FileState] = {}
         values: list[Mapping[str, Any]] = []
@@ -119,7 +123,7 @@ def pack(
                     image = found.image
                 else:
                     key, image = entry.key, found
-                record, shape, reason, turned = encoder(key, image)
+                record, shape, reason, turned, how = encoder(key, image)
                 if at_rest.masks and isinstance(found, Sample):
                     at_rest.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except (SampleError, CorruptRecordError) as error:
@@ -149,6 +153,8 @@ def pack(
                 palette.append(len(seen) - 1)
             if turned:
                 oriented.append(len(seen) - 1)
+            if how is not None:
+                unified.append((len(seen) - 1, how))
             if record_bytes >= _PIECE_BYTES:
                 break
         if not seen:
@@ -157,7 +163,7 @@ def pack(
             links = linker.finish(links, states)
         yield Packed(
             *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
-            *(palette, oriented, make_indexes(records) if index else None, None if linker is None else links),
+            *(palette, oriented, unified, make_indexes(records) if index else None, None if linker is None else links),
         )
 
 

@@ -295,7 +295,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             cuts = plan.shards.cuts() if plan.shards else None
             for packed in _records(plan, encoder, resumed, workers):
                 append_packed(builder, packed, survey, cuts)
-                reached.add(packed.seen, packed.skipped, packed.oriented, packed.palette)
+                reached.add(packed.seen, packed.skipped, packed.oriented, packed.palette, packed.unified)
                 kept.update(packed.kept)
                 builder.checkpoint(reached.position)
                 source_bytes += packed.source_bytes
@@ -313,6 +313,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 )
             if reached.oriented:
                 counted["exif_oriented"] = reached.oriented
+            counted.update(reached.unified)
             skipped = (*_inherited_skips(plan), *reached.skipped)
             manifest = builder.commit(counted=counted, skipped=skipped, position=reached.position)
     except BaseException as error:

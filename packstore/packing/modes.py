@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from packstore.core.errors import SourceError, UsageError, printable
-from packstore.core.modes import RGB, Mode, mode_of
+from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import native
 from packstore.images.reading import ALL_FRAMES, Reading
@@ -33,10 +33,12 @@ def reading_of(source: Source, survey: Survey, options: ConvertOptions) -> Readi
     if given.get("frames") == ALL_FRAMES:
         del given["frames"]
     reading = Reading.recorded(base.mode, base.answers() | given)
-    if ENCODINGS[survey.encoding].layout == "CHW":
-        _refuse_other_mode(base, options)
+    is_raw = survey.encoding == base.pixels.dtype and (store is None or store.normalization is None)
+    if ENCODINGS[survey.encoding].layout == "CHW" and not (is_raw and options.depth not in (None, KEEP)):
+        _refuse_other_mode(base, options, is_raw)
         return base
     if options.mode not in (None, KEEP):
+        _refuse_narrower(reading, survey, options.mode)
         return replace(reading, mode=options.mode, chosen=True)
     if ENCODINGS[survey.encoding].layout is not None:
         return _of_arrays(reading, options)
@@ -45,14 +47,30 @@ def reading_of(source: Source, survey: Survey, options: ConvertOptions) -> Readi
     return replace(reading, mode=_mode_to_keep(_first_mode(source, survey, options), options).name)
 
 
-def _refuse_other_mode(base: Reading, options: ConvertOptions) -> None:
+def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> None:
     """Raises :class:`UsageError` for options that would give floating point values of a source another mode."""
     given = {name: getattr(options, name) for name in ("mode", "depth", "alpha", "frames")}
     named = [name for name, value in given.items() if value not in (None, KEEP, base.mode)]
     if named:
+        if is_raw:
+            raise UsageError(
+                f"the source holds floating point values of mode {base.pixels}; say how they become 8 bits with "
+                "--depth window:LO,HI, or scale if they are 0 … 1"
+            )
         raise UsageError(
             f"the source holds floating point values of mode {base.pixels}, so {', '.join(named)} cannot apply; leave "
             f"{'it' if len(named) == 1 else 'them'} out, or pack from the images"
+        )
+
+
+def _refuse_narrower(reading: Reading, survey: Survey, mode: str) -> None:
+    """Raises :class:`UsageError` if arrays shall become 8 bits, and no option says how."""
+    found, wanted = reading.pixels, parse_mode(mode)
+    reduces = found.dtype != wanted.dtype and ENCODINGS[survey.encoding].layout is not None
+    if reduces and (reading.depth is None or wanted.dtype != "uint8"):
+        raise UsageError(
+            f"the source holds images of mode {found}, from which mode {wanted} cannot be made: "
+            "say with --depth scale, clip or window:LO,HI how values become 8 bits, or leave --mode out"
         )
 
 

@@ -275,6 +275,8 @@ def _resolve_encoding(
         default = "float32"  # half precision has 11 bits
     asked = options.encoding or default or survey.encoding
     encoding: type[Encoding] = ENCODINGS[asked].of_source(source)
+    if options.encoding in (None, "original") and source.layout is not None and _is_reduced(survey, reading):
+        encoding = ENCODINGS[reading.pixels.dtype]
     normalize = options.normalize
     if options.quality is not None and "quality" not in encoding.accepts:
         raise UsageError(f"quality is for the encoding jpeg, not {encoding.name}; leave it out, or add --encoding jpeg")
@@ -310,6 +312,12 @@ def _resolve_encoding(
         asks=survey.store is None,
     )
     return encode, normalize == "auto"
+
+
+def _is_reduced(survey: Survey, reading: Reading) -> bool:
+    """Whether values of arrays become 8 bits."""
+    mode = parse_mode((survey.mode if survey.store is None else survey.store.image.mode) or RGB.name)
+    return mode.dtype != reading.pixels.dtype == "uint8"
 
 
 class _Probe:

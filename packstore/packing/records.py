@@ -82,6 +82,7 @@ def pack_shard(
             done.skipped += packed.skipped
             done.kept.update(packed.kept)
             done.oriented += len(packed.oriented)
+            done.counted.update(how for _, how in packed.unified)
             done.palette.update(label_of(packed.seen[place]) for place in packed.palette)
             done.source_bytes += packed.source_bytes
             progress(Progress("pack", builder.records + len(done.skipped), None, done.source_bytes))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest, Skipped
 from packstore.images.encode.options import turned_by_readers
+from packstore.images.losses import UNIFIED
 from packstore.packing.plan import Plan
 from packstore.sources.ledger import Ledger
 from packstore.stores import open_store
@@ -41,6 +42,9 @@ class ConvertReport:
             dataset without classes.
         oriented: Images with an EXIF orientation by which they are to be turned, also those of an interrupted run. What
             was made of it, :attr:`orientation` says.
+        unified: Images of other modes that lost nothing by the store's, also those of an interrupted run: how many, by
+            how, one of :data:`packstore.images.losses.UNIFIED`.
+        notes: See :class:`packstore.sources.base.Survey`.
     """
 
     destination: Path
@@ -54,6 +58,8 @@ class ConvertReport:
     kept: Mapping[str, int] = field(default_factory=dict)
     palette: tuple[str, ...] = ()
     oriented: int = 0
+    unified: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def orientation(self) -> Literal["not applied", "applied", "applied when loading"]:
@@ -72,6 +78,11 @@ class ConvertReport:
         )
 
 
+def unified_of(manifest: Manifest) -> dict[str, int]:
+    """How many images of other modes became the store's, by how."""
+    return {name: count for name in UNIFIED if isinstance(count := manifest.options.get(name), int)}
+
+
 def report_of(
     plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], resumed: int
 ) -> ConvertReport:
@@ -85,6 +96,8 @@ def report_of(
         ledger=plan.survey.ledger,
         resumed=resumed,
         oriented=int(manifest.options.get("exif_oriented") or 0),
+        unified=unified_of(manifest),
+        notes=plan.survey.notes,
     )
 
 

@@ -69,6 +69,7 @@ class PositionTracker:
 
     Attributes:
         oriented: How many images have an EXIF orientation by which they are to be turned.
+        unified: How many images of other modes lost nothing by the store's, by how.
         palette: Of which classes how many are PNG with a palette; class 0 without labels.
     """
 
@@ -78,6 +79,7 @@ class PositionTracker:
         self.skipped: list[Skipped] = []
         self._counted_upto = before.counted_upto if before is not None else 0
         self.oriented = before.oriented if before is not None else 0
+        self.unified = Counter(dict(before.unified if before is not None else ()))
         self.palette = Counter(dict(before.palette if before is not None else ()))
         self._digest = xxhash.xxh3_128()
         self._pending: list[Entry] = []
@@ -88,11 +90,13 @@ class PositionTracker:
         skipped: list[Skipped] | None = None,
         oriented: Sequence[int] = (),
         palette: Sequence[int] = (),
+        unified: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Entries that were read; those that were skipped, and positions of those with an EXIF orientation, and of PNG
-        with a palette."""
+        """Entries that were read; those that were skipped, and positions of those with an EXIF orientation, of PNG with
+        a palette, and of images of other modes."""
         first = self._counted_upto - self.consumed
         self.oriented += sum(place >= first for place in oriented)
+        self.unified.update(how for place, how in unified if place >= first)
         for place in palette:
             if place >= first:
                 self.palette[seen[place].labels[0] if seen[place].labels else 0] += 1
@@ -103,8 +107,9 @@ class PositionTracker:
     def position(self) -> SourcePosition:
         """For a receipt."""
         upto = max(self.consumed, self._counted_upto)
-        palette = tuple(sorted(self.palette.items()))
-        return SourcePosition(self.consumed, self.digest(), tuple(self.skipped), upto, self.oriented, palette)
+        palette, unified = tuple(sorted(self.palette.items())), tuple(sorted(self.unified.items()))
+        skipped = tuple(self.skipped)
+        return SourcePosition(self.consumed, self.digest(), skipped, upto, self.oriented, palette, unified)
 
     def digest(self) -> str:
         """A digest of all entries: key, split, labels, size and times of modification and of change of each."""

@@ -213,6 +213,7 @@ class Survey:
         gives_keys: Samples may have keys that the listing does not know.
         counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source is read once.
         resumable: Its entries can be listed again, so that an interrupted conversion can go on.
+        notes: Further facts that a person should know before sharing the store.
     """
 
     splits: Mapping[str, int]
@@ -230,6 +231,7 @@ class Survey:
     resumable: bool = True
     mode: str | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    notes: tuple[str, ...] = ()
 
     @property
     def records(self) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import packstore
 from packstore.cli.source_info import describe_source, sample_keys, source_to_json
 from packstore.core.column import Column
-from packstore.sources import Entry, Source, SourceOptions, Survey
+from packstore.sources import Entry, Source, SourceOptions, Survey, open_source
 from tests.makers.command import run
 from tests.makers.datasets import make_cifar10, make_folder
 
@@ -33,6 +36,16 @@ def rows(text: str) -> dict[str, str]:
         else:
             found[last] += f" | {line.strip()}"
     return found
+
+
+def test_modes_of_a_few_headers(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number, dtype in enumerate((np.uint8, np.uint16, np.uint16)):
+        Image.fromarray(np.zeros((4, 4), dtype)).save(tmp_path / "a" / f"{number}.png")
+    with closing(open_source(tmp_path)) as source:
+        said = rows(describe_source(source, survey := source.survey(), ""))
+        assert said["modes"] == "L in 1, I;16 in 2 (the headers of 3 files were read)"
+        assert source_to_json(source, survey)["modes_of_some"] == {"L": 1, "I;16": 2}
 
 
 @pytest.mark.slow

@@ -202,3 +202,56 @@ def test_channels_that_only_tifffile_opens_are_asked_about() -> None:
     data = tiff(9, 0)
     assert len(data) > UNREAD_BYTES
     assert find_losses(data, check_header(data), PLAIN) == {"channels": "9 channels, and 3 are read"}
+
+
+MIXED: dict[str, tuple[Callable[[Path], None], str | None]] = {
+    "0 rgb": (_save(RGB, ".jpg"), None),
+    "1 gray jpeg": (_save(RGB, ".jpg", "L"), "gray_to_colour"),
+    "2 cmyk": (_save(RGB, ".jpg", "CMYK"), "cmyk_to_rgb"),
+    "3 opaque": (_save(OPAQUE, ".png"), "opaque_alpha_dropped"),
+    "4 gray png": (_save(RGB, ".png", "L"), "gray_to_colour"),
+    "5 palette": (_save(RGB, ".png", "P"), None),
+    "6 opaque tiff": (_save(OPAQUE, ".tif"), "opaque_alpha_dropped"),
+    "7 inks": (_save(RGB, ".tif", "CMYK"), "cmyk_to_rgb"),
+    "8 gray tiff": (_save(RGB, ".tif", "L"), "gray_to_colour"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["original", "uint8"])
+def test_modes_that_are_unified_are_counted_and_said(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    for name, (save, _) in MIXED.items():
+        save(tmp_path / "images" / "a" / name)
+    wanted = {"gray_to_colour": 3, "cmyk_to_rgb": 2, "opaque_alpha_dropped": 2}
+    out = tmp_path / "s.lmdb"
+    said = CliRunner().invoke(cli, ["convert", str(tmp_path / "images"), str(out), "--encoding", encoding]).output
+    told = CliRunner().invoke(cli, ["info", str(out)]).output
+    for text in (said, told):
+        assert "3 gray images: all channels are equal" in text
+        assert "2 CMYK images: the colours are converted" in text
+        assert "2 images with opaque alpha: the alpha is left out" in text
+    with packstore.open(out) as store:
+        assert {name: store.manifest.options.get(name) for name in wanted} == wanted
+    sharded = packstore.convert(tmp_path / "images", tmp_path / "t.lmdb", encoding=encoding, shard_size=900)
+    assert dict(sharded.unified) == wanted
+    grown = packstore.append(out, tmp_path / "images", key_prefix="more/")
+    assert grown.manifest.options["gray_to_colour"] == 6
+    gray = packstore.convert(tmp_path / "images", tmp_path / "g.lmdb", encoding=encoding, mode="L", alpha="drop")
+    assert "gray_to_colour" not in gray.unified
+
+
+def test_unified_images_are_counted_once_across_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "images" / "a"
+    folder.mkdir(parents=True)
+    for number in range(6):
+        MIXED["1 gray jpeg"][0](folder / str(number))
+    broken = folder / "5.jpg"
+    whole = broken.read_bytes()
+    monkeypatch.setattr("packstore.packing.records.PASS_RECORDS", 2)
+    monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
+    broken.write_bytes(whole[:-30])
+    with pytest.raises(packstore.SampleError):
+        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", workers=1)
+    broken.write_bytes(whole)
+    report = packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", workers=1)
+    assert dict(report.unified) == {"gray_to_colour": 6}

@@ -1,4 +1,4 @@
-"""Writes ``tests/corpus/released/NAME.tar.xz``: small stores of each format and encoding.
+"""Writes ``tests/corpus/released/NAME.tar.xz``: small stores of each format, encoding and mode.
 
     PYTHONPATH=CHECKOUT python tests/makers/released.py NAME
 
@@ -31,7 +31,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {"encoding": "bfloat16", "size": 12, "normalize": "imagenet"},
     "float32": {"encoding": "float32", "size": 12, "normalize": "imagenet"},
     "shards": {"encoding": "original", "shard_size": 3000},
+    "gray": {"encoding": "uint8", "mode": "L", "size": 12},
+    "gray-files": {"encoding": "original", "mode": "L"},
 }
+DEEP = {"uint16": 1, "int16": 1, "int32": 1, "float32": 1, "uint16-five": 5, "uint8-rgba": 4}
+"""Channels of images by dtype and name, packed as they are."""
 
 
 def make_photos(folder: Path) -> Path:
@@ -44,6 +48,18 @@ def make_photos(folder: Path) -> Path:
         path = folder / ("train" if number < 4 else "val") / ("ant", "bee")[number % 2] / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path.with_suffix(".png") if number == 3 else path, quality=95 if number == 0 else 80)
+    return folder
+
+
+def make_deep(folder: Path, dtype: str, channels: int) -> Path:
+    """Four images of a dtype in two classes, as ``.npy`` files."""
+    rng = np.random.default_rng(channels)
+    for number in range(4):
+        values = rng.integers(0, 256, (5 + number % 2, 7, channels)).astype(dtype)
+        path = folder / ("ant", "bee")[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = values * 120 if values.itemsize > 1 else values
+        np.save(path, values if channels > 1 else values[..., 0])
     return folder
 
 
@@ -82,8 +98,18 @@ def write(folder: Path) -> None:
             path = folder / f"{name}.{suffix}"
             try:
                 packstore.convert(photos, path, **options)
-            except (ValueError, packstore.PackstoreError) as error:
+            except (TypeError, ValueError, packstore.PackstoreError) as error:
                 print(f"{path.name}: {error}", file=sys.stderr)  # an encoding that this packstore has not
+                continue
+            expected[path.name] = digests(path)
+        for name, channels in DEEP.items():
+            dtype, path = name.partition("-")[0], folder / f"deep-{name}.{suffix}"
+            try:
+                source = make_deep(folder / f"arrays-{name}", dtype, channels)
+                size = {"size": 6} if dtype == "float32" else {}
+                packstore.convert(source, path, encoding=dtype, mode="keep", **size)  # type: ignore[call-overload]
+            except (TypeError, ValueError, packstore.PackstoreError) as error:
+                print(f"{path.name}: {error}", file=sys.stderr)
                 continue
             expected[path.name] = digests(path)
         if hasattr(packstore, "append"):

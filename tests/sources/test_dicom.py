@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from packstore import PackedDataset, PackedLoader, convert, verify
+from packstore.cli import cli
 from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.sources import Entry, open_source
 from packstore.sources.base import Sample
@@ -259,6 +261,38 @@ def test_options_are_checked(tmp_path: Path) -> None:
     for wrong, said in (("image=pretty", "stored"), ("keep=Nothing", "Nothing"), ("label=Modality", "keep=KEYWORD")):
         with pytest.raises(UsageError, match=said):
             open_source(tmp_path, kind="dicom", columns=wrong)
+
+
+@pytest.mark.parametrize("slope", ["1", "0.37"])
+def test_a_window_of_ones_own(slope: str, tmp_path: Path) -> None:
+    """Of whole numbers and of floating point alike: ``--column image=rescaled --depth window:…``."""
+    dataset = make_dataset(pixels_of(1) // 100, RescaleSlope=slope, RescaleIntercept="-24.5")
+    save(dataset, tmp_path / "source" / "a.dcm")
+    report = convert(tmp_path / "source", tmp_path / "out.lmdb", columns="image=rescaled", depth="window:-160,240")
+    assert (report.manifest.encoding, report.manifest.image.mode) == ("uint8", "L")
+    values = pydicom.pixels.apply_modality_lut(dataset.pixel_array, dataset).astype(np.float32).astype(np.float64)
+    wanted = np.rint(np.clip((values + 160) * (255 / 400), 0, 255))
+    np.testing.assert_array_equal(PackedDataset(tmp_path / "out.lmdb")[0][0], wanted)
+    assert verify(tmp_path / "out.lmdb", against=tmp_path / "source").ok
+    for options, said in (({"mode": "L"}, "--depth"), ({"encoding": "uint8"}, "--depth")):
+        with pytest.raises(UsageError, match=said):
+            convert(tmp_path / "source", tmp_path / "x.lmdb", columns="image=rescaled", **options)
+
+
+@pytest.mark.parametrize("form", ["lmdb", "h5", "pth"])
+def test_files_are_kept_if_asked(form: str, tmp_path: Path) -> None:
+    one = save(make_dataset(pixels_of(1)), tmp_path / "source" / "a.dcm")
+    two = save(make_dataset(pixels_of(2, shape=(2, 6, 5))), tmp_path / "source" / "b.dcm")
+    out = tmp_path / f"out.{form}"
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path / "source"), str(out), "--dicom", "keep-file"])
+    assert done.exit_code == 0, done.output
+    assert "whole DICOM files, which name whom they show" in done.output
+    items = [
+        value
+        for (value,) in (item if isinstance(item, tuple) else (item,) for item in PackedDataset(out, columns=["file"]))
+    ]
+    assert items == [one.read_bytes(), two.read_bytes(), None]
+    assert verify(out, against=tmp_path / "source").ok
 
 
 def test_it_trains_and_proves(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from packstore.images.encode.differences import (
 )
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.kinds import KINDS
-from packstore.images.losses import find_losses, refuse_losses
+from packstore.images.losses import examine, refuse_losses
 from packstore.images.reading import bring
 from packstore.images.resize import Pixels, fit, limit, limited_size, target_size
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, too_many_pixels, unread_bits
@@ -41,12 +41,14 @@ class Encoded(NamedTuple):
         shape: ``(height, width, channels)`` of the pixels where they were decoded or known, else None.
         kept: Why the record is the file as it came, although it should have been rewritten; else None.
         oriented: The source's file has an EXIF orientation by which the image is to be turned.
+        unified: See :class:`packstore.images.losses.Examined`.
     """
 
     record: Buffer
     shape: tuple[int, int, int] | None
     kept: str | None = None
     oriented: bool = False
+    unified: str | None = None
 
 
 _thread = threading.local()
@@ -101,12 +103,19 @@ class SourceImages:
         if reason is not None:
             raise HeaderError(reason)
         reading = self.options.reading
-        if self.options.asks and (losses := find_losses(image, info, reading)):
-            refuse_losses(key, losses, reading)
+        examined = examine(image, info, reading) if self.options.asks else None
+        if examined is not None and examined.losses:
+            refuse_losses(key, examined.losses, reading)
         if kind is not None and not kind.is_whole_by_header:
             native.decode(memoryview(image), options.max_pixels)
         _thread.latest = image, info
+        _thread.unified = None if examined is None else examined.unified
         return image, info
+
+    def unified(self) -> str | None:
+        """How the latest file of this thread came to the mode, see :class:`packstore.images.losses.Examined`."""
+        found: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
+        return found
 
     def orientation(self, image: bytes | memoryview) -> int:
         """The EXIF orientation of an image file, by its header where :meth:`file` has just read that in this thread."""
@@ -149,7 +158,10 @@ class SourceImages:
             data, info = self.file(key, image)
             pixels = self.decoder.decode(data, exif_transpose=options.exif_transpose, info=info)
         else:
-            pixels = bring(self.array(key, image), self.mode, options.reading)
+            array = self.array(key, image)
+            pixels = bring(
+                array.transpose(1, 2, 0) if self.encoding.layout == "CHW" else array, self.mode, options.reading
+            )
         if options.size is not None:
             return fit(pixels, options.size, options.fit)
         return limit(pixels, options.resize, options.max_side)
@@ -271,9 +283,9 @@ class Encoding(ABC):
         plain = info is not None and info.sof and not info.app1_at
         oriented = not plain and read_orientation(data, info) != 1
         if self.options.check != "decode":
-            return Encoded(data, None, None, oriented)
+            return Encoded(data, None, None, oriented, images.unified())
         height, width, channels = images.decoder.decode(data, info=info).shape
-        return Encoded(data, (height, width, channels), None, oriented)
+        return Encoded(data, (height, width, channels), None, oriented, images.unified())
 
     def of_array(self, key: str, array: NDArray[Any]) -> Encoded:
         """``array``, in this encoding's layout, as a record; no copy where it is contiguous.

@@ -50,7 +50,13 @@ class Encoder:
         check_encoding("source_encoding", source_encoding)
         source: type[Encoding] = ENCODINGS[source_encoding]
         target: type[Encoding] = ENCODINGS[options.encoding].of_source(source)
-        if source.layout == "CHW" and (target.layout != "CHW" or options.changes_pixels):
+        is_reduced = source_normalization is None and source_mode.dtype != options.reading.pixels.dtype == "uint8"
+        if source.layout == "CHW" and not is_reduced and (target.layout != "CHW" or options.changes_pixels):
+            if source_normalization is None and source_mode.dtype == "float32":
+                raise UsageError(
+                    f"the source holds {source.name} values, from which neither {options.encoding} images nor other "
+                    "sizes can be made without loss; say with --depth window:LO,HI how they become 8 bits"
+                )
             raise UsageError(
                 f"the source holds normalised {source.name} values, from which neither {options.encoding} images "
                 "nor other sizes can be made without loss; pack from the images"
@@ -94,7 +100,8 @@ class Encoder:
         encoded = self.encoding.encode(key, image)
         if isinstance(image, np.ndarray):
             return encoded
-        return encoded._replace(oriented=self.encoding.images.orientation(image) != 1)
+        images = self.encoding.images
+        return encoded._replace(oriented=images.orientation(image) != 1, unified=images.unified())
 
     def compare(self, key: str, image: ImageData, record: Buffer, shape: Sequence[int] | None = None) -> str | None:
         """What is wrong with ``record``, which should have been made of ``image``; None when nothing is. The rule

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packstore.core.errors import SourceError, UsageError, printable
-from packstore.core.fields import Array, Field, Image, Json
+from packstore.core.fields import Array, Bytes, Field, Image, Json
 from packstore.core.modes import RGB, Mode, mode_of
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.archives import open_tree
@@ -43,6 +44,7 @@ _IMAGES = ("stored", "rescaled", "window")
 _DTYPES = ("uint8", "uint16", "int16", "int32")
 _EVERY = 500
 _NO_PIXELS = "DICOM without pixels (reports, plans, directories)"
+_WHOLE = "the column 'file' holds whole DICOM files, which name whom they show"
 _NO_KEYWORD = "not a DICOM keyword, such as PatientAge"
 
 
@@ -63,6 +65,7 @@ class DicomSource(TreeRowSource):
 
     All headers are read once, before anything is packed: the mode must hold all pixels, and the planes of a series are
     put in order. Elements that may identify a person are left out unless ``--column keep=`` names them.
+    ``keep=file`` adds a column of the files themselves; of a file of several frames the first one has it.
     """
 
     kind = "dicom"
@@ -74,8 +77,10 @@ class DicomSource(TreeRowSource):
         kept = given.pop("keep", [])
         if self._image not in _IMAGES or given:
             raise UsageError(
-                f"{printable(str(path))}: of DICOM, --column takes image={'|'.join(_IMAGES)} and keep=KEYWORD,…"
+                f"{printable(str(path))}: of DICOM, --column takes image={'|'.join(_IMAGES)}, keep=KEYWORD,…, keep=file"
             )
+        self._keeps_file = "file" in kept
+        kept = [name for name in kept if name != "file"]
         unknown = next((name for name in kept if library().datadict.tag_for_keyword(name) is None), None)
         if unknown is not None:
             raise UsageError(f"--column keep={printable(unknown)}: {_NO_KEYWORD}")
@@ -98,13 +103,15 @@ class DicomSource(TreeRowSource):
             **{name: Array("float64", optional=True) for name in ("position", "slope", "intercept")},
             "window": Array("float64", (2,), ragged=True),
             "dicom": Json(),
+            **({"file": Bytes(optional=True)} if self._keeps_file else {}),
         }
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         self._chosen(split)
         self._progress = progress
         files = len(self._files)
-        return super().survey(split, lambda report: progress(report) if report.done >= files else None)
+        survey = super().survey(split, lambda report: progress(report) if report.done >= files else None)
+        return replace(survey, notes=(_WHOLE,)) if self._keeps_file else survey
 
     def rows(self, split: str) -> Iterator[Row]:
         for file in self._files:
@@ -125,7 +132,9 @@ class DicomSource(TreeRowSource):
             raise ValueError(rest)
         frame, instance, patient, study, series = rest
         dataset = self._dataset(file, size, modified)
+        kept = {"file": self.tree.read(file, size, modified, self._max_bytes)} if self._keeps_file and not frame else {}
         return {
+            **kept,
             "image": read_frame(dataset, frame, self._image, self._mode, self.options.max_pixels),
             "patient": patient,
             "study": study,
@@ -151,6 +160,8 @@ class DicomSource(TreeRowSource):
         return _NO_PIXELS if is_left else super().left_reason(folder, name)
 
     def left_members(self) -> Mapping[str, int]:
+        if self._keeps_file:
+            return {}
         left = sum(file.header.left for file in self._files if file.header is not None)
         return {"DICOM elements, those of the patient among them (keep some: --column keep=KEYWORD)": left}
 

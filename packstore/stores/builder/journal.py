@@ -67,6 +67,7 @@ class SourcePosition:
         counted_upto: Entries that were counted: at least those that were read.
         oriented: Number of counted images with an EXIF orientation.
         palette: Pairs of a class and its number of counted PNG with a palette; class 0 without labels.
+        unified: Pairs of a way in which counted images of other modes lost nothing by the store's, and their number.
     """
 
     consumed: int
@@ -75,6 +76,7 @@ class SourcePosition:
     counted_upto: int = 0
     oriented: int = 0
     palette: tuple[tuple[int, int], ...] = ()
+    unified: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
