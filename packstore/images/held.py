@@ -28,6 +28,6 @@ def hold_values(array: NDArray[Any], what: str) -> NDArray[Any]:
     if target is None:
         raise DecodeError(f"{what} of {name} values, which packstore does not read")
     values = array.astype(target)
-    if name not in EXACT and not np.array_equal(values.astype(array.dtype), array, equal_nan=target == "float32"):
+    if name not in EXACT and not np.array_equal(values, array, equal_nan=target == "float32"):
         raise DecodeError(f"{what} of {name} values that {target} does not hold; write it as {target} first")
     return values * 255 if name == "bool" else values

@@ -38,10 +38,12 @@ class Examined(NamedTuple):
     Attributes:
         losses: See :func:`find_losses`.
         unified: The way in which it comes to the mode without a loss, one of :data:`UNIFIED`; None if it has the mode.
+        is_certain: It can be read; else only decoding it tells.
     """
 
     losses: dict[str, str]
     unified: str | None = None
+    is_certain: bool = True
 
 
 def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> dict[str, str]:
@@ -69,7 +71,7 @@ def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Read
         return Examined({}, "gray_to_colour") if is_gray else _COLOUR
     found = native.describe(memoryview(data), info)
     if found is None:
-        return _COLOUR
+        return Examined({}, is_certain=info.kind != "tiff")
     mode, wanted, losses = found.mode, reading.pixels, {}
     if mode.dtype != wanted.dtype and (wanted.dtype != "uint8" or reading.depth is None):
         losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"
@@ -79,7 +81,7 @@ def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Read
         losses["channels"] = lost
     if found.transparent and not wanted.has_alpha and reading.alpha is None:
         losses["alpha"] = "transparent pixels, and their colours are read as if they were not"
-    return Examined(losses, None if losses else _find_unified(info, found, wanted))
+    return Examined(losses, None if losses else _find_unified(info, found, wanted), found.is_certain)
 
 
 _COLOUR = Examined({})

@@ -240,6 +240,33 @@ def test_modes_that_are_unified_are_counted_and_said(encoding: str, tmp_path: Pa
     assert "gray_to_colour" not in gray.unified
 
 
+@pytest.mark.parametrize(("dtype", "mode"), [("uint32", "I"), ("int64", "I"), ("float64", "F"), ("float16", "F")])
+def test_tiffs_of_types_that_a_mode_may_hold(dtype: str, mode: str, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    values = np.arange(99.0).reshape(9, 11).astype(dtype)
+    tifffile.imwrite(tmp_path / "images" / "a" / "0.tif", values)
+    with pytest.raises(UsageError, match="--depth keep"):
+        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb")
+    manifest = packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", depth="keep").manifest
+    assert manifest.image.mode == mode
+    np.testing.assert_array_equal(packstore.PackedDataset(tmp_path / "s.lmdb")[0][0][0], values)
+    if dtype == "float16":
+        return
+    values[0, 0] = {"uint32": 1 << 31, "int64": 1 << 40, "float64": 0.1}[dtype]
+    tifffile.imwrite(tmp_path / "images" / "a" / "1.tif", values)
+    with pytest.raises(packstore.SampleError, match=r"a/1\.tif: a TIFF of .* does not hold"):
+        packstore.convert(tmp_path / "images", tmp_path / "t.lmdb", depth="keep")
+
+
+def test_a_tiff_that_no_mode_holds_is_refused(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    tifffile.imwrite(tmp_path / "images" / "a" / "0.tif", np.zeros((9, 11), np.complex64))
+    with pytest.raises(packstore.SampleError, match=r"a/0\.tif"):
+        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb")
+
+
 def test_unified_images_are_counted_once_across_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "images" / "a"
     folder.mkdir(parents=True)

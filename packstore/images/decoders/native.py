@@ -21,7 +21,7 @@ from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
 from packstore.images.decoders.png import decode_png
 from packstore.images.frames import tiff_pages
-from packstore.images.held import EXACT, hold_values
+from packstore.images.held import EXACT, hold_values, mode_dtype
 from packstore.images.kinds import KINDS
 from packstore.images.sniff import JPEG_2000, HeaderError, ImageInfo, sniff
 
@@ -49,11 +49,13 @@ class Description(NamedTuple):
         mode: The mode as which all of it is read.
         frames: How many frames, or pages of a TIFF that are no smaller versions of others.
         transparent: Some pixel of the first frame is not opaque.
+        is_certain: The mode holds all values; else each has to be compared.
     """
 
     mode: Mode
     frames: int = 1
     transparent: bool = False
+    is_certain: bool = True
 
 
 def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description | None:
@@ -65,8 +67,11 @@ def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description |
         return _describe_kind(bytes(data), info)
     found = pillow.describe(data, _place_of(data, info, frame))
     if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
-        mode = _tiff_mode(found.tags) if found is not None else _tiff_mode(_page_tags(data, frame))
-        return None if mode is None else Description(mode, 1 if found is None else found.frames)
+        tags = found.tags if found is not None else _page_tags(data, frame)
+        mode, dtype = _tiff_mode(tags), _tiff_dtype(tags)
+        if mode is None or dtype is None:
+            return None
+        return Description(mode, 1 if found is None else found.frames, is_certain=dtype.name in EXACT)
     if info.kind == "jp2" and not _pillow_reads_jp2(data, info):
         return Description(_jp2_mode(data, info, found))
     if found is None:
@@ -302,10 +307,17 @@ def _pillow_reads_all(tags: Any) -> bool:
 
 def _tiff_mode(tags: Any) -> Mode | None:
     """The mode that holds all of a TIFF's values; None for a dtype that no mode holds."""
+    dtype = _tiff_dtype(tags)
+    try:
+        return None if dtype is None else _mode(int(tags.get(277, 1)), mode_dtype(dtype) or "", tags.get(338))
+    except (TypeError, ValueError):
+        return None
+
+
+def _tiff_dtype(tags: Any) -> np.dtype[Any] | None:
     try:
         bits, kind = (np.atleast_1d(tags.get(number, 1)).tolist()[0] for number in (258, 339))
-        name = str(np.dtype(f"{_TIFF_KINDS[kind]}{max(8, bits) // 8}"))
-        return _mode(int(tags.get(277, 1)), EXACT.get(name, name), tags.get(338))
+        return np.dtype(f"{_TIFF_KINDS[kind]}{max(8, bits) // 8}")
     except (KeyError, TypeError, ValueError):
         return None
 

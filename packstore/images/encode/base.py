@@ -106,7 +106,8 @@ class SourceImages:
         examined = examine(image, info, reading) if self.options.asks else None
         if examined is not None and examined.losses:
             refuse_losses(key, examined.losses, reading)
-        if kind is not None and not kind.is_whole_by_header:
+        if kind is not None or (examined is not None and not examined.is_certain):
+            # Of these, headers tell neither that a file is whole nor that its mode holds its values.
             native.decode(memoryview(image), options.max_pixels)
         _thread.latest = image, info
         _thread.unified = None if examined is None else examined.unified

@@ -26,7 +26,6 @@ class FileKind(NamedTuple):
             raises for damaged files.
         frames: How many frames there are; several are 2, of which only the first is read.
         load: Imports the library that reads it, if it takes one. Raises :class:`DecodeError` with what to install.
-        is_whole_by_header: ``read_header`` finds files that are cut off; else only decoding does.
     """
 
     magics: tuple[bytes, ...]
@@ -35,13 +34,12 @@ class FileKind(NamedTuple):
     decode: Callable[[bytes, ImageInfo], NDArray[Any]]
     frames: Callable[[bytes], int] = lambda data: 1
     load: Callable[[], object] = lambda: None
-    is_whole_by_header: bool = True
 
 
 KINDS = {
-    "jxl": FileKind(jxl.MAGICS, jxl.read_header, jxl.mode, jxl.decode, jxl.frames, jxl.library, False),
+    "jxl": FileKind(jxl.MAGICS, jxl.read_header, jxl.mode, jxl.decode, jxl.frames, jxl.library),
     "exr": FileKind(exr.MAGICS, exr.read_header, exr.mode, exr.decode, load=exr.library),
-    "hdr": FileKind(radiance.MAGICS, radiance.read_header, radiance.mode, radiance.decode, is_whole_by_header=False),
+    "hdr": FileKind(radiance.MAGICS, radiance.read_header, radiance.mode, radiance.decode),
     "npy": FileKind(npy.MAGICS, npy.read_header, npy.mode, npy.decode),
 }
 """By :attr:`packstore.images.header.ImageInfo.kind`."""
