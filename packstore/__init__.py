@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from packstore.checking.repair_report import RepairReport
     from packstore.checking.salvage import SalvageReport, salvage
     from packstore.checking.verification import VerifyReport, verify
-    from packstore.core.fields import Array, Boxes, Bytes, Image, Json, Keypoints, Label, Labels, Mask, Text
+    from packstore.core.fields import Array, Boxes, Bytes, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
     from packstore.core.manifest import Manifest
     from packstore.exports.run import ExportReport, export
     from packstore.packing.append import AppendReport, append
@@ -72,6 +72,7 @@ _LAZY = {
             "Bytes",
             "Field",
             "Image",
+            "Images",
             "Json",
             "Keypoints",
             "Label",
@@ -130,6 +131,7 @@ __all__ = [
     "DestinationError",
     "ExportReport",
     "Image",
+    "Images",
     "IndexReport",
     "Json",
     "Keypoints",

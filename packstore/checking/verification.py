@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, try_key
 from packstore.core.arguments import text_or_none, true_or_false, whole_number
-from packstore.core.column import SEEK_INDEX
+from packstore.core.column import SEEK_INDEX, Column
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
@@ -253,6 +254,7 @@ class _Verification:
     def decode(self, decoder: Decoder) -> None:
         """Decodes every image and reports those that do not decode, and wrong seek indexes."""
         reader, total = self.reader, len(self.reader)
+        further = [column for column in reader.manifest.columns[1:] if column.traits.has_images and not column.layout]
 
         def check(batch: range) -> tuple[range, int, list[tuple[int, str]]]:
             files: dict[int, Buffer] = {}
@@ -268,6 +270,7 @@ class _Verification:
                 if wrong is not None:
                     problems.append((record, wrong))
             problems += self._wrong_indexes(files)
+            problems += chain.from_iterable(self._undecodable(column, batch, decoder) for column in further)
             return batch, sum(memoryview(data).nbytes for data in files.values()), sorted(problems)
 
         starts = range(0, total, _DECODED_BATCH)
@@ -280,6 +283,21 @@ class _Verification:
                 if record not in self.bad:
                     self.report(Problem(what, record, try_key(reader, record)))
             self.progress(Progress("decode", batch.stop, total, done_bytes))
+
+    def _undecodable(self, column: Column, batch: range, decoder: Decoder) -> Iterator[tuple[int, str]]:
+        """Yields the records of which a further image, or an image of a list, does not decode."""
+        for record in batch:
+            try:
+                if column.nullable and not self.reader.has_value(column.name, record):
+                    continue
+                files = column.traits.files(column, self.reader.value(column.name, record))
+            except StoreError as error:
+                yield record, f"does not decode: {error}"
+                continue
+            for number, image in enumerate(decoder.decode_each(list(files))):
+                if isinstance(image, DecodeError):
+                    which = f"image {number} of {column.name!r}" if column.form == "files" else f"{column.name!r}"
+                    yield record, f"{which} does not decode: {image}"
 
     def _wrong_indexes(self, files: Mapping[int, Buffer]) -> Iterator[tuple[int, str]]:
         """Yields the records whose seek index differs from one computed from their file."""

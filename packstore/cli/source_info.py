@@ -33,6 +33,7 @@ _MEANINGS = {
     "keypoints": "points",
     "mask": "a value a pixel",
     "image": "another image",
+    "images": "any number of images",
     "text": "text",
     "json": "JSON",
     "bytes": "bytes",

@@ -4,6 +4,7 @@
 type            stored as
 ==============  ============================================================================================
 ``image``       image files (ragged uint8), or arrays: ``HWC`` whole numbers, ``CHW`` floating point
+``images``      any number of image files (ragged uint8), see :mod:`packstore.core.column_types.images`
 ``mask``        PNG files (ragged uint8), or ``HW`` arrays of uint8, uint16, int32 or float32
 ``label``       fixed int64: a class number
 ``labels``      ragged int64: class numbers

@@ -12,6 +12,7 @@ from typing import Literal, cast
 
 from packstore.core.column import INTERNAL, ITEM_SIZE, Column
 from packstore.core.column_types.base import Field as Field
+from packstore.core.column_types.images import Images as Images
 from packstore.core.column_types.pictures import MASK_DTYPES
 from packstore.core.errors import ManifestError, UsageError, printable
 from packstore.core.modes import RGB, parse_mode

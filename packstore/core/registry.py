@@ -154,6 +154,7 @@ COLUMN_TYPES = Registry(
     "packstore.core.column_types.base:ColumnType",
     {
         "image": "packstore.core.column_types.pictures:IMAGE",
+        "images": "packstore.core.column_types.images:IMAGES",
         "mask": "packstore.core.column_types.pictures:MASK",
         "label": "packstore.core.column_types.numbers:LABEL",
         "labels": "packstore.core.column_types.numbers:LABELS",

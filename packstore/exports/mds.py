@@ -58,6 +58,10 @@ class MdsExport(Export):
             lost.append("names of classes: labels are numbers")
         if any(column.dtype == "bfloat16" for column in (self.manifest.image, *self.columns)):
             lost.append("bfloat16 values: they are their bit patterns as uint16")
+        if lists := [column.name for column in self.columns if column.form == "files"]:
+            lost.append(
+                f"that {', '.join(lists)} are images: a value is their sizes and files (packstore guide formats)"
+            )
         if self.manifest.normalization is not None:
             lost.append("mean and standard deviation by which the arrays were normalised")
         return lost
@@ -168,6 +172,8 @@ def _encoding(column: Column) -> str:
     dtype = _dtype(column)
     if column.form == "text":
         return "json" if column.type == "json" else "str"
+    if column.form == "files":
+        return "bytes"  # framed, as the store has them
     if column.form in ("file", "bytes"):
         # Readers must not decode a missing file.
         return "bytes" if column.form == "bytes" or column.nullable else "png" if column.type == "mask" else "jpeg"

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -111,7 +112,8 @@ class _ParquetWriter(ShardWriter):
         self._rows: list[Record] = []
         self._nbytes = 0
         self._out: IO[bytes] = open_file(folder / file, "wb")
-        files = [f"{column.name}.bytes" for column in columns if column.form == "file"]
+        inside = {"file": ".bytes", "files": ".list.element.bytes"}
+        files = [column.name + inside[column.form] for column in columns if column.form in inside]
         named = [name for name in _leaf_paths(schema) if name not in ("image.bytes", *files)]
         self._writer = _import_pyarrow("pyarrow.parquet").ParquetWriter(
             self._out, schema, compression="none", use_dictionary=False, write_statistics=named
@@ -179,8 +181,9 @@ def _schema(columns: Sequence[Column]) -> Any:
 def _arrow_type(column: Column) -> Any:
     """Returns the Arrow type of a column."""
     pa = _import_pyarrow("pyarrow")
-    if column.name == "image" or column.form == "file":  # images that are arrays become PNG files
-        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    if column.name == "image" or column.form in ("file", "files"):  # images that are arrays become PNG files
+        file = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        return pa.list_(file) if column.form == "files" else file
     if column.form in ("text", "bytes"):
         return pa.binary() if column.form == "bytes" else pa.string()
     found = pa.bool_() if column.dtype == "bool" else pa.from_numpy_dtype(NUMPY_DTYPE[column.dtype])
@@ -195,8 +198,9 @@ def _features(columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def _feature(column: Column) -> dict[str, Any]:
-    if column.form == "file":
-        return {"_type": "Image"}
+    if column.form in ("file", "files"):
+        file = {"_type": "Image"}
+        return {"feature": file, "_type": "List"} if column.form == "files" else file
     if column.form in ("text", "bytes"):
         return {"dtype": "binary" if column.form == "bytes" else "string", "_type": "Value"}
     found: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
@@ -237,6 +241,13 @@ def _arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> A
     pa = _import_pyarrow("pyarrow")
     if column.form == "file":
         return _arrow_files([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])
+    if column.form == "files":
+        lists = [
+            column.traits.files(column, each) if is_there else () for each, is_there in zip(raw, there, strict=True)
+        ]
+        ends = np.cumsum([0, *map(len, lists)], dtype=np.int32)
+        absent = pa.array([not is_there for is_there in there])
+        return pa.ListArray.from_arrays(pa.array(ends), _arrow_files([*chain.from_iterable(lists)]), mask=absent)
     if column.form in ("text", "bytes"):
         given = [bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)]
         if column.form == "bytes":
@@ -273,12 +284,9 @@ def _leaf_paths(schema: Any) -> list[str]:
     """Returns the Parquet paths of all leaf columns."""
     found = []
     for name, type in zip(schema.names, schema.types, strict=True):
-        if type.num_fields == 2:
-            found += [f"{name}.bytes", f"{name}.path"]
-            continue
-        while type.num_fields:
+        while type.num_fields == 1:
             name, type = f"{name}.list.element", type.value_type
-        found.append(name)
+        found += [f"{name}.bytes", f"{name}.path"] if type.num_fields else [name]
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from packstore.core.column import Column
+from packstore.core.column_types.images import frame
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
@@ -143,6 +144,8 @@ class _RecordWriter(ShardWriter):
         for column in self._columns:
             shape = record.stored[column.shape_name].tolist() if _has_own_shapes(column) else ()
             raw = record.stored[column.name]
+            if column.form == "files" and not record.has_value(column.name):
+                raw = frame([])
             example |= _encode_value(column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape)
             if column.nullable:
                 example[column.valid_name] = np.array([int(record.has_value(column.name))])
@@ -161,6 +164,8 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str,
     """Converts the stored bytes of a value to features. ``shape`` is needed if arrays of the column differ in shape."""
     if _has_own_shapes(column):
         return {f"{column.name}/shape": np.array(shape, np.int64), f"{column.name}/value": [raw]}
+    if column.form == "files":
+        return {column.name: [bytes(file) for file in column.traits.files(column, raw)]}
     if _is_bytes(column):
         return {column.name: [raw]}
     values = np.frombuffer(raw, NUMPY_DTYPE[column.dtype])
@@ -180,6 +185,8 @@ def _column_feature(column: Column) -> dict[str, Any]:
     if column.type == "boxes":
         box = _feature("boundingBox", {"dtype": "float32", "shape": {"dimensions": ["4"]}, "bboxFormat": "XYXY"})
         return _feature("sequence", {"feature": box, "length": "-1"})
+    if column.form == "files":
+        return _feature("sequence", {"feature": _feature("image", _image_feature(3, None)), "length": "-1"})
     if column.form in ("file", "bytes"):
         if column.form == "bytes" or column.nullable:  # readers must not decode a missing file
             return _feature("tensor", {"dtype": "string", "encoding": "none", "shape": {}})

@@ -2,7 +2,8 @@
 
 The image has the extension ``.jpg``, ``.png`` … by its content; an array has ``.npy``. The column ``label`` has
 ``.cls``, ``text`` has ``.txt``, ``json`` has ``.json``; other columns put their name before the extension:
-``.mask.png``, ``.caption.txt``. A missing value has no file.
+``.mask.png``, ``.caption.txt``. A list of images has a file each: ``.further_images.0.jpg``, ``.further_images.1.png``.
+A missing value has no file.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class WebDatasetExport(Export):
         lost = ["dots in keys: a key ends at the first dot, so they are written as %2E"]
         if any(column.classes is not None for column in self.columns) and not self._lists_classes:
             lost.append("names of classes: labels are numbers")
+        if lists := [column.name for column in self.columns if column.form == "files"]:
+            lost.append(f"that images belong to one list: each is a file of its own ({lists[0]}.0.jpg …)")
         image = self.manifest.image
         if image.dtype == "bfloat16":
             lost.append("bfloat16 values: NumPy has none, so the arrays hold their bit patterns as uint16")
@@ -90,8 +93,14 @@ class _TarWriter(ShardWriter):
         image = record.image
         self._write(f"{name}.{record.extension}", _npy_bytes(image) if isinstance(image, np.ndarray) else image)
         for column in self._columns:
-            value = record[column.name] if column.type != "json" else bytes(record.stored[column.name])
-            if value is not None and record.has_value(column.name):
+            as_stored = column.form in ("text", "bytes")
+            value = bytes(record.stored[column.name]) if as_stored else record[column.name]
+            if column.form == "files" and value is not None:
+                for number, file in enumerate(value):
+                    self._write(f"{name}.{column.name}.{number}.{image_extension(file)}", file)
+                if not value and column.nullable:
+                    record.inexact.add(column.name)  # without a file, the value would be missing
+            elif value is not None and record.has_value(column.name):
                 extension, data = _value_file(column, value)
                 self._write(f"{name}.{extension}", data)
         return {}
@@ -135,10 +144,8 @@ def _value_file(column: Column, value: Any) -> tuple[str, bytes]:
     """Returns extension and content of the file for a value."""
     if column.type == "label":
         return _extension(column, "cls"), str(value).encode("ascii")
-    if column.type == "text":
-        return _extension(column, "txt"), value.encode("utf-8", "surrogateescape")
-    if column.type == "json":
-        return _extension(column, "json"), value
+    if column.form == "text":
+        return _extension(column, "json" if column.type == "json" else "txt"), value
     if isinstance(value, bytes):
         return _extension(column, "bin" if column.form == "bytes" else image_extension(value)), value
     return _extension(column, "npy"), _npy_bytes(value)

@@ -23,8 +23,8 @@ from packstore.packing.stand_in import stand_in
 from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, build_head, empty_shard_list, link_shards, list_shards
-from packstore.stores.builder.output_files import write_head
 from packstore.stores.builder.publish import Staging
+from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.work_directory import KEPT
 from packstore.stores.linked import link_values, links_from
 from packstore.stores.opening import read_manifest

@@ -211,7 +211,7 @@ def resolve_format(destination: Path, format: str | None) -> str:
 
 def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
     """Raises :class:`UsageError` where images would change their size and what belongs to their pixels would not."""
-    names = [column.name for column in survey.columns if column.traits.moves or column.traits.is_picture]
+    names = [column.name for column in survey.columns if column.traits.moves or column.traits.has_images]
     if names and (encode.size is not None or encode.resize is not None or encode.max_side is not None):
         raise UsageError(
             f"size, resize and max_side would change the images and not {', '.join(map(repr, names))}, which belong to "

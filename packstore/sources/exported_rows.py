@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
-from packstore.core.errors import ManifestError, SampleError, SourceError, printable
+from packstore.core.errors import ManifestError, SampleError, SourceError, StoreError, printable
 from packstore.core.export_manifest import (
     MANIFEST_FILE,
     ROWS_FILE,
@@ -144,6 +144,8 @@ class ExportedRows(RowSource):
             if column.name not in self.export_manifest.held or column.name in in_line:
                 for each in (column, *column.companions):
                     values[each.name] = parse_value(each, line)
+                if not column.nullable or values[column.valid_name]:
+                    _check_files(column, values[column.name])
                 _check_classes(column, values[column.name])
                 continue
             value = given.get(column.name)
@@ -224,6 +226,7 @@ def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
     """A value of a store as it lay there. Arrays of the column's dtype are not judged: the store had them so. Raises
     :class:`ValueError`."""
     if isinstance(value, StoredBytes):
+        _check_files(column, value)
         return bytes(value)
     if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.type == "label":
         return to_stored(column, value)
@@ -237,6 +240,15 @@ def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
         raise ValueError(f"column {column.name!r}: found an array {value.shape}, expected {column.shape}")
     _check_classes(column, value)
     return value.tobytes() if column.kind == "ragged" else value
+
+
+def _check_files(column: Column, value: Any) -> None:
+    """Raises :class:`ValueError` if a value at rest is no list of files, and should be one."""
+    if column.form == "files":
+        try:
+            column.traits.files(column, value)
+        except StoreError as error:
+            raise ValueError(str(error)) from None
 
 
 def _check_classes(column: Column, value: Any) -> None:

@@ -212,7 +212,7 @@ class FileRow(NamedTuple):
 
     Attributes:
         file: Path of the main image in the tree.
-        values: The other values; a value that is a file is an :class:`InTree`.
+        values: The other values; a value that is a file is an :class:`InTree`, one of several files a list of these.
         key: The row's key; None for the path.
     """
 
@@ -313,11 +313,13 @@ class FileRowSource(TreeRowSource):
             rest = dict(values)
             value_bytes, modified, changed = 0, found.modified_ns, found.changed_ns
             for name, value in values.items():
-                if isinstance(value, InTree):
-                    beside = self._found(value.file)
-                    rest[name] = value._replace(size_bytes=beside.size, modified_ns=beside.modified_ns)
-                    value_bytes += max(0, beside.size)
-                    modified, changed = max(modified, beside.modified_ns), max(changed, beside.changed_ns)
+                if files := _files_in(value):
+                    there = [(each, self._found(each.file)) for each in files]
+                    filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
+                    rest[name] = filled[0] if isinstance(value, InTree) else filled
+                    value_bytes += sum(max(0, at.size) for _, at in there)
+                    modified = max(modified, *(at.modified_ns for _, at in there))
+                    changed = max(changed, *(at.changed_ns for _, at in there))
             ref = (file, found.size, found.modified_ns, rest)
             yield Row(key, ref, max(0, found.size), value_bytes, modified, changed)
 
@@ -325,7 +327,7 @@ class FileRowSource(TreeRowSource):
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
-        found = {name: self._content(value) if isinstance(value, InTree) else value for name, value in rest.items()}
+        found = {name: self._content(value) for name, value in rest.items()}
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
 
     def locate_row(self, ref: Any) -> Location | None:
@@ -335,12 +337,15 @@ class FileRowSource(TreeRowSource):
         file, size, _, rest = row.ref
         if size >= 0:
             claims.claim(file)
-            for value in rest.values():
-                if isinstance(value, InTree) and value.size_bytes >= 0:
-                    picture = value.file.lower().endswith(IMAGE_SUFFIXES)
-                    claims.claim(value.file, Role.PACKED if picture else Role.ANNOTATION)
+            for each in chain.from_iterable(map(_files_in, rest.values())):
+                if each.size_bytes >= 0:
+                    picture = each.file.lower().endswith(IMAGE_SUFFIXES)
+                    claims.claim(each.file, Role.PACKED if picture else Role.ANNOTATION)
 
-    def _content(self, value: InTree) -> bytes | None:
+    def _content(self, value: Any) -> Any:
+        """The content of a file, or of each in a list; another value as it is."""
+        if not isinstance(value, InTree):
+            return [self._content(each) for each in value] if _files_in(value) else value
         if value.size_bytes >= 0:
             data = self.tree.read(value.file, value.size_bytes, value.modified_ns, self._max_bytes)
             try:
@@ -350,6 +355,13 @@ class FileRowSource(TreeRowSource):
         if value.optional:
             return None
         raise ValueError(f"its {printable(value.file)} is missing or is no file")
+
+
+def _files_in(value: Any) -> Sequence[InTree]:
+    """The files of which a value is the content."""
+    if isinstance(value, InTree):
+        return (value,)
+    return value if isinstance(value, list) and value and isinstance(value[0], InTree) else ()
 
 
 def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:

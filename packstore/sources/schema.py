@@ -20,6 +20,7 @@ from packstore.core.fields import (
     Bytes,
     Field,
     Image,
+    Images,
     Json,
     Keypoints,
     Label,
@@ -169,6 +170,8 @@ class Schema:
                         _check_mask(value)
                 if isinstance(field, (Label, Labels)):
                     values[name] = self._numbers(name, value)
+                elif isinstance(field, Images):
+                    values[name] = [self._read_file(name, key, number, file) for number, file in enumerate(value)]
                 elif name in self._encoders:
                     values[name] = self._encoded(name, key, value)
             except (ValueError, TypeError) as error:
@@ -196,12 +199,22 @@ class Schema:
         """Of all images but the main one."""
         found = {}
         for name, field in self.fields.items():
-            if isinstance(field, Image) and name != self.main:
-                is_file, mode = name in self.files, self._mode(name)
+            if isinstance(field, (Image, Images)) and name != self.main:
+                is_file, mode = name in self.files or isinstance(field, Images), self._mode(name)
                 reading = PLAIN if is_file else Reading(mode.name)
-                options = EncodeOptions(field.encoding or "original", max_pixels=self.max_pixels, reading=reading)
+                encoding = getattr(field, "encoding", None) or "original"
+                options = EncodeOptions(encoding, max_pixels=self.max_pixels, reading=reading)
                 found[name] = Encoder(options, "original" if is_file else mode.dtype, source_mode=mode)
         return found
+
+    def _read_file(self, name: str, key: str, number: int, value: Any) -> bytes:
+        """Reads and checks a file of a list of images. Raises :class:`ValueError`."""
+        try:
+            return bytes(self._encoders[name](key, _file(value, max_file_bytes(self.max_pixels)))[0])
+        except SampleError as error:
+            raise ValueError(f"image {number}: {error.reason}") from error
+        except ValueError as error:
+            raise ValueError(f"image {number}: {error}") from error
 
     def _encoded(self, name: str, key: str, value: Any) -> Any:
         try:

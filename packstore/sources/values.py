@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE
-from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Keypoints, Label, Labels, Mask, Text
+from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
 from packstore.images.decoders.native import pixels_of_pillow
 from packstore.images.reading import Reading, bring
@@ -109,6 +109,10 @@ def plain(field: Field, value: Any) -> Any:
         return value if is_file(value) else _pixels(value, field.mode)
     if isinstance(field, Mask):
         return value if is_file(value) else _mask(value, field)
+    if isinstance(field, Images):
+        if not isinstance(value, (list, tuple)) or not all(map(is_file, value)):
+            raise ValueError(f"found {_kinds(value)}; expected a list of image files, each a path or its bytes")
+        return value
     if isinstance(field, Boxes) and getattr(value, "format", None) is not None:
         name = getattr(value.format, "name", value.format)
         if str(name).upper() != "XYXY":
@@ -118,6 +122,12 @@ def plain(field: Field, value: Any) -> Any:
     if isinstance(field, (Boxes, Keypoints, Labels, Array)) and isinstance(value, (list, tuple)) and value:
         return np.stack([array_of(row) for row in value]) if is_tensor(value[0]) else value
     return value
+
+
+def _kinds(value: Any) -> str:
+    if not isinstance(value, (list, tuple)):
+        return type(value).__name__
+    return f"a list of {', '.join(sorted({type(each).__name__ for each in value}))}"
 
 
 def _pixels(value: Any, mode: str | None) -> NDArray[Any]:
@@ -232,6 +242,9 @@ def infer(name: str, values: Sequence[Any]) -> Field:
     if isinstance(value, Mapping):
         return Json()
     if isinstance(value, (list, tuple)):
+        first = next((each for some in values for each in some), None)
+        if isinstance(first, (bytes, bytearray, memoryview)) or is_path(first):
+            return Images()
         try:
             arrays = [array_of(plain(Array("float32"), each)) for each in values]
         except ValueError:

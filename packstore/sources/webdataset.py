@@ -436,11 +436,31 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
 
     _main = "image"
 
+    @cached_property
+    def _lists(self) -> dict[str, bool]:
+        """The columns of lists of files, and whether a record may have no list."""
+        return {column.name: column.nullable for column in self.columns_at_rest if column.form == "files"}
+
     def _column_of(self, extension: str) -> str:
-        first, dot, _ = extension.partition(".")
+        first, dot, rest = extension.partition(".")
+        if first in self._lists:
+            return f"{first}.{rest.rpartition('.')[0]}"  # a file of the list
         return first if dot else _EXPORTED.get(extension, "image")
 
+    def values(self, ref: Any) -> dict[str, Any]:
+        raw = super().values(ref)
+        for name, optional in self._lists.items():
+            files = {file: raw.pop(file) for file in [*raw] if file.startswith(f"{name}.")}
+            numbered = [f"{name}.{number}" for number in range(len(files))]
+            if files.keys() != {*numbered}:
+                raise ValueError(f"its files {', '.join(sorted(files))} are not numbered from 0, as a list is")
+            if files or not optional:
+                raw[name] = [files[each] for each in numbered]
+        return raw
+
     def _value_of(self, extension: str, name: str, data: bytes) -> Any:
+        if name.partition(".")[0] in self._lists:
+            return data
         if extension.rpartition(".")[2] == "npy":
             return _value("npy", data)
         if name == "image":

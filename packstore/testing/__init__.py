@@ -1,4 +1,4 @@
-"""The contracts as test suites: inherit one to prove your own format, source, encoding or export.
+"""The contracts as test suites: inherit one to prove your own format, source, encoding, export or column type.
 
 Each suite is imported on first use. They need pytest and hypothesis, which packstore itself does not.
 """
@@ -10,14 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from packstore.testing.column_types import ColumnTypeSuite
     from packstore.testing.encodings import EncodingSuite
     from packstore.testing.exports import ExportSuite
     from packstore.testing.sources import SourceSuite
     from packstore.testing.stores import StoreSuite
 
-__all__ = ["EncodingSuite", "ExportSuite", "SourceSuite", "StoreSuite"]
+__all__ = ["ColumnTypeSuite", "EncodingSuite", "ExportSuite", "SourceSuite", "StoreSuite"]
 
 _SUITES = {
+    "ColumnTypeSuite": "packstore.testing.column_types",
     "EncodingSuite": "packstore.testing.encodings",
     "ExportSuite": "packstore.testing.exports",
     "SourceSuite": "packstore.testing.sources",

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -142,7 +143,16 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
     add(fixed, rng.integers(-9, 9, (count, 3, 2)).astype(np.int32))
     coarse = Column("coarse", "fixed", "int64", classes=CLASSES, type="label", nullable=True)
     add(coarse, np.where(there, rng.integers(0, 3, count), 0))
+    for name, nullable in (("a_images", False), ("some_images", True)):
+        column = Column(name, "ragged", "uint8", type="images", nullable=nullable)
+        lists = [[rng.bytes(100 * n + i) for n in range(i % 4)] for i in range(count)]
+        add(column, [_framed(files) if there[i] or not nullable else b"" for i, files in enumerate(lists)])
     return found
+
+
+def _framed(files: Sequence[bytes]) -> bytes:
+    """Joins files to the stored value of a list of images."""
+    return struct.pack(f"<{1 + len(files)}Q", len(files), *map(len, files)) + b"".join(files)
 
 
 def begin(path: Path, records: Records, **options: Any) -> StoreBuilder:

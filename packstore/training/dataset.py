@@ -37,7 +37,7 @@ from packstore.training.item_options import (
     column_names,
     detection_columns,
 )
-from packstore.training.pictures import Pictures, check_pil, for_torch
+from packstore.training.pictures import PictureLists, Pictures, check_pil, for_torch
 from packstore.training.samples import Keys, Samples
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import Values, as_tensor
@@ -420,7 +420,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         reader = self.reader
         if self.checksums == "always":
             reader.check_fields(record)
-        value = self._fields[name].of(self._form, reader, record)
+        value: Any = self._fields[name].of(self._form, reader, record)
         count = self._numbers_of_classes.get(name)
         if count is not None and value is not None and not 0 <= value < count:
             raise reader.class_error(self.manifest.column(name), record, value)
@@ -522,10 +522,16 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return self.decoder
         return get_decoder(self.decoder_name, max_pixels=self.max_pixels, reading=Reading.recorded(column.mode, {}))
 
-    def _field(self, column: Column) -> Pictures | Values:
+    def lists_of(self, column: Column) -> PictureLists:
+        """What reads and decodes a column of lists of images."""
+        return PictureLists(self._pictures(column))
+
+    def _field(self, column: Column) -> Pictures | PictureLists | Values:
         if column.name == "image":
             return self.pictures
-        return self._pictures(column) if column.type == "image" else Values(column, self.device, self.max_pixels)
+        if column.form == "files":
+            return self.lists_of(column)
+        return self._pictures(column) if column.traits.has_images else Values(column, self.device, self.max_pixels)
 
 
 def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = None) -> Reader:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.columns import Buffer
-from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
+from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import Mode
 from packstore.images.decoders import Decoder
@@ -87,10 +87,13 @@ class Pictures:
             for record, image in zip(some, images, strict=True):
                 if isinstance(image, DecodeError):
                     raise at_record(image, reader, record, self.column.name)
-                if output == "pil":
-                    yield _picture(image, self.mode)
-                else:
-                    yield image if output == "numpy" else self.finish(torch.from_numpy(for_torch(image, self.column)))
+                yield self.as_output(output, image)
+
+    def as_output(self, output: str, image: NDArray[Any]) -> Any:
+        """The pixels of a decoded file in the form that ``output`` names."""
+        if output == "pil":
+            return _picture(image, self.mode)
+        return image if output == "numpy" else self.finish(torch.from_numpy(for_torch(image, self.column)))
 
     @property
     def mode(self) -> Mode:
@@ -150,6 +153,50 @@ class Pictures:
         from PIL.Image import fromarray
 
         return fromarray(to_display(self.stored_pixels(reader, record), self.mode, window))
+
+
+@dataclass(frozen=True, eq=False)
+class PictureLists:
+    """The lists of image files of one column.
+
+    Attributes:
+        pictures: Decodes each file, and gives it its form.
+    """
+
+    pictures: Pictures
+
+    def of(self, output: str, reader: Reader, record: int) -> list[Any] | None:
+        """The images of a record in the form that ``output`` names; None if it has no list.
+
+        Raises:
+            DecodeError: One cannot be decoded; names the record, its key and the image."""
+        column = self.pictures.column
+        if column.nullable and not reader.has_value(column.name, record):
+            return None
+        try:
+            files = stored_files(reader, column, record)
+        except CorruptRecordError:  # it names the record itself
+            raise
+        except StoreError as error:
+            where = f"record {record} ({key_of(reader, record)}) of {printable(str(reader.path))}"
+            raise StoreError(f"{where}: {error}") from None
+        if output == "bytes":
+            return [bytes(file) for file in files]
+        found = []
+        for number, image in enumerate(self.decode(files)):
+            if isinstance(image, DecodeError):
+                raise at_record(DecodeError(f"image {number}: {image}"), reader, record, column.name)
+            found.append(self.pictures.as_output(output, image))
+        return found
+
+    def decode(self, files: Sequence[Buffer]) -> list[Any]:
+        """Decodes files; returns a :class:`DecodeError` for each that cannot be."""
+        return list(self.pictures.decoder.decode_each(list(files), exif_transpose=self.pictures.exif_transpose))
+
+
+def stored_files(reader: Reader, column: Column, record: int) -> Sequence[Buffer]:
+    """The image files in a record's value of a column. Raises :class:`StoreError` if the value is damaged."""
+    return column.traits.files(column, reader.value(column.name, record))
 
 
 def check_pil(mode: Mode) -> None:

@@ -50,16 +50,19 @@ class TVTensors:
             column: Its column.
             value: As ``output="tensor"`` gives it.
             size: Height and width of the record's image."""
+        if isinstance(value, list) and column.form == "files":
+            return [self._kinds.Image(image) for image in value]
         if not isinstance(value, torch.Tensor):
             return value
-        if column.type == "image":
-            return self._kinds.Image(value)
-        if column.type == "mask":
-            return self._kinds.Mask(value)
-        if column.type == "boxes":
-            return self._kinds.BoundingBoxes(value, format="XYXY", canvas_size=size)
-        if column.type == "keypoints":
-            return self._kinds.KeyPoints(value, canvas_size=size)
+        match column.type:
+            case "image":
+                return self._kinds.Image(value)
+            case "mask":
+                return self._kinds.Mask(value)
+            case "boxes":
+                return self._kinds.BoundingBoxes(value, format="XYXY", canvas_size=size)
+            case "keypoints":
+                return self._kinds.KeyPoints(value, canvas_size=size)
         return value
 
     def __reduce__(self) -> tuple[type[TVTensors], tuple[tuple[()]]]:

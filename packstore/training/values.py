@@ -45,9 +45,9 @@ class Values:
     def of(self, output: str, reader: Reader, record: int) -> Any:
         """The value of a record in the form that ``output`` names; None where it has none."""
         column = self.column
-        if column.type == "label" and not column.nullable:
+        if column.kind == "fixed" and column.traits.has_classes and not column.nullable:
             return int(reader.value(column.name, record))
-        if column.type == "mask":
+        if column.traits.is_picture:
             return self._mask(output, reader, record) if reader.has_value(column.name, record) else None
         try:
             value = reader.item(column.name, record)

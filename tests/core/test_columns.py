@@ -43,6 +43,8 @@ IMAGE = Column("depth", "ragged", "uint8", layout="HWC", type="image")
         lambda: Column("x", "ragged", "int16", type="text"),
         lambda: Column("x", "fixed", "uint8", type="json"),
         lambda: Column("x", "fixed", "uint8", (3,), type="bytes"),
+        lambda: Column("x", "fixed", "uint8", (3,), type="images"),
+        lambda: Column("x", "ragged", "uint8", layout="HWC", type="images"),
         lambda: Column("x", "ragged", "int32", type="mask"),
         lambda: Column("x", "fixed", "int64", (3, 4), "HW", type="mask"),
         lambda: Column("x", "fixed", "uint8", (3, 4, 3), "HW", type="mask"),

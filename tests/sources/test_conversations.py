@@ -59,7 +59,7 @@ class TestConversations(SourceSuite):
 
 @pytest.mark.parametrize("samples", [3, 300, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", ["folder", "zip", "tar"])
-def test_several_images_a_sample_are_columns(samples: int, way: str, tmp_path: Path) -> None:
+def test_several_images_a_sample_are_a_list(samples: int, way: str, tmp_path: Path) -> None:
     path = fill(tmp_path / "set", llava(samples, several=True))
     place = path if way == "folder" else Path(shutil.make_archive(str(tmp_path / "packed"), way, path))
     with closing(open_source(place)) as source:
@@ -68,11 +68,11 @@ def test_several_images_a_sample_are_columns(samples: int, way: str, tmp_path: P
         assert (source.kind, survey.records, survey.ledger.count(Role.LEFT)) == ("conversations", samples, 0)
         assert dict(survey.splits) == {"train": samples}
         names = [column.name for column in survey.columns if not column.name.endswith("_valid")]
-        assert names == ["image_2", "id", "conversations", "json"]
+        assert names == ["further_images", "id", "conversations", "json"]
         entries = list(source.entries())
         first, third = source.read(entries[0]).values, source.read(entries[2]).values
-    assert first["image_2"] is None
-    assert third["image_2"] == jpeg(3 % samples)
+    assert first["further_images"] == []
+    assert third["further_images"] == [jpeg(3 % samples)]
     assert third["json"] == {"image": [f"coco/train2017/{(2 + k) % samples:012}.jpg" for k in range(2)]}
     assert (third["id"], third["conversations"]) == ("000000002", TURNS)
 
@@ -81,9 +81,22 @@ def test_a_store_has_all_images_and_turns(tmp_path: Path) -> None:
     root = fill(tmp_path / "set", llava(6, several=True))
     convert(root, tmp_path / "x.lmdb")
     assert verify(tmp_path / "x.lmdb", decode=True, against=root).problems == ()
-    items = PackedDataset(tmp_path / "x.lmdb", "train", columns=("image_2", "conversations"))
-    assert [item[0] is None for item in items] == [True, True, False] * 2
+    items = PackedDataset(tmp_path / "x.lmdb", "train", columns=("further_images", "conversations"))
+    assert [len(item[0]) for item in items] == [0, 0, 1] * 2
     assert items[5][1] == TURNS
+
+
+def test_a_conversation_is_about_any_number_of_images(tmp_path: Path) -> None:
+    """Without one of several images there are no lists, and beside a folder that is not here no image of its name."""
+    files = llava(40)
+    entries: list[Any] = [{"images": [f"coco/train2017/{n:012}.jpg" for n in range(40)], "conversations": TURNS}]
+    entries += [{"image": ["gqa/000000000003.jpg"], "conversations": TURNS}]
+    files["llava_train.json"] = json.dumps(entries)
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        assert survey.records == 1
+        assert survey.ledger.passed_over == {"conversations whose images are not here": 1}
+        assert source.read(next(source.entries())).values["further_images"] == [jpeg(n) for n in range(1, 40)]
 
 
 def test_further_conversations_about_an_image_are_samples_of_their_own(tmp_path: Path) -> None:
@@ -114,7 +127,7 @@ def test_messages_of_several_files_in_lines(tmp_path: Path) -> None:
         ask_about_left(source, survey)
         assert dict(survey.splits) == {"train": 3, "val": 1}
         train, val = (next(source.entries(split)) for split in ("train", "val"))
-        assert source.read(train).values["image_2"] == jpeg(1)
+        assert source.read(train).values["further_images"] == [jpeg(1)]
         assert val.key == "images/5.jpg"
         assert source.read(val).values["json"] == {"level": 2}
 

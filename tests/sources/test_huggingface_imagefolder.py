@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import packstore
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
@@ -249,7 +250,10 @@ def test_an_archive(tmp_path: Path, out: Path) -> None:
         ({"metadata.jsonl": '{"file_name": "a.png"}\n{"file_'}, "line 2: not JSON"),
         ({"metadata.jsonl": '{"file_name": "a.png"}\n[1]\n'}, "line 2: no object"),
         ({"metadata.jsonl": '{"file_name": "a.png"}\n' + "[" * 99999}, "line 2: not JSON"),
-        ({"metadata.jsonl": jsonl({"file_name": "a.png", "more_file_names": ["a.png"]})}, "several images a row"),
+        ({"metadata.jsonl": jsonl({"file_name": "a.png", "more_file_names": "a.png"})}, "should be a list"),
+        ({"metadata.jsonl": jsonl({"file_name": "a.png", "more_file_names": [5]})}, "should be a path"),
+        ({"metadata.jsonl": jsonl({"file_names": []})}, "no file_names"),
+        ({"metadata.csv": "file_names\na.png\n"}, "should be a list"),
     ],
 )
 def test_metadata_that_cannot_be_used(files: dict[str, bytes | str], said: str, tmp_path: Path, out: Path) -> None:
@@ -281,3 +285,21 @@ def test_what_is_left_to_other_kinds(tmp_path: Path) -> None:
     write(tmp_path / "c", {**images("x/1.png", "y/2.png"), "README.md": "---\nlicense: mit\n---\n# Hello\n"})
     with closing(open_source(tmp_path / "c")) as source:
         assert source.kind == "imagefolder"
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_lists_of_images_in_a_row(main: bool, tmp_path: Path, out: Path) -> None:
+    """Beside a file_name they are a column; without one the first of each is the image."""
+    names = ["a.png", "b.png", "c.png"]
+    lists = [names, names[:1], names[1:]]
+    rows = [({"file_name": names[n]} if main else {}) | {"file_names": each, "n": n} for n, each in enumerate(lists)]
+    files = images(*names)
+    write(tmp_path, {**files, "metadata.jsonl": jsonl(*rows)})
+    manifest = convert(tmp_path, out, source_kind="hf_imagefolder").manifest
+    assert manifest.origin.files is not None
+    assert manifest.origin.files.left == 0
+    with packstore.open(out) as reader:
+        found = [reader.item("images" if main else "further_images", n) for n in range(3)]
+        first = [bytes(reader.read(n)) for n in range(3)]
+    assert first == [files[names[n] if main else each[0]] for n, each in enumerate(lists)]
+    assert found == [[files[name] for name in (each if main else each[1:])] for each in lists]

@@ -348,8 +348,8 @@ configs:
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        (pa.array([[{"bytes": b"a", "path": None}]] * 2), "holds files in lists or structs"),
-        (pa.array([[b"a"]] * 2), "holds files in lists or structs"),
+        (pa.array([[{"bytes": b"a", "path": None}]] * 2), "holds files in structs, or in lists of other files"),
+        (pa.array([[b"a"]] * 2), "holds files in structs, or in lists of other files"),
     ],
 )
 def test_columns_that_nothing_holds(column: Any, said: str, tmp_path: Path) -> None:

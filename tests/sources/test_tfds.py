@@ -160,10 +160,28 @@ def test_pixels_and_boxes_in_pixels(tmp_path: Path) -> None:
 
 
 def test_what_no_column_can_hold_is_counted(tmp_path: Path) -> None:
-    features = {"image": IMAGE, "label": LABEL, "sound": {"audio": {}}, "frames": {"sequence": {"feature": IMAGE}}}
+    features = {
+        "image": IMAGE,
+        "label": LABEL,
+        "sound": {"audio": {}},
+        "frames": {"sequence": {"feature": {"sequence": {"feature": IMAGE}}}},
+    }
     path = dataset(tmp_path / "d", {"train": [[example(n) for n in range(3)]]}, features)
     report = convert(path, tmp_path / "x.h5")
-    assert report.ledger.members == {"features that are audio": 1, "features that are sequences of images": 1}
+    assert report.ledger.members == {
+        "features that are audio": 1,
+        "features that are sequences of sequences of images": 1,
+    }
+
+
+def test_a_sequence_of_images_is_a_list(tmp_path: Path) -> None:
+    examples = [example(n) for n in range(4)]
+    frames = [[each["image"][0] for each in examples[:n]] for n in range(4)]
+    for each, files in zip(examples, frames, strict=True):
+        each["frames"] = files
+    features = {"image": IMAGE, "label": LABEL, "frames": {"sequence": {"feature": IMAGE}}}
+    convert(dataset(tmp_path / "d", {"train": [examples]}, features), tmp_path / "x.h5")
+    assert list(PackedDataset(tmp_path / "x.h5", "train", columns=("frames",), output="bytes")) == frames
 
 
 @pytest.mark.parametrize(

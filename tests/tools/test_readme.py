@@ -286,18 +286,6 @@ def test_contributing_has_a_row_for_each_room() -> None:
     assert set(re.findall(r"^\| `(\w+)/` \|", text_of("contributing"), re.MULTILINE)) == rooms
 
 
-def test_the_walks_are_short_and_their_files_have_what_they_name() -> None:
-    section = text_of("contributing").partition("## Three walks")[2].partition("\n## ")[0]
-    walks = [re.findall(r"^\| (\d+) \| `([^`]+)` \| (.*) \|$", walk, re.M) for walk in section.split("| | file")[1:]]
-    assert [len(walk) for walk in walks] == [12, 12, 12]
-    for walk in walks:
-        for number, (shown, file, text) in enumerate(walk, 1):
-            code = (ROOT / "packstore" / file).read_text("utf-8")
-            names = [part for name in re.findall(r"`([A-Za-z_.]+)`", text) for part in name.split(".")]
-            assert int(shown) == number
-            assert [name for name in names if name not in code] == [], file
-
-
 @pytest.mark.slow
 def test_an_installation_has_the_pages(tmp_path: Path) -> None:
     """A source distribution of the repository, and a wheel of that, both by setuptools alone."""

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
-from packstore.core.manifest import Manifest
+from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.display import from_planes, to_display
@@ -106,6 +106,7 @@ class Inspection:
         column = self._manifest.image
         self._mode = decoder.reading.pixels if column.layout is None else column.pixels
         self._masks = [column for column in self._manifest.columns if column.type == "mask"]
+        self._lists = [column for column in self._manifest.columns if column.form == "files"]
 
     def inspect(self, records: range) -> Inspected:
         """Decodes and inspects the images and masks of these records."""
@@ -141,6 +142,8 @@ class Inspection:
             seen.greys[row] = seen.detailed[row] and _is_grey(small[row])
             for mask in self._masks:
                 self._check_mask(mask.name, record, image.shape[:2], seen)
+            for column in self._lists:
+                self._check_list(column, record, seen)
         greys = grey(small)
         seen.hashes[:, : len(_WINDOWS)] = hashes(greys, _WINDOWS)
         if self._limits.mirrored:
@@ -258,6 +261,24 @@ class Inspection:
             if wrong.size:
                 what = f"{name!r} has {int(wrong.flat[0])}; there are {classes} classes, numbered from 0"
                 seen.findings.append(("mask_value", record, what))
+
+    def _check_list(self, column: Column, record: int, seen: Inspected) -> None:
+        """Adds findings of a list of image files."""
+        try:
+            if column.nullable and not self._reader.has_value(column.name, record):
+                return
+            files = column.traits.files(column, self._reader.value(column.name, record))
+        except UnreachableError:
+            raise
+        except (PackstoreError, IndexError) as error:
+            seen.findings.append(("damaged", record, _shorten(error)))
+            return
+        for number, (data, image) in enumerate(zip(files, self._decoder.decode_each(list(files)), strict=True)):
+            what = f"image {number} of {column.name!r}"
+            if isinstance(image, DecodeError):
+                seen.findings.append(("undecodable", record, f"{what}: {image}"))
+            elif (flaw := self._decoder.flaw(data)) is not None:
+                seen.findings.append(("truncated", record, f"{what}: {flaw}"))
 
     def _read_mask(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
         """Returns height and width of a mask, and its values if their classes are to be checked; None without a

@@ -220,6 +220,7 @@ class ColumnType(ABC):
         is_object: Values are given as Python objects, not as tensors.
         none_is_value: None is a value as others are, not a missing one.
         is_picture: Values are images or masks: files or arrays.
+        has_images: Values are images, or lists of them.
         moves: Values have places in the main image, so they change when its pixels move.
         has_classes: Values are class numbers.
         goes_with_boxes: Rows may describe boxes of another column.
@@ -233,6 +234,7 @@ class ColumnType(ABC):
     is_object: ClassVar[bool] = False
     none_is_value: ClassVar[bool] = False
     is_picture: ClassVar[bool] = False
+    has_images: ClassVar[bool] = False
     moves: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False
     goes_with_boxes: ClassVar[bool] = False

@@ -38,6 +38,7 @@ class Image(Picture):
     """An image: files, ``HWC`` whole numbers or ``CHW`` floating point."""
 
     name = "image"
+    has_images = True
 
     def fits(self, column: Column) -> bool:
         dtype, shape, mode = column.dtype, column.shape, column.pixels

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import PackstoreError, printable
-from packstore.core.registry import ENCODINGS, EXPORTS, FORMATS, SOURCES
+from packstore.core.registry import COLUMN_TYPES, ENCODINGS, EXPORTS, FORMATS, SOURCES
 
 Answer = dict[str, Any]
 
@@ -201,7 +201,7 @@ def _plug_ins() -> Answer:
     return {
         "found": [
             {"what": registry.what, "name": name, "distribution": distribution, "problem": problem}
-            for registry in (FORMATS, SOURCES, ENCODINGS, EXPORTS)
+            for registry in (FORMATS, SOURCES, ENCODINGS, EXPORTS, COLUMN_TYPES)
             for name, distribution, problem in registry.examine()
         ]
     }

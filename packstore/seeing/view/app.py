@@ -254,8 +254,9 @@ async def _thumbnail(site: Site, request: Request) -> Response:
 
 
 async def _image(site: Site, request: Request) -> Response:
-    record, column = site.record(request), _find_column(site, request, ("image",))
-    return _image_response(await site.in_thread(lambda: site.images.full_image(record, column)))
+    record, column = site.record(request), _find_column(site, request, ("image", "images"))
+    number = parse_number("n", request.query_params.get("n") or "0")
+    return _image_response(await site.in_thread(lambda: site.images.full_image(record, column, number)))
 
 
 async def _mask(site: Site, request: Request) -> Response:

@@ -90,12 +90,13 @@ class Images:
             raise known
         return known
 
-    def full_image(self, record: int, column: Column) -> File:
-        """Returns an image of a record in full size: the stored JPEG file if a browser shows it as the loader decodes
-        it, else the decoded pixels as PNG. (A browser would blend transparent pixels, play animations and apply colour
-        profiles.) Raises the errors of :meth:`thumbnail`, without comparing the checksum."""
+    def full_image(self, record: int, column: Column, number: int = 0) -> File:
+        """Returns an image of a record, of a list image ``number``, in full size: the stored JPEG file if a browser
+        shows it as the loader decodes it, else the decoded pixels as PNG. (A browser would blend transparent pixels,
+        play animations and apply colour profiles.) Raises the errors of :meth:`thumbnail`, without comparing the
+        checksum."""
         if column.layout is None:
-            data = _stored_bytes(self._reader, column, record)
+            data = _stored_bytes(self._reader, column, record, number)
             try:
                 info = parse_header(memoryview(data).cast("B"))
             except HeaderError as error:
@@ -106,6 +107,7 @@ class Images:
                 file = bytes(data)
                 if b"ICC_PROFILE\0" not in file:
                     return File(file, "image/jpeg")
+            return png_file(self.pixels(record, column, data))
         return png_file(self.pixels(record, column))
 
     def file(self, record: int) -> tuple[bytes, str]:
@@ -198,9 +200,13 @@ def printable_key(reader: Reader, record: int) -> str:
         return "its key is damaged, too"
 
 
-def _stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:
-    found: Buffer = reader.view(record) if column.name == "image" else reader.value(column.name, record)
-    return found
+def _stored_bytes(reader: Reader, column: Column, record: int, number: int = 0) -> Buffer:
+    if column.name == "image":
+        return reader.view(record)
+    files = column.traits.files(column, reader.value(column.name, record))
+    if not 0 <= number < len(files):
+        raise DecodeError(f"record {record} ({printable_key(reader, record)}) has no image {number} in {column.name!r}")
+    return files[number]
 
 
 def _shorter_side(data: Buffer, side: int) -> int:

@@ -188,15 +188,17 @@ def _is_drawn(column: Column, manifest: Manifest) -> bool:
 def _python_code(
     reader: Reader, split: str | None, item: int, asked: LoadRequest, form: dict[str, Collate], no_further: bool
 ) -> str:
-    """Returns Python code that loads a record with the columns that the page shows. Leaves out JSON if there are
-    augmentations, and other images than the first with ``no_further``."""
+    """Returns Python code that loads a record with the columns that the page shows. Leaves out JSON and lists of
+    images if there are augmentations, and other images than the first with ``no_further``."""
     operations = asked.augment.strip()
     several = operations in RECIPES and recipe(operations).views is not None
-    shown = [c for c in shown_columns(reader.manifest) if c.type != "json" or not operations]
+    shown = shown_columns(reader.manifest)
+    if operations:
+        shown = [c for c in shown if c.type != "json" and c.form != "files"]
     if several:
         shown = [c for c in shown if c.name == "image"]
     if no_further:
-        shown = [c for c in shown if c.name == "image" or c.type != "image"]
+        shown = [c for c in shown if c.name == "image" or not c.traits.has_images]
     columns = tuple(c.name for c in shown)
     optional = {c.name: "optional" for c in shown if c.nullable} | form
     collate = f", collate={optional!r}" if optional else ""

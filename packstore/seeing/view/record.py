@@ -59,6 +59,8 @@ def describe_value(column: Column, value: Any) -> dict[str, Any]:
         return {"value": int(value)}
     if column.traits.is_picture:
         return {"nbytes": len(value) if isinstance(value, bytes) else int(np.asarray(value).nbytes)}
+    if column.form == "files":
+        return {"value": [len(file) for file in value], "nbytes": sum(map(len, value))}
     if column.form == "bytes":
         return {"value": value[:64].hex(" "), "nbytes": len(value)}
     if column.form == "text":

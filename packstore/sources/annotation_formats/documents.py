@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -47,11 +49,13 @@ class Entry(NamedTuple):
         name: Of the image: a path, or what it was called on another machine.
         raw: For :meth:`AnnotatedSource.parse`; anything that JSON holds.
         split: Its split; None for that of the file.
+        further: Names of further images that it is about.
     """
 
     name: str
     raw: Any
     split: str | None = None
+    further: Sequence[str] = ()
 
 
 class DocumentSource(AnnotatedSource):
@@ -65,6 +69,9 @@ class DocumentSource(AnnotatedSource):
         signature: What the beginning of each has.
         deep: So many folders below the top they may lie.
         most: So many may lie in a folder; more are files for each image.
+        repeats: An image may have several entries, which are samples of their own: their keys end in ``#1`` ….
+        absent: What entries are counted as whose images are not here; empty if these are bad samples.
+        most_further: Most further images of an entry.
     """
 
     left_images = "images that no annotations name"
@@ -72,6 +79,9 @@ class DocumentSource(AnnotatedSource):
     signature: ClassVar[re.Pattern[bytes]]
     deep: ClassVar[int] = 2
     most: ClassVar[int] = 16
+    repeats: ClassVar[bool] = False
+    absent: ClassVar[str] = ""
+    most_further = 0
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -82,6 +92,7 @@ class DocumentSource(AnnotatedSource):
         self._images: list[bytes] = []
         self._splits: list[str] = []
         self._split_of = bytearray()
+        self._earlier = array("q")  # entries about the same image
         try:
             self._spool = Spool(self._read_all())
         except OSError as error:
@@ -107,13 +118,14 @@ class DocumentSource(AnnotatedSource):
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 
     def _read_all(self) -> Iterator[Any]:
-        """Yields the raw annotations of all images, and notes their names and splits."""
-        seen: dict[bytes, str] = {}
+        """Yields further images and raw annotation of each entry, and notes names and splits."""
+        seen: dict[bytes, tuple[str, int]] = {}
         for file in self._files:
             where = self.tree.name(file)
             try:
                 entries = list(self.entries_of(file, self.load(read_text(self.tree, file, _MAX_BYTES))))
-                names = [_plain_name(entry.name) for entry in entries]
+                of = [entry for entry in entries for _ in (entry.name, *entry.further)]
+                names = [_plain_name(name) for entry in entries for name in (entry.name, *entry.further)]
             except AmbiguousSourceError:
                 raise
             except (
@@ -127,11 +139,21 @@ class DocumentSource(AnnotatedSource):
             ) as error:
                 found = f"{type(error).__name__}: {printable(str(error))[:200]}"
                 raise SourceError(f"{where} is not as {self.title} has it ({found})") from None
-            for entry, name in zip(entries, self._resolve(file, names, entries), strict=True):
+            paths = self._resolve(file, names, of)
+            there = self._files_of(paths)
+            places = iter(paths)
+            for entry in entries:
+                name, *further = islice(places, 1 + len(entry.further))
+                if self.absent and not all(_is_in(there, each) for each in (name, *further)):
+                    self.ignored[self.absent] += 1
+                    continue
                 image = name.encode("utf-8", "surrogateescape")
-                if image in seen:
-                    raise self._twice(name, seen[image], file)
-                seen[image] = file
+                first, earlier = seen.get(image, (file, 0))
+                if earlier and not self.repeats:
+                    raise self._twice(name, first, file)
+                seen[image] = first, earlier + 1
+                self.most_further = max(self.most_further, len(further))
+                self._earlier.append(earlier)
                 split = (split_of_file(file) if entry.split is None else entry.split).lower()
                 if split not in self._splits:
                     self._splits.append(split)
@@ -139,7 +161,7 @@ class DocumentSource(AnnotatedSource):
                     raise SourceError(f"{where}: more than 255 splits")
                 self._images.append(image)
                 self._split_of.append(self._splits.index(split))
-                yield entry.raw
+                yield [further, entry.raw]
 
     def _twice(self, image: str, first: str, second: str) -> SourceError:
         if first == second:
@@ -164,9 +186,9 @@ class DocumentSource(AnnotatedSource):
         if any(entry.split for entry in entries):
             pairs = zip(found, self._below(deeper, folders), strict=True)
             found = [own if self._lies(own) else other for other, own in pairs]
-        there = {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in found}}
+        there = {} if self.absent else self._files_of(found)
         parts = [path.rpartition("/") for path in found]
-        absent = [(n, folder) for n, (folder, _, name) in enumerate(parts) if name not in there[folder]]
+        absent = [(n, folder) for n, (folder, _, name) in enumerate(parts) if there and name not in there[folder]]
         # An image that is gone from the folder that its name says is not the one of another folder.
         missing = [n for n, folder in absent if "/" not in names[n] or not there[folder]]
         if missing:
@@ -178,6 +200,10 @@ class DocumentSource(AnnotatedSource):
                 places = wanted[names[n].rpartition("/")[2]]
                 found[n] = places[0] if len(places) == 1 else found[n]
         return found
+
+    def _files_of(self, paths: Iterable[str]) -> dict[str, frozenset[str]]:
+        """The names of files in the folders of paths."""
+        return {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in paths}}
 
     def _below(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
         folder = (folder_of(self.tree, names, folders) if names else None) or ""
@@ -193,18 +219,24 @@ class DocumentSource(AnnotatedSource):
         if split in self._splits:
             number = self._splits.index(split)
             for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
-                yield FileRow(self._images[image].decode("utf-8", "surrogateescape"), {"entry": image})
+                name, earlier = self._images[image].decode("utf-8", "surrogateescape"), self._earlier[image]
+                yield FileRow(name, {"entry": image}, f"{name}#{earlier}" if earlier else None)
 
     def rows(self, split: str) -> Iterator[Row]:
         for row in super().rows(split):
             entry = row.ref[3]["entry"] if isinstance(row.ref[3], Mapping) else None
-            yield row if entry is None else row._replace(value_bytes=self._spool.size(entry))
+            yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.size(entry))
 
     def raw(self, values: dict[str, Any]) -> Any:
-        return self._spool.read(values.pop("entry"))
+        return self._spool.read(values.pop("entry"))[1]
+
+    def further_of(self, entry: int) -> list[str]:
+        """Paths of the further images of an entry."""
+        found: list[str] = self._spool.read(entry)[0]
+        return found
 
     def raws(self) -> Iterator[Any]:
-        return (self._spool.read(number) for number in range(len(self._spool)))
+        return (self._spool.read(number)[1] for number in range(len(self._spool)))
 
     def described_by(self) -> Iterable[str]:
         return self._files
@@ -216,6 +248,11 @@ class DocumentSource(AnnotatedSource):
         if hasattr(self, "_spool"):
             self._spool.close()
         super().close()
+
+
+def _is_in(there: Mapping[str, frozenset[str]], path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return name in there[folder]
 
 
 def _folders(tree: Tree, deep: int) -> Iterator[str]:

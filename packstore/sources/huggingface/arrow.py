@@ -14,7 +14,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.huggingface.features import features_of, is_label, load_pyarrow
+from packstore.sources.huggingface.features import features_of, is_label, is_list, load_pyarrow
 from packstore.sources.huggingface.tables import Group, Overview, Table, TableSource
 from packstore.sources.refusals import first_bytes
 from packstore.stores.link_files import Location
@@ -64,13 +64,14 @@ class _ArrowTable(Table):
             for name, column in zip(self._schema.names, batch.columns, strict=True):
                 nbytes[name] = column.nbytes
                 parts = {}
-                if self._pa.types.is_struct(column.type):
-                    parts = {column.type.field(n).name: part for n, part in enumerate(column.flatten())}
+                inner = column.flatten() if is_list(column.type) else column
+                if self._pa.types.is_struct(inner.type):
+                    parts = {inner.type.field(n).name: part for n, part in enumerate(inner.flatten())}
                 if column.null_count or (
                     parts.keys() <= {"bytes", "path"} and "bytes" in parts and parts["bytes"].null_count
                 ):
                     found.optional.add(name)
-                if "path" in parts and parts["path"].null_count < len(batch):
+                if "path" in parts and parts["path"].null_count < len(inner):
                     found.with_paths.add(name)
                 if is_label(name, column.type, features.get(name)):
                     least = load_pyarrow("pyarrow.compute").min(column).as_py()

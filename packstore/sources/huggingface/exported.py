@@ -11,10 +11,18 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError
 from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest, StoredBytes
-from packstore.core.fields import Bytes, Image
+from packstore.core.fields import Bytes, Image, Images
 from packstore.sources.base import Entry
 from packstore.sources.exported_rows import ExportedRows
-from packstore.sources.huggingface.features import ArrayCells, Cells, Facts, TableColumn, files, load_pyarrow
+from packstore.sources.huggingface.features import (
+    ArrayCells,
+    Cells,
+    Facts,
+    TableColumn,
+    file_lists,
+    files,
+    load_pyarrow,
+)
 from packstore.sources.huggingface.tables import TableSource
 
 
@@ -44,13 +52,16 @@ def _columns(schema: Any, export_manifest: ExportManifest) -> list[TableColumn]:
     if missing is not None:
         raise SourceError(f"the tables have no column {missing!r}, which {MANIFEST_FILE} names")
     return [TableColumn("image", "image", Image(), files)] + [
-        TableColumn(column.name, column.name, Bytes(), _cells_of(column)) for column in held
+        TableColumn(column.name, column.name, Images() if column.form == "files" else Bytes(), _cells_of(column))
+        for column in held
     ]
 
 
 def _cells_of(column: Column) -> Callable[[Any], Cells]:
     if column.form == "file":
         return files
+    if column.form == "files":
+        return file_lists
     if column.form in ("text", "bytes"):
         return _raw
     dtype = NUMPY_DTYPE[column.dtype]

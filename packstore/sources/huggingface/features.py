@@ -19,7 +19,7 @@ import numpy as np
 
 from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import BOXES_ARE, Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
+from packstore.core.fields import BOXES_ARE, Array, Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import begins_like_image
 from packstore.sources.boxes import CONVENTIONS
 from packstore.sources.huggingface.objects import ObjectColumn, find_objects
@@ -134,8 +134,10 @@ def is_label(name: str, type: Any, feature: Any) -> bool:
 def is_image_column(type: Any, feature: Any, *, only_files: bool) -> bool:
     """Whether a column of this Arrow type is one of ``datasets.Image``, or unless ``only_files`` one of bytes."""
     kind = _kind(feature)
-    return kind == "Image" or (
-        kind not in _OTHER_FILES and (_is_file_struct(type) or (_is_binary(type) and not only_files))
+    return (
+        kind == "Image"
+        or _is_file_list(type, feature)
+        or (kind not in _OTHER_FILES and (_is_file_struct(type) or (_is_binary(type) and not only_files)))
     )
 
 
@@ -158,6 +160,13 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
             raise SourceError(f"column {printable(name)!r}: {error}") from error
         declared[name] = field, cells
     images = [name for name, (field, _) in declared.items() if isinstance(field, Image)]
+    lists = [name for name, (field, _) in declared.items() if isinstance(field, Images)]
+    if not images and lists:
+        images = lists = ["images" if "images" in lists else lists[0]]
+        # A record needs a main image.
+        declared[lists[0]] = (Image(), _part_of(lambda images: images[0] if images else None))
+    else:
+        lists = []
     if not images:
         found = ", ".join(f"{printable(name)} ({type})" for name, type in zip(schema.names, schema.types, strict=True))
         raise SourceError(f"no column holds images; columns: {found[:500]}")
@@ -166,6 +175,10 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
     names = usual | column_names((name for name in declared if name not in usual), usual.values())
     columns: list[TableColumn] = []
     used = set(names.values())
+    if lists:
+        name = next(iter(column_names([f"further_{lists[0]}"], used).values()))
+        used.add(name)
+        columns.append(_rest_column(name, lists[0], facts, used))
     objects = facts.objects
     boxes = ""
     if objects is not None:
@@ -179,15 +192,28 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
             cells = _mapped(objects.rest_of)
         elif objects is not None and not objects.boxes and name == objects.labels:
             field, cells = Labels(objects.classes, of=boxes), _mapped(objects.labels_of)
-        if _is_file_struct(schema.field(name).type) and name not in facts.pathless:
-            wanted = "path" if name == main else f"{names[name]}_path"
-            path = next(iter(column_names([wanted], used).values()))
-            used.add(path)
+        if (
+            _is_file_struct(schema.field(name).type) or isinstance(field, Images) or name in lists
+        ) and name not in facts.pathless:
+            path = _path_name("path" if name == main else f"{names[name]}_path", isinstance(field, Images), used)
         missing = name in facts.optional or (isinstance(field, Label) and name in facts.negative)
         # Of JSON, null is a value.
         optional = missing and name != main and not isinstance(field, Json)
         columns.append(TableColumn(names[name], name, replace(field, optional=optional), cells, path))
     return columns
+
+
+def _path_name(wanted: str, several: bool, used: set[str]) -> str:
+    """The name of the field for the path of each file, or for the paths of a list. Adds it to ``used``."""
+    found = next(iter(column_names([f"{wanted}s" if several else wanted], used).values()))
+    used.add(found)
+    return found
+
+
+def _rest_column(name: str, column: str, facts: Facts, used: set[str]) -> TableColumn:
+    """The column of the images of a list after the first, which is the main image."""
+    path = None if column in facts.pathless else _path_name(f"{name}_path", True, used)
+    return TableColumn(name, column, Images(), _part_of(lambda images: images[1:]), path)
 
 
 def _object_columns(objects: ObjectColumn, optional: bool, name: str, used: set[str]) -> list[TableColumn]:
@@ -223,25 +249,26 @@ def _kind_of_objects(type: Any) -> str | dict[str, str]:
     types = load_pyarrow("pyarrow.types")
     if types.is_struct(type):
         return {(each := type.field(n)).name: _kind_of_list(each.type) for n in range(type.num_fields)}
-    if _is_list(type) and types.is_struct(type.value_type):
+    if is_list(type) and types.is_struct(type.value_type):
         item = type.value_type
         return {(each := item.field(n)).name: _kind_of_item(each.type) for n in range(item.num_fields)}
     return _kind_of_list(type)
 
 
 def _kind_of_list(type: Any) -> str:
-    return _kind_of_item(type.value_type) if _is_list(type) else ""
+    return _kind_of_item(type.value_type) if is_list(type) else ""
 
 
 def _kind_of_item(type: Any) -> str:
     types = load_pyarrow("pyarrow.types")
-    if _is_list(type):
+    if is_list(type):
         item = type.value_type
         return "boxes" if types.is_integer(item) or types.is_floating(item) else ""
     return "numbers" if types.is_integer(type) else "names" if _is_text(type) else ""
 
 
-def _is_list(type: Any) -> bool:
+def is_list(type: Any) -> bool:
+    """Whether a type is that of lists."""
     types = load_pyarrow("pyarrow.types")
     return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))
 
@@ -265,6 +292,8 @@ def _declare(
     if _is_file_struct(type) or _is_binary(type):
         cells = files if _is_file_struct(type) else _values
         return (Bytes() if _kind(feature) in _OTHER_FILES else _file_field(name, cells(array), feature)), cells
+    if _lists_images(type, feature, array):
+        return Images(), file_lists
     if is_label(name, type, feature):
         return Label(_distinct(name, class_names(feature))), _labels if name in facts.negative else _values
     if types.is_boolean(type) or types.is_integer(type) or types.is_floating(type):
@@ -399,12 +428,32 @@ def _is_file_struct(type: Any) -> bool:
     )  # fmt: skip
 
 
+def _is_file_list(type: Any, feature: Any) -> bool:
+    """Whether a type is that of a list of ``datasets.Image``."""
+    if not is_list(type):
+        return False
+    kind, item = _kind(_inner_feature(feature)), type.value_type
+    return (kind == "Image" and _is_binary(item)) or (kind not in _OTHER_FILES and _is_file_struct(item))
+
+
+def _lists_images(type: Any, feature: Any, array: Any) -> bool:
+    """Whether an array holds lists of images: by its feature, else by the beginning of the first file."""
+    if not is_list(type) or not (_is_file_struct(type.value_type) or _is_binary(type.value_type)):
+        return False
+    if (inner := _inner_feature(feature)) is not None:
+        return _kind(inner) == "Image"
+    cells = file_lists(array)
+    listed = (each for row in range(len(array)) for each in cells(row) or ())
+    data = next((data for each in listed if (data := each.data if isinstance(each, File) else each)), b"")
+    return begins_like_image(data[:16])
+
+
 def _check_json(type: Any, depth: int = 0) -> None:
     """Raises :class:`ValueError` for what JSON does not hold."""
     if depth > 32:
         raise ValueError("is nested more than 32 levels deep")
     if _is_binary(type):
-        raise ValueError("holds files in lists or structs, for which packstore has no column: write them one a column")
+        raise ValueError("holds files in structs, or in lists of other files than images: write them one a column")
     for number in range(type.num_fields):
         _check_json(type.field(number).type, depth + 1)
 
@@ -503,6 +552,28 @@ def _plain(value: Any) -> Any:
 def files(array: Any) -> Cells:
     """The values of an array of ``datasets.Image``: a :class:`File` each."""
     return _FileCells(array)
+
+
+def file_lists(array: Any) -> Cells:
+    """The values of an array of lists of files: for each a list of :class:`File` or of bytes."""
+
+    def listed(scalar: Any) -> list[Any] | None:
+        if not scalar.is_valid:
+            return None
+        cells = files(scalar.values) if _is_file_struct(scalar.values.type) else _values(scalar.values)
+        return [cells(row) for row in range(len(scalar.values))]
+
+    return ArrayCells(array, listed)
+
+
+def _part_of(part: Callable[[list[Any]], Any]) -> Callable[[Any], Cells]:
+    """What a function takes of each list of files."""
+
+    def taken(array: Any) -> Cells:
+        cells = file_lists(array)
+        return lambda row: None if (found := cells(row)) is None else part(found)
+
+    return taken
 
 
 class _FileCells(ArrayCells):

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.fields import Array, Boxes, Field, Image, Json, Label, Labels, Mask
+from packstore.core.fields import Array, Boxes, Field, Image, Images, Json, Label, Labels, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, mask_field
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.huggingface.card import CARD, Card, parse_card
-from packstore.sources.huggingface.metadata import FILES, Line, has_file_names, read_metadata
+from packstore.sources.huggingface.metadata import FILES, Line, has_file_names, names_several, read_metadata
 from packstore.sources.huggingface.objects import ObjectColumn, Objects, find_objects, kind_of_value, merged_kind
 from packstore.sources.huggingface.splits import IN_FOLDER, IN_NAME, matches
 from packstore.sources.labels import file_hash, split_name
@@ -63,8 +63,8 @@ class HfImageFolderSource(FileRowSource):
         if self._metadata is None:
             return found | ({"label": Label(self._folder_classes)} if self._folder_classes else {})
         for name in self._metadata.images:
-            if name != self._main:
-                found[self._names[name]] = self._further(name)
+            if name in self._names:
+                found[self._names[name]] = Images() if names_several(name) else self._further(name)
         found |= {self._names[name]: field for name, field in self._metadata.fields.items()}
         objects = self._objects
         if objects is None:
@@ -141,9 +141,11 @@ class HfImageFolderSource(FileRowSource):
                 continue
             values = {self._names[name]: value for name, value in self._metadata.others(line).items()}
             for name in self._metadata.images:
-                other = line.path(name) if name != self._main else None
-                if other is not None:
-                    values[self._names[name]] = InTree(other)
+                files = line.paths(name)[name == self._main :]
+                if names_several(name):
+                    values[self._names[name]] = [*map(InTree, files)]
+                elif files:
+                    values[self._names[name]] = InTree(files[0])
             again = ""
             if self._is_repeated(file):
                 again = f"#{times[file]}" if times[file] else ""
@@ -163,14 +165,19 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """The names of columns: of an image, that without ``_file_name``."""
+        """The names of columns: of images, that without ``_file_name``. If the main images are the first of lists,
+        the others are ``further_…``."""
         if self._metadata is None:
             return {}
         called = {
             name: self._metadata.images.get(name, name) for name in (*self._metadata.images, *self._metadata.fields)
         }
-        own = column_names([name for column, name in called.items() if column != self._main], ["image"])
-        return {column: own[name] for column, name in called.items() if column != self._main}
+        if names_several(self._main):
+            called[self._main] = f"further_{called[self._main]}"
+        else:
+            called.pop(self._main, None)
+        own = column_names(called.values(), ["image"])
+        return {column: own[name] for column, name in called.items()}
 
     def _further(self, column: str) -> Image | Mask:
         """What the images are that a column names besides the main ones."""
@@ -217,15 +224,20 @@ class HfImageFolderSource(FileRowSource):
     def _is_named(self, file: str) -> bool:
         if self._count(file):
             return True
-        return self._metadata is not None and len(self._metadata.images) > 1 and file_hash(file) in self._further_named
+        several = self._metadata is not None and (len(self._metadata.images) > 1 or names_several(self._main))
+        return several and file_hash(file) in self._further_named
 
     @cached_property
     def _further_named(self) -> frozenset[int]:
         """Hashes of the images that are named besides the main ones."""
         assert self._metadata is not None
-        further = [name for name in self._metadata.images if name != self._main]
-        named = (line.path(name) for line in self._metadata.lines() for name in further)
-        return frozenset(map(file_hash, filter(None, named)))
+        named = (
+            file
+            for line in self._metadata.lines()
+            for name in self._metadata.images
+            for file in line.paths(name)[name == self._main :]
+        )
+        return frozenset(map(file_hash, named))
 
     @cached_property
     def _folder_classes(self) -> tuple[str, ...]:

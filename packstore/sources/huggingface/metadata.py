@@ -47,10 +47,21 @@ class Line:
     values: Mapping[str, Any]
 
     def path(self, name: str) -> str | None:
-        """The file that a column names, by its path in the tree. Raises :class:`SourceError`."""
+        """The file that a column names, the first of a list, by its path in the tree. Raises :class:`SourceError`."""
+        return next(iter(self.paths(name)), None)
+
+    def paths(self, name: str) -> list[str]:
+        """The files that a column names, by their paths in the tree. Raises :class:`SourceError`."""
         value = self.values.get(name)
         if value is None or value == "":
-            return None
+            return []
+        if not names_several(name):
+            return [self._path(name, value)]
+        if not isinstance(value, list):
+            raise SourceError(f"{self.place}: {printable(name)} is {printable(repr(value)[:80])}, and should be a list")
+        return [self._path(name, each) for each in value]
+
+    def _path(self, name: str, value: Any) -> str:
         if not isinstance(value, str) or "://" in value:
             raise SourceError(f"{self.place}: {printable(name)} is {printable(repr(value)[:80])}, and should be a path")
         try:
@@ -66,7 +77,7 @@ class Metadata:
     Attributes:
         tree: Where they lie.
         files: Their paths in it, sorted.
-        images: The columns that name images, and what these are called.
+        images: The columns that name images, those of lists last, and what these are called.
         fields: The other columns.
         convert: Makes of what is in a column of the files the value of its field.
     """
@@ -123,16 +134,13 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
             seen[name].add(value, text=kinds == ["csv"])
     if not rows:
         raise SourceError(f"{tree.name()}: its metadata files have no rows, so there is nothing to pack")
-    found.images = {name: name[: -len(_FILE) - 1] or "image" for name in seen if _names_files(name)}
+    naming = sorted((name for name in seen if _names_files(name)), key=names_several)
+    found.images = {name: _called(name) for name in naming}
     if not found.images:
         columns = ", ".join(map(printable, list(seen)[:20]))
-        raise SourceError(f"{tree.name(files[0])} has no column file_name or *_file_name; columns: {columns}")
-    for name in seen:
-        if name == "file_names" or name.endswith("_file_names"):
-            raise SourceError(
-                f"{tree.name(files[0])}: column {printable(name)} has several images a row, for which packstore has no "
-                "column: write them one a column"
-            )
+        raise SourceError(
+            f"{tree.name(files[0])} has no column file_name, *_file_name or *_file_names; columns: {columns}"
+        )
     typed = _parquet_fields(tree, files[0], features) if kinds == ["parquet"] else {}
     for name, its in seen.items():
         if name not in found.images:
@@ -253,7 +261,19 @@ def _optional(declared: Field) -> Field:
 
 
 def _names_files(name: str) -> bool:
-    return name == _FILE or name.endswith(f"_{_FILE}")
+    single = name.removesuffix("s")
+    return single == _FILE or single.endswith(f"_{_FILE}")
+
+
+def names_several(name: str) -> bool:
+    """Whether a column that names files has a list of them in each row: ``file_names``, ``frames_file_names``."""
+    return name.endswith(f"{_FILE}s")
+
+
+def _called(name: str) -> str:
+    """What the images are called that a column names."""
+    before = name.removesuffix("s")[: -len(_FILE) - 1]
+    return before or ("images" if names_several(name) else "image")
 
 
 def _csv(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:

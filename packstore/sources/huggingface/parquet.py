@@ -45,8 +45,8 @@ class _ParquetTable(Table):
                 nbytes[top] = nbytes.get(top, 0) + chunk.total_uncompressed_size
                 statistics = chunk.statistics if chunk.is_stats_set else None
                 nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
-                if leaf.path == f"{top}.path":
-                    if nulls is None or nulls < group.num_rows:
+                if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):
+                    if nulls is None or nulls < chunk.num_values:
                         found.with_paths.add(top)
                 elif (
                     leaf.max_definition_level

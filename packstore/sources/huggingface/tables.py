@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Boxes, Bytes, Field, Image, Mask, Text
+from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Mask, Text
 from packstore.core.parallel import ordered_pieces
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
@@ -211,7 +211,8 @@ class TableSource(ShardSource):
         for column in self._columns:
             found[column.name] = column.field
             if column.path is not None:
-                found[column.path] = Text(optional=True)
+                several = isinstance(column.field, Images)
+                found[column.path] = Json(optional=True) if several else Text(optional=True)
         return found
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
@@ -327,22 +328,35 @@ class TableSource(ShardSource):
                 value = cells(row - block.first)
             except faults() as error:
                 raise ValueError(f"{column.name}: {_line(error)}") from error
-            if isinstance(value, File):
-                if column.path is not None:
-                    found[column.path] = value.path
-                if column.name == "image" and value.address:
-                    found.location = block.locate(value.address)
-                value = value.data if value.data is not None else self._beside(block.place[0], value.path)
-            if isinstance(column.field, (Image, Mask, Bytes)) and type(value) is bytes and len(value) > self._max_bytes:
-                raise ValueError(
-                    f"{column.name} has {len(value)} bytes, more than the {self._max_bytes} that an image within "
-                    "max_pixels can have"
-                )
-            found[column.name] = value
+            several = isinstance(column.field, Images)
+            if column.path is not None and several:
+                found[column.path] = None if value is None else [getattr(each, "path", None) for each in value]
+            elif column.path is not None:
+                found[column.path] = value.path if isinstance(value, File) else None
+            if column.name == "image" and isinstance(value, File) and value.address:
+                found.location = block.locate(value.address)
+            if several and value is not None:
+                found[column.name] = [self._content(column, block, each) for each in value]
+                if None in found[column.name]:
+                    raise ValueError(f"{column.name}: image {found[column.name].index(None)} of the list is null")
+            else:
+                found[column.name] = self._content(column, block, value)
         objects = self._facts.objects
         if objects is not None:
             self._convert_boxes(found, objects.convention)
         return found
+
+    def _content(self, column: TableColumn, block: _Block, value: Any) -> Any:
+        """The bytes or the path of a file; another value as it is. Raises :class:`ValueError`."""
+        if isinstance(value, File):
+            value = value.data if value.data is not None else self._beside(block.place[0], value.path)
+        holds_files = isinstance(column.field, (Image, Images, Mask, Bytes))
+        if holds_files and type(value) is bytes and len(value) > self._max_bytes:
+            raise ValueError(
+                f"{column.name} has {len(value)} bytes, more than the {self._max_bytes} that an image within "
+                "max_pixels can have"
+            )
+        return value
 
     def _convert_boxes(self, values: dict[str, Any], convention: str) -> None:
         """Makes boxes of a row corners in pixels. Raises :class:`ValueError`."""

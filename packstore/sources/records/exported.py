@@ -61,6 +61,11 @@ def _value(column: Column, features: Mapping[str, Feature], message: Message) ->
         return _array(column, features, message)
     if column.form == "numbers":
         return StoredBytes(_numbers(column, features, message).tobytes())
+    if column.form == "files":
+        feature = _feature(column.name, features)
+        if feature.kind not in ("bytes", ""):
+            raise ValueError(f"{column.name}: found numbers, expected files")
+        return feature.bytes(message) if feature.kind else []
     return StoredBytes(_bytes(column.name, features, message))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Json, Label, Labels, Mask, Text
+from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.core.protobuf import Feature, Message
 from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.sources.archives import open_tree
@@ -127,6 +127,8 @@ class TfdsSource(ExampleSource):
         if len(leaf.lengths) > 1:
             return Json()
         match leaf.what:
+            case "image" if leaf.lengths:
+                return Images(optional=some)
             case "image":
                 return Mask(optional=some) if is_mask(leaf) else Image(optional=some)
             case "classLabel":
@@ -160,9 +162,9 @@ class TfdsSource(ExampleSource):
             return None
         if leaf.what == "image":
             values = feature.bytes(message) if feature.kind == "bytes" else []
-            if len(values) != 1:
+            if len(values) != 1 and not leaf.lengths:
                 raise ValueError(f"found {len(values)} values, expected one image file")
-            return values[0]
+            return values if leaf.lengths else values[0]
         if leaf.what == "tensor" and (leaf.packed or leaf.dtype != "string"):
             shape = leaf.shape
             if dynamic:

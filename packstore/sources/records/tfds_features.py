@@ -108,7 +108,8 @@ def describe(features: Mapping[str, Any], folder: Path) -> Described:
             raise ValueError(f"two features would be the column {name!r}")
         found.leaves[name] = leaf
     _rename_boxes(found)
-    images = [name for name, leaf in found.leaves.items() if leaf.what == "image" and not is_mask(leaf)]
+    single = {name: leaf for name, leaf in found.leaves.items() if leaf.what == "image" and not leaf.lengths}
+    images = [name for name, leaf in single.items() if not is_mask(leaf)]
     images += [name for name, leaf in found.leaves.items() if name == "image" and is_pixels(leaf)]
     if not images:
         raise ValueError(f"it has no images, but {', '.join(found.leaves) or 'nothing'}")
@@ -162,8 +163,8 @@ def _unkept(leaf: Leaf) -> str:
     """Why no column can hold a feature; empty where one can."""
     if leaf.what not in _KNOWN:
         return leaf.what
-    if leaf.what == "image" and leaf.lengths:
-        return "sequences of images"
+    if leaf.what == "image" and len(leaf.lengths) > 1:
+        return "sequences of sequences of images"
     if leaf.what == "image" and leaf.dtype == "float32":
         return "images of float32"
     if leaf.what == "boundingBox" and len(leaf.lengths) > 1:

@@ -30,8 +30,9 @@ from packstore.core.shards import ShardTable
 from packstore.stores.builder.fitting import check_together
 from packstore.stores.builder.interrupted import InterruptedRun, find_interrupted_run
 from packstore.stores.builder.journal import Identity, Journal, SourcePosition
-from packstore.stores.builder.output_files import OutputFile, OutputFiles, write_head
+from packstore.stores.builder.output_files import OutputFile, OutputFiles
 from packstore.stores.builder.publish import Staging
+from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.spools import ColumnSpool, plain_buffers, refuse_duplicates
 from packstore.stores.builder.work_directory import COLUMNS, remove_run
 from packstore.stores.format import Format

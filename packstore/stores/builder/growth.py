@@ -23,8 +23,8 @@ from packstore.core.files import (
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.stores.builder.assembly import ShardList, link_shards
-from packstore.stores.builder.output_files import write_head
 from packstore.stores.builder.publish import exchange
+from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.work_directory import GROWTH, STORE, WorkDirectory
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import owned_files

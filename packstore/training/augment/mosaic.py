@@ -183,8 +183,9 @@ def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None
     """Raises :class:`UsageError` for columns that cannot be those of four images."""
     boxes = {column.name for column in columns if column.type == "boxes"}
     for column in columns:
-        moves = column.type in ("boxes", "keypoints", "mask") or column.parallel in boxes
-        if column.type in ("label", "labels", "image") and column.name != "image" and not moves:
+        moves = column.traits.moves or column.parallel in boxes
+        of_one = column.traits.has_classes or column.traits.has_images
+        if of_one and column.name != "image" and not moves:
             raise UsageError(
                 f"Mosaic shows four images, and the column {column.name!r} ({column.type}) is of one: load labels that "
                 "belong to boxes, with the boxes"

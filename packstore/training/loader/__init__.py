@@ -353,7 +353,7 @@ class PackedLoader:
 
     def _as_arrays(self, item: Any) -> Any:
         dataset = self.dataset
-        images = [name for name in dataset.columns if dataset.manifest.column(name).type == "image"]
+        images = [name for name in dataset.columns if dataset.manifest.column(name).traits.has_images]
         columns = [*dataset.columns, *(["masking"] if self.options.masking is not None else [])]
         return as_arrays(item, columns, images, dataset.output == "dict", self.options.channels_last)
 

@@ -15,7 +15,7 @@ from packstore.training.augment.base import Operation
 from packstore.training.augment.targets import check_targets, plan_targets
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.decoded_fields import ImageField, MaskField
+from packstore.training.loader.decoded_fields import ImageField, ImageListField, MaskField
 from packstore.training.loader.fields import (
     Context,
     Failures,
@@ -117,16 +117,21 @@ class Fields:
                 f"images that differ in size on their way are augmented one by one, and {', '.join(images)} cannot "
                 "follow: begin augment= with operations that give one size, such as RandomResizedCrop(224)"
             )
-        self._places = moving and bool(self.carried)
         collate = options.collate or {}
+        lists = [c.name for c in columns if c.form == "files" and collate.get(c.name) != "list"]
+        if moving and lists:
+            refuse_lists(lists)
+        self._places = moving and bool(self.carried)
         check_collate(columns[: len(self._asked)], collate)
 
         def field(column: Column) -> Field:
             asked: str = collate.get(column.name, "list")
             optional = asked == "optional" or column.name in hidden
-            if column.type == "image":
+            if column.form == "files":
+                return ImageListField(dataset.lists_of(column), optional or asked == "list")
+            if column.traits.has_images:
                 return ImageField(column, optional, new_assembler, finish)
-            if column.type == "mask":
+            if column.traits.is_picture:
                 return MaskField(column, optional, options.mask_fill, dataset.max_pixels, form)
             if column.traits.is_object:
                 return ObjectField(column, optional)
@@ -171,6 +176,16 @@ class Fields:
         return Columns(context, {name: rows[name] for name in self._asked})
 
 
+def refuse_lists(columns: Sequence[str]) -> None:
+    """Raises :class:`UsageError` for columns of lists of images beside operations that move pixels."""
+    names = ", ".join(columns)
+    raise UsageError(
+        f"augment= moves the pixels of the column 'image', and the lists of images in {names} would stay as they are: "
+        f"leave {names} out of columns=, or ask for the images as they are with "
+        f"collate={{{', '.join(f'{name!r}: {chr(39)}list{chr(39)}' for name in columns)}}}"
+    )
+
+
 def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
     """Raises :class:`UsageError` where ``collate`` asks for what a column cannot give."""
     known = {column.name: column for column in columns}
@@ -184,8 +199,8 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
                 f"collate names the column {name!r}; the dataset gives {', '.join(known) or 'only images'}"
             )
         column = known[name]
-        plain = column.kind == "fixed" or column.traits.is_picture or column.traits.is_object
-        if form in ("padded", "list") and plain:
+        single = column.kind == "fixed" or column.traits.is_picture or column.traits.is_object
+        if form in ("padded", "list") and single and (form, column.form) != ("list", "files"):
             raise UsageError(f"collate={{{name!r}: {form!r}}}: column {name!r} ({column.type}) is not of many rows")
         if form == "multi_hot" and (column.type != "labels" or column.classes is None):
             raise UsageError(f"collate={{{name!r}: 'multi_hot'}} is for several labels with classes, not {column.type}")

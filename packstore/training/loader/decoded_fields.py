@@ -21,7 +21,7 @@ from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.fields import Context, Field, NewBuffer, Padded, Rows, TensorRows, listed, some
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.rows import SizeError
-from packstore.training.pictures import stored_array
+from packstore.training.pictures import PictureLists, stored_array, stored_files
 
 
 @dataclass(eq=False)
@@ -245,3 +245,60 @@ class ImageField(Field):
             host[row] = 0
         finish = partial(self._finish, self.column, epoch=context.epoch)
         return ImageRows(host, missing, assembler, prepared, finish)
+
+
+@dataclass(eq=False)
+class ImageListRows(Rows):
+    """Lists of images: decoded, and nothing else."""
+
+    lists: PictureLists
+    files: list[Sequence[Buffer] | None]
+    images: list[list[NDArray[Any]]]
+
+    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
+        failed = []
+        for row in range(first, stop):
+            files = self.files[row]
+            if files is None or row in skip:
+                continue
+            found = self.lists.decode(files)
+            wrong = next((n for n, image in enumerate(found) if isinstance(image, DecodeError)), None)
+            if wrong is None:
+                self.images[row] = found
+            else:
+                error = DecodeError(f"image {wrong}: {found[wrong]}")
+                context.note(row, error, self.lists.pictures.column.name)
+                failed.append(row)
+        return failed
+
+    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        pixels = [image.reshape(-1) for images in some(self.images, kept) for image in images]
+        return [torch.from_numpy(np.concatenate(pixels) if pixels else np.empty(0, np.uint8))]
+
+    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        rows = some(self.images, kept)
+        images = iter(apart(next(there), [image.shape for images in rows for image in images]))
+        finish = self.lists.pictures.finish
+        found = [[finish(next(images)) for _ in range(len(row))] for row in rows]
+        return [None if files is None else row for files, row in zip(some(self.files, kept), found, strict=True)]
+
+
+class ImageListField(Field):
+    """A column of lists of images."""
+
+    def __init__(self, lists: PictureLists, optional: bool) -> None:
+        """``lists`` reads and decodes the column; ``optional``: a record may have no list."""
+        super().__init__(lists.pictures.column, optional)
+        self._lists = lists
+
+    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+        missing = self.missing(context)
+        files: list[Sequence[Buffer] | None] = [None] * len(context.numbers)
+        for row, record in enumerate(context.numbers):
+            if row in context.failed or (missing is not None and missing[row]):
+                continue
+            try:
+                files[row] = stored_files(context.reader, self.column, record)
+            except PackstoreError as error:
+                context.note(row, error, self.column.name)
+        return ImageListRows(self._lists, files, [[] for _ in files])

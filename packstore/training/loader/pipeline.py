@@ -238,7 +238,7 @@ def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
         return []
     for name in dataset.columns:
         column = dataset.manifest.column(name)
-        if (column.traits.moves or column.traits.is_picture) and name != "image":
+        if (column.traits.moves or column.traits.has_images) and name != "image":
             raise UsageError(
                 f"mix= mixes images with labels, and would leave the column {name!r} ({column.type}) as it is"
             )

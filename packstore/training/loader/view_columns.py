@@ -15,7 +15,7 @@ from packstore.training.augment.base import Step
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.columns import Columns, Fields, check_collate, refuse_hidden_boxes
+from packstore.training.loader.columns import Columns, Fields, check_collate, refuse_hidden_boxes, refuse_lists
 from packstore.training.loader.fields import Failures, NewBuffer, Padded
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.prepared import Prepared
@@ -39,6 +39,9 @@ class ViewFields:
             )
         collate = options.collate or {}
         check_collate(columns, collate)
+        lists = [column.name for column in columns if column.form == "files" and collate.get(column.name) != "list"]
+        if lists:
+            refuse_lists(lists)
         refuse_hidden_boxes(dataset, [column.name for column in columns if column.type == "json"])
         self.carried = [column.name for column in columns if column.traits.moves or column.parallel is not None]
         self._as_list = options.views.as_list

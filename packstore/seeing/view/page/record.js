@@ -166,8 +166,11 @@ function pictures({ about, loaded, problem }, asked) {
   const made = problem ? [fault(`The loader gives no image: ${problem}`)] : picture(about, loaded ? { shown: loaded.shown } : about.image, drawn,
     loaded ? `/loaded/${about.record}?${asked}` : `/image/${about.record}/image?of=${store.digest}`, loaded ?? about, asked);
   const others = about.columns.filter((c) => c.type === "image" && !c.error && c.nbytes);
-  return [made, others.map((column) => [make("h3", {}, column.name), make("div", { class: "stage other" },
-    make("img", { src: `/image/${about.record}/${encodeURIComponent(column.name)}`, alt: `Column ${column.name}` }))])];
+  const lists = about.columns.filter((c) => c.type === "images" && !c.error && c.value?.length);
+  const stage = (column, n) => make("div", { class: "stage other" },
+    make("img", { src: `/image/${about.record}/${encodeURIComponent(column.name)}?n=${n}`, alt: `Column ${column.name}${column.type === "images" ? `, image ${n}` : ""}` }));
+  return [made, others.map((column) => [make("h3", {}, column.name), stage(column, 0)]),
+    lists.map((column) => [make("h3", {}, column.name), column.value.map((_, n) => stage(column, n))])];
 }
 
 const fault = (text) => make("div", { class: "stage" }, make("p", { class: "broken" }, text));
@@ -337,6 +340,7 @@ function columnText(column) {
   if (column.error) return make("span", { class: "wrong" }, column.error);
   if (column.value === null) return make("span", { class: "quiet" }, "none");
   if (column.type === "mask" || column.type === "image") return bytes(column.nbytes);
+  if (column.type === "images") return `${number(column.value.length)}: ${bytes(column.nbytes)}`;
   const cut = column.cut ? ` … (${number(column.cut)} in all)` : "";
   if (column.type === "label" || column.type === "labels") {
     const names = store.columns.find((c) => c.name === column.name)?.classes;

@@ -1,0 +1,70 @@
+"""The type ``images``: any number of image files a record.
+
+A stored value is a frame: the number of files as little-endian ``uint64``, the size of each in bytes likewise, then the
+files one after the other. ``numpy.frombuffer(value, "<u8", 1 + n)`` reads its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+
+from packstore.core.column_types.base import Buffer, Column, ColumnType, Field, Form, unfit_error
+from packstore.core.errors import StoreError
+
+_SIZE = np.dtype("<u8")
+
+
+@dataclass(frozen=True, slots=True)
+class Images(Field):
+    """A list of image files, each a path or the bytes of a file, stored unchanged. It may be empty."""
+
+    optional: bool = False
+
+
+class _Images(ColumnType):
+    name = "images"
+    form: ClassVar[Form] = "files"
+    large = True
+    is_object = True
+    has_images = True
+    field = Images
+
+    def to_stored(self, column: Column, value: Any) -> bytes:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(file, Buffer) for file in value):
+            raise unfit_error(column, "a list of bytes", value)
+        return frame(value)
+
+    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> list[bytes]:
+        return [bytes(file) for file in self.files(column, raw)]
+
+    def files(self, column: Column, raw: Buffer) -> Sequence[memoryview]:
+        try:
+            return unframe(memoryview(raw))
+        except ValueError as error:
+            raise StoreError(f"a value of column {column.name!r} is no list of files: {error}") from None
+
+
+def frame(files: Sequence[Buffer]) -> bytes:
+    """Joins files to one value."""
+    sizes = [memoryview(file).nbytes for file in files]
+    return b"".join([np.array([len(files), *sizes], _SIZE).tobytes(), *files])
+
+
+def unframe(data: memoryview) -> list[memoryview]:
+    """Returns the files of a value as views. Raises :class:`ValueError` if its sizes do not add up to its own."""
+    count = int(np.frombuffer(data, _SIZE, 1)[0]) if data.nbytes >= _SIZE.itemsize else -1
+    head = (1 + count) * _SIZE.itemsize
+    if count < 0 or head > data.nbytes:
+        raise ValueError(f"its {data.nbytes} bytes are fewer than the sizes of {max(count, 0)} files")
+    ends = list(accumulate(np.frombuffer(data, _SIZE, count, _SIZE.itemsize).tolist(), initial=head))
+    if ends[-1] != data.nbytes:
+        raise ValueError(f"it has {data.nbytes} bytes, and its {count} files end at {ends[-1]}")
+    return [data[start:stop] for start, stop in pairwise(ends)]
+
+
+IMAGES = _Images()

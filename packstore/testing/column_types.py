@@ -1,0 +1,117 @@
+"""The contract of a column type as tests: each type inherits :class:`ColumnTypeSuite`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from packstore.checking.verification import verify
+from packstore.core.column import Column
+from packstore.core.column_types.base import ColumnType
+from packstore.core.columns import from_stored, to_stored
+from packstore.core.errors import StoreError
+from packstore.core.fields import Field
+from packstore.core.manifest import Manifest
+from packstore.core.registry import COLUMN_TYPES
+from packstore.exports.run import export
+from packstore.packing.conversion import convert
+from packstore.packing.writer import Writer
+from packstore.stores import open_store
+
+
+class ColumnTypeSuite:
+    """Tests of one type.
+
+    Attributes:
+        type: Its name in the registry.
+        field: A declaration with which the values are packed.
+        optional: The same declaration for values that may be missing; None if there is none.
+        values: Values of different kinds: the smallest, usual ones, large ones.
+        wrong: Values that the type does not take.
+    """
+
+    type: ClassVar[str]
+    field: ClassVar[Field]
+    optional: ClassVar[Field | None] = None
+    values: ClassVar[Sequence[Any]]
+    wrong: ClassVar[Sequence[Any]]
+
+    def write(self, path: Path, field: Field, values: Sequence[Any]) -> Manifest:
+        """Writes a store with a record for each value, in the column ``value``."""
+        with Writer(path, {"image": "image", "value": field}) as writer:
+            for number, value in enumerate(values):
+                file = io.BytesIO()
+                Image.new("RGB", (4, 5), (number, 7, 7)).save(file, "PNG")
+                writer.add(image=file.getvalue(), value=value)
+        assert writer.report is not None
+        return writer.report.manifest
+
+    def column(self, folder: Path) -> Column:
+        """Returns the column of the values."""
+        return self.write(folder / "column.lmdb", self.field, self.values[:1]).column("value")
+
+    def test_the_registry_has_it(self) -> None:
+        assert isinstance(COLUMN_TYPES[self.type], ColumnType)
+        assert COLUMN_TYPES[self.type].name == self.type
+
+    @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
+    def test_values_come_back(self, suffix: str, tmp_path: Path) -> None:
+        self.write(tmp_path / f"a.{suffix}", self.field, self.values)
+        with open_store(tmp_path / f"a.{suffix}") as reader:
+            assert reader.manifest.column("value").type == self.type
+            for number, value in enumerate(self.values):
+                assert _same(reader.item("value", number), value)
+        assert verify(tmp_path / f"a.{suffix}", decode=True).problems == ()
+
+    def test_missing_values_come_back(self, tmp_path: Path) -> None:
+        if self.optional is None:
+            pytest.skip("a value is never missing")
+        values = [each for value in self.values for each in (value, None)]
+        self.write(tmp_path / "a.lmdb", self.optional, values)
+        with open_store(tmp_path / "a.lmdb") as reader:
+            for number, value in enumerate(values):
+                found = reader.item("value", number)
+                assert found is None if value is None else _same(found, value)
+
+    @pytest.mark.parametrize("kind", ["imagefolder", "mds", "parquet", "tfds", "webdataset"])
+    def test_exports_give_it_back(self, kind: str, tmp_path: Path) -> None:
+        values = list(self.values) if self.optional is None else [None, *self.values]
+        manifest = self.write(tmp_path / "a.lmdb", self.optional or self.field, values)
+        export(tmp_path / "a.lmdb", tmp_path / "out", to=kind)
+        again = convert(tmp_path / "out", tmp_path / "again.h5").manifest
+        assert again.dataset_digest == manifest.dataset_digest
+
+    def test_other_values_are_refused(self, tmp_path: Path) -> None:
+        column = self.column(tmp_path)
+        for value in self.wrong:
+            with pytest.raises(ValueError, match="column 'value'"):
+                to_stored(column, value)
+
+    def test_damaged_values_are_errors_or_values(self, tmp_path: Path) -> None:
+        column = self.column(tmp_path)
+        if column.kind == "fixed":
+            pytest.skip("any bytes of the right size are numbers")
+        values = [bytes(to_stored(column, value)) for value in self.values]
+
+        @given(st.sampled_from(values), st.integers(0, 1 << 16), st.binary(max_size=9), st.integers(0, 1 << 16))
+        def check(value: bytes, place: int, written: bytes, end: int) -> None:
+            damaged = bytearray(value)
+            place %= len(value) + 1
+            damaged[place : place + len(written)] = written
+            with suppress(StoreError):
+                from_stored(column, bytes(damaged[: end % (len(damaged) + 1)]))
+
+        check()
+
+
+def _same(found: Any, value: Any) -> bool:
+    return np.array_equal(found, value) if isinstance(found, np.ndarray) else bool(found == value)
