@@ -85,3 +85,4 @@ def mode_of(channels: int, dtype: str) -> Mode:
 
 
 RGB = parse_mode("RGB")
+GRAY = parse_mode("L")

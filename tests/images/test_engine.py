@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import shutil
@@ -28,8 +29,11 @@ from packstore import PackedDataset, PackedLoader
 from packstore.cli import cli
 from packstore.core.errors import DecodeError, EngineError
 from packstore.core.manifest import NORMALIZATIONS, Normalization
+from packstore.core.modes import parse_mode
 from packstore.images.decoders import backends, get_decoder
 from packstore.images.engine import Engine, Form, Requests, engine_problem, get_engine, native
+from packstore.images.programs import Code, step
+from packstore.images.reading import Reading
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.operations import apply_operations, output_size
@@ -53,6 +57,7 @@ from tests.makers.engine_checks import (
     cut,
     good,
     large,
+    luma,
     noisy,
     reference,
     run,
@@ -122,16 +127,16 @@ def jpegs(draw: st.DrawFn) -> bytes:
 
 @given(jpegs(), st.data())
 def test_pixels_are_those_of_libjpeg_turbo(data: bytes, choice: st.DataObject) -> None:
-    image = reference(data)
-    wanted = choice.draw(st.lists(boxes(*image.shape[:2]), max_size=4))
-    for engine in engines():
-        whole = engine.decode(data, MAX_PIXELS)
+    images = reference(data), luma(data)
+    wanted = choice.draw(st.lists(boxes(*images[0].shape[:2]), max_size=4))
+    for engine, image in itertools.product(engines(), images):
+        whole = engine.decode(data, MAX_PIXELS, None, image.shape[2])
         assert whole is not None
         np.testing.assert_array_equal(whole, image)
         (index,) = engine.make_indexes([data])
         for number, box in enumerate(wanted):
             for known in (b"", index):
-                found = run(engine, data, box, mirrored=bool(number % 2), index=known)
+                found = run(engine, data, box, mirrored=bool(number % 2), index=known, channels=image.shape[2])
                 assert_same(found, image, box, None, None, bool(number % 2))
                 assert engine.unindexed == 0
 
@@ -141,7 +146,8 @@ def test_resized_pixels_are_those_of_torch(choice: st.DataObject) -> None:
     height, width = choice.draw(st.integers(1, 70)), choice.draw(st.integers(1, 70))
     if choice.draw(st.integers(0, 9)) == 0:
         height *= 23
-    image = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
+    channels = choice.draw(st.sampled_from((3, 1)))
+    image = np.random.default_rng(height).integers(0, 256, (height, width, channels), np.uint8)
     box, mirrored = choice.draw(boxes(height, width)), choice.draw(st.booleans())
     size = choice.draw(st.tuples(st.integers(1, 120), st.integers(1, 120)))
     window = choice.draw(
@@ -176,6 +182,38 @@ def test_normalised_values_are_those_of_torch(dtype: torch.dtype, normalization:
                 assert not engine.run(requests, 0, 1, MAX_PIXELS)[0]
                 assert torch.equal(out[1:2].view(bits), expected_rows.contiguous().view(bits)), engine
                 assert (out[::2] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_normalised_gray_is_that_of_torch(dtype: torch.dtype) -> None:
+    normalizer = Normalizer(Normalization((0.45,), (0.23,)), dtype, parse_mode("L"))
+    for count in (256, 1, 7, 25):
+        pixels = torch.arange(256, dtype=torch.uint8)[:count].view(1, 1, count, 1)
+        expected = torch.empty(pixels.shape, dtype=dtype)
+        normalizer.rows(pixels, expected)
+        whole = np.array([[0, 0, 1, count]])
+        for planes, engine in itertools.product((False, True), engines()):
+            out = torch.full((3, *(expected.permute(0, 3, 1, 2) if planes else expected).shape[1:]), 7, dtype=dtype)
+            requests = Requests.of_array(pixels.numpy(), np.array([0]))
+            requests.want(whole, whole[:, 2:], whole, None, as_numpy(out)[1:2], normalizer.form(Form(planes)))
+            assert not engine.run(requests, 0, 1, MAX_PIXELS)[0]
+            assert torch.equal(out[1].flatten(), expected.flatten())
+            assert (out[::2] == 7).all()
+
+
+def test_channels_are_one_or_three_and_alike() -> None:
+    whole, gray = np.array([[0, 0, 5, 4]]), np.zeros((1, 5, 4, 1), np.uint8)
+    with pytest.raises(ValueError, match="not contiguous"):
+        Requests.of_array(np.zeros((1, 5, 4, 2), np.uint8), np.array([0]))
+    requests = Requests.of_array(gray, np.array([0]))
+    with pytest.raises(ValueError, match="rows of 1 channels"):
+        requests.want(whole, whole[:, 2:], whole, None, np.empty((1, 5, 4, 1), np.float32), Form(scale=(1, 2, 3)))
+    with pytest.raises(ValueError, match="programs work on bytes of three channels"):
+        requests.want(whole, whole[:, 2:], whole, None, gray.copy(), programs=step(1, Code.INVERT))
+    requests.want(whole, whole[:, 2:], whole, None, np.empty((1, 5, 4, 3), np.uint8))  # of gray
+    assert engines()[0].run(requests, 0, 1, MAX_PIXELS)[0]
+    with pytest.raises(ValueError, match=r"images of \[1, 3\] channels"):
+        Requests([b"", b""]).want_whole(0, [np.empty((2, 2, 1), np.uint8), np.empty((2, 2, 3), np.uint8)])
 
 
 def test_rows_of_another_shape_are_not_written() -> None:
@@ -223,7 +261,9 @@ def test_real_images(shared_data: SharedData) -> None:
         for engine in engines():
             np.testing.assert_array_equal(engine.decode(data, MAX_PIXELS), image)
             box = height // 3, width // 4, height // 2, width // 2
-            assert_same(run(engine, data, box, (224, 224)), image, box, (224, 224), None, False)
+            for pixels in (image, luma(data)):
+                found = run(engine, data, box, (224, 224), channels=pixels.shape[2])
+                assert_same(found, pixels, box, (224, 224), None, False)
 
 
 @pytest.mark.slow
@@ -322,6 +362,23 @@ def test_what_is_accepted_turbojpeg_accepts_with_the_same_pixels(choice: st.Data
     decode = backends.load("simplejpeg").decode
     assert decode is not None
     np.testing.assert_array_equal(decode(memoryview(bytes(data))), found)
+
+
+@given(st.data())
+@examples(150)
+def test_gray_of_damaged_files_is_that_of_libjpeg_turbo(choice: st.DataObject) -> None:
+    name = choice.draw(st.sampled_from(list(good())))
+    data = bytearray(good()[name][0])
+    for _ in range(choice.draw(st.integers(1, 3))):
+        at = choice.draw(st.integers(2, len(data) - 1) | st.integers(2, min(700, len(data) - 1)))
+        data[at] = choice.draw(st.integers(0, 255) | st.sampled_from((0, 255, 0xD0, 0xD9)))
+    found, plain = (engine.decode(bytes(data), 1 << 20, None, 1) for engine in engines())
+    assert (found is None) == (plain is None)
+    if found is not None and plain is not None:
+        np.testing.assert_array_equal(found, plain)
+        np.testing.assert_array_equal(luma(bytes(data)), found)
+    if engines()[0].decode(bytes(data), 1 << 20) is not None:
+        assert found is not None
 
 
 @pytest.fixture(scope="module")
@@ -450,8 +507,10 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     Image.fromarray(noisy(64, 50)).save(root / "photos" / "a" / "x.png")
     made = {}
     for name, options in {"indexed": {}, "original": {"index": False}, "uint8": {"encoding": "uint8"}}.items():
-        made[name] = root / f"{name}.lmdb"
-        packstore.convert(root / "photos", made[name], **options)  # type: ignore[arg-type]
+        for mode in ("RGB", "L"):
+            made[f"{name} {mode}"] = root / f"{name}-{mode}.lmdb"
+            packstore.convert(root / "photos", made[f"{name} {mode}"], mode=mode, **options)  # type: ignore[arg-type]
+        made[name] = made[f"{name} RGB"]
     for name, encoding in (("fixed", "uint8"), ("float16", "float16"), ("bfloat16", "bfloat16")):
         for suffix in ("lmdb", "h5"):
             made[f"{name} {suffix}"] = root / f"{name}.{suffix}"
@@ -476,8 +535,9 @@ def refuse_all(engine: Engine, requests: Requests, first: int, stop: int, max_pi
 
 @pytest.mark.parametrize("operations", OPERATIONS.values(), ids=OPERATIONS)
 @pytest.mark.parametrize("encoding", ["indexed", "original", "uint8"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_a_loader_gives_the_same_batches(
-    stores: dict[str, Path], encoding: str, operations: list[Any], monkeypatch: pytest.MonkeyPatch
+    stores: dict[str, Path], encoding: str, mode: str, operations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
     original = Assembler._write
@@ -491,11 +551,12 @@ def test_a_loader_gives_the_same_batches(
     def epochs() -> tuple[list[torch.Tensor], int]:
         left.clear()
         loader = PackedLoader(
-            PackedDataset(stores[encoding]), 7, shuffle=True, workers=2, augment=operations, resident=False
+            PackedDataset(stores[f"{encoding} {mode}"]), 7, shuffle=True, workers=2, augment=operations, resident=False
         )
         return [images.clone() for _ in range(2) for images, _ in loader], len(left)
 
     by_engine, few = epochs()
+    assert {images.shape[1] for images in by_engine} == {3 if mode == "RGB" else 1}
     monkeypatch.setattr(Engine, "run", refuse_all)
     without, all_ = epochs()
     assert all(torch.equal(a, b) for a, b in zip(by_engine, without, strict=True))
@@ -568,6 +629,86 @@ def test_batches_are_finished_as_by_torch(
             torch.testing.assert_close(images.float(), expected.float(), **tolerances, msg=str(way))
 
 
+@pytest.mark.parametrize(
+    ("encoding", "resident", "options"),
+    [
+        (encoding, resident, options)
+        for encoding in ("original", "uint8", "float16", "float32")
+        for resident in ((False,) if encoding == "original" else (False, True))
+        for options in ({"normalize": ([0.4], [0.3])}, {"dtype": torch.float16, "channels_last": True}, {})
+        if encoding in ("original", "uint8") or "normalize" not in options
+    ],
+)
+def test_gray_batches_are_finished_as_by_torch(
+    stores: dict[str, Path],
+    tmp_path: Path,
+    encoding: str,
+    resident: bool,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = stores["original L"]
+    if encoding != "original":
+        store = tmp_path / "gray.h5"
+        packstore.convert(stores["original L"], store, mode="L", encoding=encoding, size=29, normalize=None)
+    augment: list[Any] = [RandomCrop(22, padding=2, fill=1), RandomHorizontalFlip()]
+    if not encoding.startswith("float"):
+        augment = [RandomResizedCrop(24), RandomHorizontalFlip()]
+
+    def batches(operations: list[Any]) -> torch.Tensor:
+        dataset = PackedDataset(store)
+        loader = PackedLoader(dataset, 7, shuffle=True, augment=operations, resident=resident, **options)
+        return torch.cat([images.clone() for images, _ in loader])
+
+    calls: list[int] = []
+    original = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda engine, *rest: calls.append(rest[0].channels) or original(engine, *rest))
+    found = batches(augment)
+    assert {*calls} == {1}
+    assert found.shape[1] == 1
+    if encoding == "original":
+        monkeypatch.setattr(Engine, "run", refuse_all)
+    else:
+        augment = [ByTorch(operation) for operation in augment]
+    expected = batches(augment)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
+def test_gray_views_and_lists_are_those_without_the_engine(
+    stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> list[torch.Tensor]:
+        dataset = PackedDataset(stores["indexed L"])
+        views = [[RandomResizedCrop(24), RandomHorizontalFlip()], [RandomResizedCrop(12)]]
+        lists = PackedLoader(dataset, 5, augment=[Resize(40)], collate={"image": "list"})
+        crops = PackedLoader(dataset, 5, views=views, normalize=([0.4], [0.3]))
+        of_views = [view.clone() for found, _ in crops for view in found]
+        return of_views + [image.clone() for images, _ in lists for image in images]
+
+    by_engine = made()
+    monkeypatch.setattr(Engine, "run", refuse_all)
+    assert all(torch.equal(a, b) for a, b in zip(by_engine, made(), strict=True))
+    assert {image.shape[-3] for image in by_engine} == {1}
+
+
+def test_gray_of_files_that_are_no_luma_is_that_of_other_decoders(tmp_path: Path) -> None:
+    """RGB and CMYK in a JPEG are left to libjpeg and Pillow, with the engine as without."""
+    colours = noisy(40, 50)
+    for name, picture, options in (
+        ("rgb", Image.fromarray(colours), {"keep_rgb": True}),
+        ("cmyk", Image.fromarray(colours).convert("CMYK"), {}),
+    ):
+        out = io.BytesIO()
+        picture.save(out, "JPEG", **options)
+        reading = Reading("L")
+        found = get_decoder(reading=reading).decode(out.getvalue())
+        np.testing.assert_array_equal(found, get_decoder("simplejpeg", reading=reading).decode(out.getvalue()))
+        if name == "rgb" and b"Adobe" in out.getvalue():
+            assert engines()[0].decode(out.getvalue(), MAX_PIXELS, None, 1) is None
+            np.testing.assert_array_equal(found, luma(out.getvalue()))
+
+
 @pytest.mark.parametrize("encoding", ["indexed", "original"])
 def test_damage_shows_as_with_another_decoder(stores: dict[str, Path], encoding: str, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.lmdb"
@@ -608,6 +749,9 @@ def test_the_default_decoder_is_the_engine(stores: dict[str, Path]) -> None:
     assert get_decoder().name == "engine"
     assert PackedDataset(stores["original"]).decoder.has_engine
     assert not PackedDataset(stores["original"], decoder="turbojpeg").decoder.has_engine
+    assert PackedDataset(stores["original"], mode="L").decoder.has_engine
+    assert not PackedDataset(stores["original"], mode="L", decoder="turbojpeg").decoder.has_engine
+    assert not PackedDataset(stores["original"], mode="RGBA").decoder.has_engine
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="versions of symbols are of glibc")

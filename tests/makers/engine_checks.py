@@ -8,10 +8,11 @@ import io
 import itertools
 import mmap
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -61,6 +62,12 @@ def reference(data: bytes) -> NDArray[np.uint8]:
     return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
+def luma(data: bytes) -> NDArray[np.uint8]:
+    """As libjpeg gives it, ``(H, W, 1)``."""
+    image: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "GRAY", strict=True)
+    return image
+
+
 def cut(image: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
     top, left, height, width = box
     return image[top : top + height, left : left + width]
@@ -75,14 +82,16 @@ def run(
     mirrored: bool = False,
     max_pixels: int = MAX_PIXELS,
     index: bytes = b"",
+    channels: int = 3,
 ) -> NDArray[np.uint8] | None:
-    """One request; None where it is refused."""
+    """One request; None where it is refused. Arrays have their own channels."""
     size = box[2:] if size is None else size
     window = (0, 0, *size) if window is None else window
     raw = isinstance(source, np.ndarray)
+    channels = source.shape[2] if raw else channels  # type: ignore[union-attr]
     pixels_of = np.array([source.shape[:2]]) if raw else None  # type: ignore[union-attr]
     requests = Requests([source.tobytes() if raw else source], pixels_of, indexes=[index])
-    out = np.full((1, *window[2:], 3), 7, np.uint8)
+    out = np.full((1, *window[2:], channels), 7, np.uint8)
     requests.want(np.array([box]), np.array([size]), np.array([window]), np.array([mirrored]), out)
     return None if engine.run(requests, 0, 1, max_pixels)[0] else out[0]
 
@@ -95,7 +104,7 @@ def expected(
     part = part if size is None else resize(part, *size)
     if window is not None:
         top, left, height, width = window
-        whole = np.zeros((height, width, 3), np.uint8)
+        whole = np.zeros((height, width, image.shape[2]), np.uint8)
         y0, x0 = max(0, -top), max(0, -left)
         inner = part[top + y0 : max(0, top + height), left + x0 : max(0, left + width)]
         whole[y0 : y0 + inner.shape[0], x0 : x0 + inner.shape[1]] = inner
@@ -115,14 +124,14 @@ _SCALE, _SHIFT = (0.017124753, 0.0175070024, 0.0174291935), (-2.117904, -2.03571
 def check_forms(engine: Engine) -> None:
     """Every type to every other, both layouts, resized or padded in every way, mirrored or not, against torch."""
     rng = np.random.default_rng(7)
-    for number, (source, (to, planes, padding)) in enumerate(
-        itertools.product(STORED, itertools.product(STORED, (False, True), PADDING))
+    for number, (channels, source, (to, planes, padding)) in enumerate(
+        itertools.product(CHANNELS, STORED, itertools.product(STORED, (False, True), PADDING))
     ):
         if to == "uint8" and source != "uint8":
             continue
         for resized, mirrored in itertools.product((False, True), repeat=2):
             height, width = rng.integers(8, 40, 2).tolist()
-            images = _images(source, height, width, number)
+            images = _images(source, height, width, channels, number)
             tall, wide = rng.integers(5, [height + 1, width + 1]).tolist()
             box = (int(rng.integers(0, height - tall + 1)), int(rng.integers(0, width - wide + 1)), tall, wide)
             size = tuple(rng.integers(2, 50, 2).tolist()) if resized else (tall, wide)
@@ -130,7 +139,8 @@ def check_forms(engine: Engine) -> None:
             fill = 0 if resized else 3
             window = (*rng.integers(-4, 4, 2).tolist(), *rng.integers(4, 40, 2).tolist())
             case = source, to, planes, mode, box, size, window, mirrored
-            found = _made(engine, images, STORED[to], Form(planes, mode, fill, _SCALE, _SHIFT), *case[4:])
+            form = Form(planes, mode, fill, _SCALE[:channels], _SHIFT[:channels])
+            found = _made(engine, images, STORED[to], form, *case[4:])
             expected_ = _expected_form(images, STORED[to], mode, fill, *case[4:])
             if source == "uint8" or not resized:
                 assert torch.equal(found, expected_), case
@@ -142,11 +152,12 @@ def check_forms(engine: Engine) -> None:
 
 
 PADDING = ("constant", "edge", "reflect", "symmetric")
+CHANNELS = (3, 1)
 
 
-def _images(source: str, height: int, width: int, seed: int) -> torch.Tensor:
-    """Two images, ``(2, 3, H, W)``: bytes with channels last."""
-    bytes_ = torch.from_numpy(noisy(2 * height, width, seed)).view(2, height, width, 3)
+def _images(source: str, height: int, width: int, channels: int, seed: int) -> torch.Tensor:
+    """Two images, ``(2, C, H, W)``: bytes with channels last."""
+    bytes_ = torch.from_numpy(noisy(2 * height, width, seed)).view(2, height, width, 3)[..., :channels].contiguous()
     return (
         bytes_.permute(0, 3, 1, 2)
         if source == "uint8"
@@ -164,9 +175,10 @@ def _made(
     window: Box,
     mirrored: bool,
 ) -> torch.Tensor:
-    """The second of ``images``, as ``(3, h, w)``."""
-    lying = images if images.is_contiguous() else images.permute(0, 2, 3, 1)
-    shape = (3, *window[2:]) if form.planes else (*window[2:], 3)
+    """The second of ``images``, as ``(C, h, w)``."""
+    lying = images.permute(0, 2, 3, 1) if images.dtype == torch.uint8 else images
+    channels = images.shape[1]
+    shape = (channels, *window[2:]) if form.planes else (*window[2:], channels)
     out = torch.full((3, *shape), 7, dtype=to)
     as_ints = {torch.bfloat16: torch.uint16}
     requests = Requests.of_array(lying.view(as_ints.get(lying.dtype, lying.dtype)).numpy(), np.array([1]))
@@ -200,7 +212,7 @@ def _expected_form(
         shown = shown.masked_fill(outside, fill)
     shown = shown.flip(-1) if mirrored else shown
     if images.dtype == torch.uint8 and to != torch.uint8:
-        factors = (torch.tensor(values)[:, None, None] for values in (_SCALE, _SHIFT))
+        factors = (torch.tensor(values[: len(shown)])[:, None, None] for values in (_SCALE, _SHIFT))
         return (shown * next(factors) + next(factors)).to(to)
     return shown.to(to)
 
@@ -269,14 +281,27 @@ def some_boxes(height: int, width: int, seed: int, count: int) -> Iterator[Box]:
         yield int(rng.integers(0, height - rows + 1)), int(rng.integers(0, width - columns + 1)), rows, columns
 
 
+@functools.cache
+def gray(files: Callable[[], dict[str, tuple[bytes, NDArray[np.uint8]]]]) -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
+    """The same files with their luma."""
+    return {name: (data, luma(data)) for name, (data, _) in files().items()}
+
+
+def all_files(channels: int) -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
+    return good() | large() if channels == 3 else gray(good) | gray(large)
+
+
 def check_pixels(engine: Engine) -> None:
-    for name, (data, image) in (good() | large()).items():
-        height, width = image.shape[:2]
-        found = engine.decode(data, MAX_PIXELS)
-        assert found is not None, name
-        assert np.array_equal(found, image), name
-        for number, box in enumerate(some_boxes(height, width, 1, 12)):
-            assert_same(run(engine, data, box, mirrored=number % 2 == 1), image, box, None, None, number % 2 == 1)
+    for channels in CHANNELS:
+        for name, (data, image) in all_files(channels).items():
+            height, width = image.shape[:2]
+            found = engine.decode(data, MAX_PIXELS, None, channels)
+            assert found is not None, name
+            assert np.array_equal(found, image), name
+            for number, box in enumerate(some_boxes(height, width, 1, 12)):
+                mirrored = number % 2 == 1
+                found = run(engine, data, box, mirrored=mirrored, channels=channels)
+                assert_same(found, image, box, None, None, mirrored)
 
 
 def assert_same(
@@ -294,8 +319,9 @@ def assert_same(
 def check_resizing(engine: Engine) -> None:
     rng = np.random.default_rng(2)
     image = noisy(61, 83, 5)
-    data = good()["420 many restarts"]
-    for source, pixels_ in ((image, image), data):
+    one = np.ascontiguousarray(image[..., 1:2])
+    name = "420 many restarts"
+    for source, pixels_ in ((image, image), good()[name], (one, one), gray(good)[name]):
         height, width = pixels_.shape[:2]
         for box in some_boxes(height, width, 3, 30):
             size = int(rng.integers(1, 90)), int(rng.integers(1, 90))
@@ -303,8 +329,9 @@ def check_resizing(engine: Engine) -> None:
             if rng.integers(2):
                 window = *rng.integers(-20, 40, 2).tolist(), *rng.integers(1, 60, 2).tolist()
             mirrored = bool(rng.integers(2))
-            assert_same(run(engine, source, box, size, window, mirrored), pixels_, box, size, window, mirrored)
-            assert_same(run(engine, source, box, None, window, mirrored), pixels_, box, None, window, mirrored)
+            for wanted in (size, None):
+                found = run(engine, source, box, wanted, window, mirrored, channels=pixels_.shape[2])
+                assert_same(found, pixels_, box, wanted, window, mirrored)
 
 
 def check_guard_pages(engine: Engine) -> None:
@@ -317,24 +344,25 @@ def check_guard_pages(engine: Engine) -> None:
     raw = noisy(19, 31)
     for box in ((0, 0, 19, 31), (18, 30, 1, 1), (9, 27, 10, 4)):
         cases += [(raw.tobytes(), (19, 31), box, size) for size in ((19, 31), (5, 3), (40, 41), (1, 1))]
-    for data, pixels_of, box, size in cases:
+    for (data, pixels_of, box, size), channels in itertools.product(cases, CHANNELS):
         for mirrored in (False, True):
-            source, kept = guarded(data)
-            out, kept_out = guarded(bytes(3 * size[0] * size[1]))
-            fields = (source, len(data), *pixels_of, *box, *size, 0, 0, *size, mirrored, out, 0, 0)
-            assert not run_fields(engine, fields, _Form(3, 3)), (box, size)
+            source, kept = guarded(data[::3] if any(pixels_of) and channels == 1 else data)
+            nbytes = len(data) // 3 if any(pixels_of) and channels == 1 else len(data)
+            out, kept_out = guarded(bytes(channels * size[0] * size[1]))
+            fields = (source, nbytes, *pixels_of, *box, *size, 0, 0, *size, mirrored, out, 0, 0)
+            assert not run_fields(engine, fields, _Form(3, 3), channels), (box, size)
             del kept, kept_out
-    for case in range(200):  # every type, layout and padding; sizes that fill no register
+    for case in range(400):  # every type, layout and padding; sizes that fill no register
         rng = np.random.default_rng(case)
         kind, to, height, width, rows, columns = rng.integers((0, 0, 1, 1, 1, 1), (4, 4, 30, 60, 30, 60)).tolist()
-        to = to if kind == 3 else min(to, 2)
-        pixels_ = rng.integers(0, 100, 3 * height * width * ITEM_BYTES[kind], np.uint8)
+        to, channels = to if kind == 3 else min(to, 2), CHANNELS[case // 200]
+        pixels_ = rng.integers(0, 100, channels * height * width * ITEM_BYTES[kind], np.uint8)
         source, kept = guarded(pixels_.tobytes())
-        out, kept_out = guarded(bytes(3 * rows * columns * ITEM_BYTES[to]))
+        out, kept_out = guarded(bytes(channels * rows * columns * ITEM_BYTES[to]))
         size = (rows, columns) if case % 3 == 0 else (height, width)
         window = (*(rng.integers(-9, 9, 2).tolist() if case % 2 else (0, 0)), rows, columns)
         fields = (source, pixels_.size, height, width, 0, 0, height, width, *size, *window, case % 2, out, 0, 0)
-        assert not run_fields(engine, fields, _Form(kind, to, int(rng.integers(2)), case % 4)), case
+        assert not run_fields(engine, fields, _Form(kind, to, int(rng.integers(2)), case % 4), channels), case
         del kept, kept_out
 
 
@@ -342,22 +370,30 @@ ITEM_BYTES = (4, 2, 2, 1)
 """Of the types of ``engine.h``."""
 
 
-def run_fields(engine: Engine, fields: tuple[int, ...], form: _Form) -> int:
+def run_fields(engine: Engine, fields: tuple[int, ...], form: _Form, channels: int = 3) -> int:
     """One request by its numbers: whether it is refused."""
     request, refused = np.zeros(_FIELDS, np.int64), np.empty(1, np.uint8)
     request[: len(fields)] = fields
-    engine._library.packstore_engine_run(
-        engine._decoder, request.ctypes.data, 1, ctypes.byref(form), MAX_PIXELS, refused.ctypes.data
-    )
+    library = engine._library
+    run = library.packstore_engine_run if channels == 3 else library.packstore_engine_run_gray
+    run(engine._decoder, request.ctypes.data, 1, ctypes.byref(form), MAX_PIXELS, refused.ctypes.data)
     return int(refused[0])
 
 
 def check_refusals(engine: Engine) -> None:
     data, image = good()["420"]
-    for name, bad in refused_files().items():
-        assert engine.decode(bad, MAX_PIXELS) is None, name
-        assert run(engine, bad, (0, 0, *image.shape[:2]), (9, 9)) is None, name
-    assert engine.decode(lowest_first_coefficient(), MAX_PIXELS, (0, 8 * 16, 8, 8)) is None
+    for (name, bad), channels in itertools.product(refused_files().items(), CHANNELS):
+        assert engine.decode(bad, MAX_PIXELS, None, channels) is None, name
+        assert run(engine, bad, (0, 0, *image.shape[:2]), (9, 9), channels=channels) is None, name
+    assert engine.decode(coarse(1), MAX_PIXELS) is None
+    np.testing.assert_array_equal(engine.decode(coarse(1), MAX_PIXELS, None, 1), luma(coarse(1)))
+    for channels in CHANNELS:
+        assert engine.decode(lowest_first_coefficient(), MAX_PIXELS, (0, 8 * 16, 8, 8), channels) is None
+    one, out = np.ascontiguousarray(image[..., :1]), np.empty(81, np.uint8)  # programs are for colours
+    fields = (one.ctypes.data, one.size, *one.shape[:2], 0, 0, 9, 9, 9, 9, 0, 0, 9, 9, 0, out.ctypes.data, 0, 0)
+    assert not run_fields(engine, fields, _Form(3, 3), 1)
+    assert run_fields(engine, (*fields, one.ctypes.data, 1), _Form(3, 3), 1)
+    assert run_fields(engine, fields, _Form(3, 3))  # too few bytes for three channels
     height, width = image.shape[:2]
     for source in (data, image):
         for box in ((0, 0, height + 1, 9), (-1, 0, 9, 9), (0, width - 8, 9, 9), (0, -1, 9, 9), (height, 0, 1, 1)):
@@ -453,9 +489,16 @@ def refused_files() -> dict[str, bytes]:
         "bytes too many": data[:-2] + b"\x55\x55\x55" + data[-2:],
         "a scan too short": data[: coded + 200] + data[-2:],
         "a file of far too few bytes": changed(frame + 5, 0xF0, 0, 0xF0, 0),
-        "large coefficients": changed(of[0xDB].start + 5, *[255] * 64, source=good()["extremes"][0]),
+        "large coefficients": coarse(0),
         "tables doubled": b"".join((data[:2], *tables(0xC4)[:1], changed(frame + 9, 3)[2:-7])),
     }
+
+
+def coarse(table: int) -> bytes:
+    """With the largest numbers in a table of quantisation: 0 is that of luma, 1 of chroma."""
+    data = good()["extremes"][0]
+    at = [segment.start for segment in segments(data) if segment.marker == 0xDB][table] + 5
+    return data[:at] + bytes([255] * 64) + data[at + 64 :]
 
 
 def tiny(
@@ -503,22 +546,24 @@ def check_together(engine: Engine) -> None:
     """Files whose symbols are decoded in turn give what each gives alone, beside files that are refused, too."""
     files = {name: data for name, (data, _) in good().items()} | refused_files()
     rng = np.random.default_rng(3)
-    for _ in range(3):
+    for channels in (3, 1, 3, 1):
+        wanted_pixels = good() if channels == 3 else gray(good)
         names = [list(files)[i] for i in rng.permutation(len(files))]
-        found = engine.decode_each([files[name] for name in names], MAX_PIXELS)
+        found = engine.decode_each([files[name] for name in names], MAX_PIXELS, channels)
         for name, image in zip(names, found, strict=True):
             assert (image is None) == (name not in good()), name
             if image is not None:
-                np.testing.assert_array_equal(image, good()[name][1], name)
+                np.testing.assert_array_equal(image, wanted_pixels[name][1], name)
         sizes = [good()[name][1].shape[:2] if name in good() else (9, 9) for name in names]
         boxes = np.array([next(some_boxes(*size, seed, 1)) for seed, size in enumerate(sizes)])
-        mirrored, made = rng.random(len(names)) < 0.5, np.full((len(names), 13, 17, 3), 7, np.uint8)
+        mirrored, made = rng.random(len(names)) < 0.5, np.full((len(names), 13, 17, channels), 7, np.uint8)
         wanted = np.full((len(names), 2), (13, 17))
         requests = Requests([files[name] for name in names])
         requests.want(boxes, wanted, np.full((len(names), 4), (0, 0, 13, 17)), mirrored, made)
         refused = engine.run(requests, 0, len(names), MAX_PIXELS)
         for i, name in enumerate(names):
-            alone = run(engine, files[name], tuple(boxes[i].tolist()), (13, 17), None, bool(mirrored[i]))
+            box = tuple(boxes[i].tolist())
+            alone = run(engine, files[name], box, (13, 17), None, bool(mirrored[i]), channels=channels)
             assert refused[i] == (alone is None), name
             if alone is not None:
                 np.testing.assert_array_equal(made[i], alone, name)
@@ -534,30 +579,39 @@ def check_checkpoints(engine: Engine) -> None:
         assert engine.make_indexes([data]) == [index], name
         assert not index or repaired(index, data) == index, name
         for box in some_boxes(*image.shape[:2], 5, 12):
-            assert_same(run(engine, data, box, index=index), image, box, None, None, False)
-            assert engine.unindexed == 0, name
+            for pixels_ in (image, all_files(1)[name][1]):
+                found = run(engine, data, box, index=index, channels=pixels_.shape[2])
+                assert_same(found, pixels_, box, None, None, False)
+                assert engine.unindexed == 0, name
     # Damage in pieces that a box does not need is not seen with an index.
     for name, (data, image) in files.items():
         for box in some_boxes(*image.shape[:2], 6, 4) if indexes[name] else ():
             changed = outside(indexes[name], data, box)
             assert_same(run(engine, changed, box, index=indexes[name]), image, box, None, None, False)
             assert engine.unindexed == 0, name
+            assert changed == data or engine.decode(changed, MAX_PIXELS, None, 1) is None, name
             assert changed == data or engine.decode(changed, MAX_PIXELS) is None, name
 
 
 def check_wrong_checkpoints(engine: Engine) -> None:
     """An index with a byte changed, cut off, or of another file is not used, and all is as without; one that was forged
     reads nothing that it should not, and what shows that it is wrong leads to decoding without it."""
-    (data, image), (other, _) = good()["420"], good()["420 restarts"]
+    for channels in CHANNELS:
+        _check_wrong_checkpoints(engine, channels)
+
+
+def _check_wrong_checkpoints(engine: Engine, channels: int) -> None:
+    (data, image), (other, _) = (all_files(channels)[name] for name in ("420", "420 restarts"))
+    decoded = functools.partial(run, channels=channels)
     index, others = engine.make_indexes([data, other])
     box = (17, 30, 40, 50)
     wrong = [others, index[:-1], index + b"\0", index[:HEAD], index[:3]]
     wrong += [index[:at] + bytes([index[at] ^ 1 << at % 8]) + index[at + 1 :] for at in range(len(index))]
     for each in wrong:
-        assert_same(run(engine, data, box, index=each), image, box, None, None, False)
+        assert_same(decoded(engine, data, box, index=each), image, box, None, None, False)
         assert engine.unindexed == 1
     for changed in (data + b"\0", data.replace(b"\xff\xda", b"\xff\xfe\0\2\xff\xda", 1)):  # another length; a comment
-        assert_same(run(engine, changed, box, index=index), image, box, None, None, False)
+        assert_same(decoded(engine, changed, box, index=index), image, box, None, None, False)
         assert engine.unindexed == 1
     lengths_changed = 0
     for at in range(len(index) * 8):
@@ -565,7 +619,7 @@ def check_wrong_checkpoints(engine: Engine) -> None:
             continue
         forged = bytearray(index)
         forged[at // 8] ^= 1 << at % 8
-        found = run(engine, data, box, index=repaired(bytes(forged), data))
+        found = decoded(engine, data, box, index=repaired(bytes(forged), data))
         assert found is not None  # it is decoded without, or differs in pixels
         lengths_changed += engine.unindexed
     assert lengths_changed > len(index)
@@ -574,17 +628,17 @@ def check_wrong_checkpoints(engine: Engine) -> None:
     for at in range(8 * HEAD, 8 * HEAD + sum(index[2:6])):
         forged = bytearray(index)
         forged[at // 8] ^= 1 << at % 8
-        found = run(engine, data, whole, index=repaired(bytes(forged), data))
+        found = decoded(engine, data, whole, index=repaired(bytes(forged), data))
         assert_same(found, image, whole, None, None, False)
         assert engine.unindexed == 1, at
     # Another marker behind a piece that is decoded.
     there = [piece.stop // 8 for piece in pieces(others, other) if other[piece.stop // 8] == 0xFF]
-    assert run(engine, other, (0, 0, 9, 9), index=others) is not None
+    assert decoded(engine, other, (0, 0, 9, 9), index=others) is not None
     changed = other[: there[0] + 1] + bytes([other[there[0] + 1] ^ 3]) + other[there[0] + 2 :]
-    assert run(engine, changed, (0, 0, 9, 9), index=others) is None
+    assert decoded(engine, changed, (0, 0, 9, 9), index=others) is None
     # Damage is an error with an index, too, if it lies in what the box needs.
     half = data[: len(data) // 2] + b"\xff\xd9" + data[len(data) // 2 + 2 :]
-    assert run(engine, half, whole, index=index) is None
+    assert decoded(engine, half, whole, index=index) is None
     assert engine.unindexed == 1
 
 

@@ -19,6 +19,8 @@ void packstore_engine_free(struct decoder *);
 void packstore_engine_sizes(const uint8_t *const *, const int64_t *, int64_t, int64_t *);
 int64_t packstore_engine_run(struct decoder *, const struct request *, int64_t, const struct form *, int64_t,
                              uint8_t *);
+int64_t packstore_engine_run_gray(struct decoder *, const struct request *, int64_t, const struct form *, int64_t,
+                                  uint8_t *);
 void packstore_engine_checkpoints(struct decoder *, const uint8_t *const *, const int64_t *, int64_t, uint8_t *const *,
                                   const int64_t *, int64_t *);
 
@@ -124,9 +126,9 @@ static int64_t side(int64_t most)
 }
 
 /* Bytes that are enough for an answer. */
-static size_t room(const struct request *request)
+static size_t room(const struct request *request, int64_t channels)
 {
-    return (size_t)(3 * request->window.height * request->window.width * 4);
+    return (size_t)(channels * request->window.height * request->window.width * 4);
 }
 
 static const struct step steps[] = {{.code = STEP_EQUALIZE},
@@ -136,7 +138,7 @@ static const struct step steps[] = {{.code = STEP_EQUALIZE},
                                     {.code = STEP_POSTERIZE, .p = {9}}}; /* this one is refused */
 
 /* A request for anything of a file; or of pixels, or planes, in memory of their own at `*raw`. */
-static struct request wanted(const struct file *file, int64_t kind, uint8_t **raw)
+static struct request wanted(const struct file *file, int64_t kind, int64_t channels, uint8_t **raw)
 {
     struct request request = {.source = file->at, .nbytes = file->nbytes, .mirrored = (int64_t)any(2)};
     int64_t sizes[2];
@@ -145,7 +147,7 @@ static struct request wanted(const struct file *file, int64_t kind, uint8_t **ra
         sizes[0] = sizes[1] = 64;
     if (kind != UINT8 || !any(8)) {
         request.height = 1 + (int64_t)any(40), request.width = 1 + (int64_t)any(40);
-        request.nbytes = 3 * request.height * request.width * size_of(kind);
+        request.nbytes = channels * request.height * request.width * size_of(kind);
         request.source = *raw = malloc((size_t)request.nbytes);
         for (int64_t i = 0; i < request.nbytes; i++) /* of floating point, numbers: of others any bits may come */
             (*raw)[i] = (uint8_t)any(kind == UINT8 ? 256 : 0x70);
@@ -168,7 +170,7 @@ static struct request wanted(const struct file *file, int64_t kind, uint8_t **ra
     if (any(2))
         request.window.top = side(50) - 25, request.window.left = side(50) - 25;
     request.sampling = any(2) ? 0 : any(20) ? (int64_t)any(3) : (int64_t)any(9) - 4;
-    if (!any(3) && (kind == UINT8 || !any(20))) {
+    if (!any(3) && ((kind == UINT8 && channels == 3) || !any(20))) {
         request.steps = (int64_t)any(4);
         request.program = steps + any(sizeof steps / sizeof *steps - (uint64_t)request.steps);
     }
@@ -220,6 +222,9 @@ int main(int count, char **arguments)
         struct file file = mutated(seed);
         struct file files[2] = {file, mutated(&seeds[any((uint64_t)count - 3)])};
         struct request requests[TOGETHER];
+        int64_t channels = any(3) ? 3 : 1;
+        int64_t (*run)(struct decoder *, const struct request *, int64_t, const struct form *, int64_t, uint8_t *) =
+            channels == 3 ? packstore_engine_run : packstore_engine_run_gray;
         struct form form = {UINT8, UINT8, 0, CONSTANT, {1, 2, 3, 4, 5, 6}, 0};
         if (any(2)) {
             form.to = (int64_t)any(4), form.planes = (int64_t)any(2), form.padding = (int64_t)any(4);
@@ -236,7 +241,7 @@ int main(int count, char **arguments)
             indexes[i] = checkpoints(decoders, any(2) ? seed : &files[i], &files[i]);
         for (int i = 0; i < n; i++) {
             int which = (int)any(2);
-            requests[i] = wanted(&files[which], form.from, &raw[i]);
+            requests[i] = wanted(&files[which], form.from, channels, &raw[i]);
             if (indexes[which].nbytes && any(3)) {
                 requests[i].checkpoints = indexes[which].at;
                 requests[i].checkpoint_bytes = indexes[which].nbytes;
@@ -246,20 +251,20 @@ int main(int count, char **arguments)
             form.from = (int64_t)any(7) - 1, form.padding = (int64_t)any(7) - 1, form.fill = 1e9f;
         for (int d = 0; d < 2; d++) {
             for (int i = 0; i < n; i++)
-                requests[i].to = out[d][i] = calloc(1, room(&requests[i]));
-            packstore_engine_run(decoders[d], requests, n, &form, 1 << 20, refused[d]);
+                requests[i].to = out[d][i] = calloc(1, room(&requests[i], channels));
+            run(decoders[d], requests, n, &form, 1 << 20, refused[d]);
         }
         for (int i = 0; i < n; i++, tried++) {
             accepted += !refused[0][i];
             if (refused[0][i] != refused[1][i] ||
-                (!refused[0][i] && memcmp(out[0][i], out[1][i], room(&requests[i])))) {
+                (!refused[0][i] && memcmp(out[0][i], out[1][i], room(&requests[i], channels)))) {
                 printf("input %lld: with and without vector instructions it differs\n", (long long)tried);
                 return 1;
             }
             requests[i].to = out[1][i];
-            packstore_engine_run(decoders[0], &requests[i], 1, &form, 1 << 20, refused[1]);
+            run(decoders[0], &requests[i], 1, &form, 1 << 20, refused[1]);
             if (refused[0][i] != refused[1][0] ||
-                (!refused[0][i] && memcmp(out[0][i], out[1][i], room(&requests[i])))) {
+                (!refused[0][i] && memcmp(out[0][i], out[1][i], room(&requests[i], channels)))) {
                 printf("input %lld: alone it differs\n", (long long)tried);
                 return 1;
             }

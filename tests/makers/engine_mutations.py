@@ -129,9 +129,7 @@ MUTATIONS = [
     Mutation("entropy.c", "step < 57 / LOOKUP_BITS", "step < 7"),
     Mutation("entropy.c", "        lane->mcu += lane->count;\n", ""),
     Mutation("entropy.c", "    memset(lane->predicted, 0, sizeof lane->predicted);\n", ""),
-    Mutation(
-        "entropy.c", "        memset(decoder->input.coefficients, 0, sizeof decoder->input.coefficients);", "        ;"
-    ),
+    Mutation("entropy.c", "        clear_all(&decoder->input);", "        ;"),
     Mutation("entropy.c", "        *out++ = 0xFF;\n", ""),
     Mutation(
         "tables.c",
@@ -190,16 +188,32 @@ MUTATIONS = [
     ),
     Mutation("pixels.c", "y & 1 ? 2 : 1", "y & 1 ? 1 : 2"),
     Mutation("pixels.c", "far = far < 0 ? 0 : far >= rows ? rows - 1 : far;", "far = far < 0 ? 0 : far;"),
-    Mutation("pixels.c", "int64_t above = headers->mcu_height > 8,", "int64_t above = 0,"),
-    Mutation("pixels.c", "beside = headers->mcu_width > 8;", "beside = 0;"),
+    Mutation("pixels.c", "int64_t above = !gray && headers->mcu_height > 8,", "int64_t above = 0,"),
+    Mutation("pixels.c", "beside = !gray && headers->mcu_width > 8;", "beside = 0;"),
     # Rows that become pixels while others are decoded
     Mutation("entropy.c", ">= output->whole + output->kept - 1)", ">= output->whole + output->kept)"),
     Mutation("entropy.c", "            decoder->output.held = false;\n            lane", "            lane"),
-    Mutation("pixels.c", "* headers->mcu_height - (headers->mcu_height > 8);", "* headers->mcu_height;"),
+    Mutation("pixels.c", "* headers->mcu_height - mixed;", "* headers->mcu_height;"),
     Mutation("pixels.c", "!in_order && output->kept < rows + 1", "0"),
     Mutation("pixels.c", "while (output->whole < rows && !missing[output->whole])", "while (output->whole < rows)"),
     Mutation("pixels.c", "stop = stop < output->column1 ? stop : output->column1;", ";"),
     Mutation("idct.c", "(row & (output->kept - 1)) * component->v", "row * component->v"),
+    # Gray
+    Mutation("entropy.c", "if (!gray || !hot[i].table->single || !(entry & 63))", "if (1)"),
+    Mutation("entropy.c", "hot[i].table = hot[i].table->single;", ";"),
+    Mutation("entropy.c", "if (input->unread != unread && input->unread)", "if (0)"),
+    Mutation("entropy.c", "(size_t)used * block", "(size_t)(used - 1) * block"),
+    Mutation("tables.c", "taken + length > LOOKUP_BITS ||", ""),
+    Mutation("pixels.c", "*b = plane_row(decoder, 0, y + count - 1) + left;", "*b = a;"),
+    Mutation("pixels.c", "decoder->kernels->gray_mirror(to, a, box->width);", "memcpy(to, a, (size_t)box->width);"),
+    Mutation("colours.c", "_mm_setr_epi8(15, 14,", "_mm_setr_epi8(14, 15,"),
+    Mutation("resize.c", "_mm256_permute4x64_epi64(sums, 0xD8)", "sums"),
+    Mutation(
+        "resize.c",
+        "_mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(weights + j)));",
+        "_mm256_setzero_si256();",
+    ),
+    Mutation("answer.c", "(form->from != UINT8 || decoder->output.making.channels != 3)", "form->from != UINT8"),
     # Resizing
     Mutation("resize.c", "if (at + down->taps > y && y", "if (at + down->taps > y + 1 && y"),
     Mutation("resize.c", "        resizing->first = first;\n", ""),
@@ -266,7 +280,11 @@ MUTATIONS = [
         "(int64_t)headers->height * headers->width <= max_pixels &&\n                   is_within",
         "is_within",
     ),
-    Mutation("answer.c", "request->nbytes != 3 * request->height * request->width * size_of(form->from))", "0)"),
+    Mutation(
+        "answer.c",
+        "!= decoder->output.making.channels * request->height * request->width * size_of(form->from))",
+        "< 0)",
+    ),
     Mutation("answer.c", "visible.height -= visible.top;", ";"),
     Mutation(
         "answer.c", "(request->mirrored ? window->width - visible.left - visible.width : visible.left)", "visible.left"
@@ -290,6 +308,8 @@ NEON_MUTATIONS = (
     Mutation("idct.c", "vtrn2q_u16(first, third)", "vtrn2q_u16(third, first)"),
     Mutation("colours.c", "vqrdmulhq_n_s16(v, 13173)", "vqrdmulhq_n_s16(v, 13160)"),
     Mutation("colours.c", "vsubl_high_u8(cb, centre)", "vsubl_high_u8(cr, centre)"),
+    Mutation("resize.c", "vmlal_high_s16(vmlal_s16(sum, vget_low_s16(eight), vget_low_s16(own)), eight, own)", "sum"),
+    Mutation("resize.c", "s16 bytes = (s16)vmovl_u8((uint8x8_t)vdup_n_u32(four));", "s16 bytes = vdupq_n_s16(0);"),
     Mutation("resize.c", "u8 four = vld1q_u8(row ? q : p);", "u8 four = vld1q_u8(p);"),
     Mutation("resize.c", "vst1q_u8(to + x + 16, second);", "vst1q_u8(to + x + 16, first);"),
     Mutation(

@@ -60,11 +60,13 @@ def decoded(folder: Path, engine: Engine) -> Lines:
         data = path.read_bytes()
         index = engine.make_indexes([data])[0]
         size = Requests([data]).sizes()[0].tolist()
-        made = [run(engine, data, (0, 0, *size))]
-        for n in range(4):
+        made = [run(engine, data, (0, 0, *size), channels=channels) for channels in (3, 1)]
+        for n in range(8):
             height, width = rng.integers(8, size[0] + 1), rng.integers(8, size[1] + 1)
             box = (rng.integers(size[0] - height + 1), rng.integers(size[1] - width + 1), height, width)
-            made.append(run(engine, data, box, (40 + n, 70 - n), None, n % 2 == 1, index=index))
+            made.append(
+                run(engine, data, box, (40 + n, 70 - n), None, n % 2 == 1, index=index, channels=3 if n < 4 else 1)
+            )
         assert all(image is not None for image in made), path
         yield path.stem, digest(np.frombuffer(index, np.uint8), *made)
 
@@ -116,21 +118,21 @@ _WITHOUT = (Code.GRAY, Code.INVERT, Code.AUTOCONTRAST, Code.EQUALIZE, Code.MIRRO
 
 
 def batches(folder: Path) -> Lines:
-    """Batches of each store, in each type."""
-    for name in STORES:
+    """Batches of each store, in each type; of files in gray, too."""
+    for name, mode in (*((name, None) for name in STORES), ("original.lmdb", "L")):
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             loader = PackedLoader(
-                PackedDataset(folder / name),
+                PackedDataset(folder / name, mode=mode),
                 8,
                 shuffle=True,
                 seed=3,
                 workers=2,
                 augment=[RandomResizedCrop(48), RandomHorizontalFlip()],
-                normalize=None if "float16" in name else "imagenet",
+                normalize=None if "float16" in name or mode else "imagenet",
                 dtype=dtype,
             )
             made = [images.contiguous().view(torch.uint8).numpy().copy() for images, _ in loader]
-            yield f"batches of {name} in {dtype}", digest(*made)
+            yield f"batches of {name} in {dtype}{', gray' if mode else ''}", digest(*made)
 
 
 def converted(folder: Path) -> Lines:

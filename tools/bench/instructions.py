@@ -1,6 +1,7 @@
 """Instructions of decoding JPEG files by the engine and by libjpeg-turbo, counted by qemu; ``tools/arm count`` runs it.
 
-Whole images; and crops as of RandomResizedCrop, resized to 224 x 224, with the seek index and without.
+Whole images; and crops as of RandomResizedCrop, resized to 224 x 224, with the seek index and without; in RGB, and in
+gray: of files in colour their luma alone.
 
     qemu-aarch64 -plugin instructions.so,out=COUNTS python instructions.py COUNTS FILE...
 """
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from packstore.images.engine import Requests, get_engine
 
 MAX_PIXELS = 1 << 28
+MODES = {"RGB": 3, "gray": 1}
 
 
 def boxes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -40,7 +42,6 @@ def main(counts: Path, files: list[bytes]) -> None:
     sizes = Requests(files).sizes()
     files, sizes = [f for f, known in zip(files, sizes[:, 0] > 0, strict=True) if known], sizes[sizes[:, 0] > 0]
     indexes, crops = engine.make_indexes(files), boxes(sizes)
-    out = np.empty((len(files), 224, 224, 3), np.uint8)
 
     def count(work: Callable[[], None]) -> float:
         """Millions of instructions an image, of the second time."""
@@ -51,33 +52,35 @@ def main(counts: Path, files: list[bytes]) -> None:
         begin, end = map(int, counts.read_text().split()[-2:])
         return (end - begin) / len(files) / 1e6
 
-    def whole() -> None:
+    def whole(channels: int) -> None:
         for file, (height, width) in zip(files, sizes.tolist(), strict=True):
             requests = Requests([file])
             box = np.array([[0, 0, height, width]])
-            requests.want(box, box[:, 2:], box, None, np.empty((1, height, width, 3), np.uint8))
+            requests.want(box, box[:, 2:], box, None, np.empty((1, height, width, channels), np.uint8))
             assert not engine.run(requests, 0, 1, MAX_PIXELS).any()
 
-    def turbo() -> None:
+    def turbo(channels: int) -> None:
         for file in files:
-            simplejpeg.decode_jpeg(file, fastdct=False, fastupsample=False)
+            simplejpeg.decode_jpeg(file, "RGB" if channels == 3 else "GRAY", fastdct=False, fastupsample=False)
 
-    def cropped(indexes: list[bytes] | None) -> None:
+    def cropped(channels: int, indexes: list[bytes] | None) -> None:
         requests = Requests(files, indexes=indexes)
         windows = np.tile([0, 0, 224, 224], (len(files), 1))
+        out = np.empty((len(files), 224, 224, channels), np.uint8)
         requests.want(crops, windows[:, 2:], windows, None, out)
         assert not engine.run(requests, 0, len(files), MAX_PIXELS).any()
 
-    base = count(turbo)
-    print(f"{platform.machine()}, {len(files)} files, millions of instructions each: libjpeg-turbo, whole {base:.2f}")
-    for name, work in (
-        ("whole", whole),
-        ("crops", lambda: cropped(None)),
-        ("crops with index", lambda: cropped(indexes)),
-        ("the index itself", lambda: engine.make_indexes(files) and None),
-    ):
-        found = count(work)
-        print(f"  {name}: {found:.2f}, {found / base:.2f} of libjpeg-turbo")
+    works: dict[str, Callable[[int], None]] = {
+        "libjpeg-turbo, whole": turbo,
+        "whole": whole,
+        "crops": lambda channels: cropped(channels, None),
+        "crops with index": lambda channels: cropped(channels, indexes),
+    }
+    print(f"{platform.machine()}, {len(files)} files, millions of instructions each")
+    for name, work in works.items():
+        rgb, gray = (count(lambda channels=channels, work=work: work(channels)) for channels in MODES.values())
+        print(f"  {name}: RGB {rgb:.2f}, gray {gray:.2f}, RGB / gray {rgb / gray:.2f}")
+    print(f"  the index itself: {count(lambda: engine.make_indexes(files) and None):.2f}")
 
 
 if __name__ == "__main__":

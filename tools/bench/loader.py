@@ -10,6 +10,8 @@ CIFAR is a CIFAR-10 folder or archive, IMAGES an image folder. In one run, in tu
 - jpeg: an LMDB of the files, random resized crop to 224 and flip, batches of 256; against as many plain threads that
   decode (simplejpeg), crop and resize (antialiased) into batch buffers.
 - raw: the same of uint8 images with the longer side at most 256.
+- gray: the crops of jpeg in RGB, in gray (`mode="L"`), and in gray by another decoder than the engine; and the engine
+  alone, in one thread, with the seek index and without.
 - modes: stores of images of one shape on the CPU, resident beside streaming, and which of them is the default.
 - gil: the loader's own Python time an image: what is left when everything that releases the GIL is stubbed out.
 - memory: what a process has resident after 2 and after 20 epochs, of images below a megapixel, and of all (a large one
@@ -26,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -34,14 +37,16 @@ import numpy as np
 import simplejpeg
 import torch
 from checksums import checksums
-from common import interleaved, machine, table
+from common import interleaved, machine, table, timed
 from PIL import Image
 
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.parallel import default_workers
-from packstore.images.engine import Engine
+from packstore.images.engine import Engine, Requests, get_engine
+from packstore.training.augment.base import Crops
+from packstore.training.random_draws import Draws
 
 SIZE = 224
 CROP = [RandomResizedCrop(SIZE), RandomHorizontalFlip()]
@@ -224,6 +229,39 @@ def streamed(source: Path, scratch: Path, repeats: int, threads: int, raw: bool)
     print(f"\nwhere the threads' time went: {_shares(loader)}")
 
 
+def gray(source: Path, scratch: Path, repeats: int, threads: int) -> None:
+    packstore.convert(source, scratch / "gray.lmdb")
+    datasets = {
+        "RGB": PackedDataset(scratch / "gray.lmdb"),
+        "gray": PackedDataset(scratch / "gray.lmdb", mode="L"),
+        "gray, simplejpeg": PackedDataset(scratch / "gray.lmdb", mode="L", decoder="simplejpeg"),
+    }
+    loaders = {
+        name: PackedLoader(dataset, 256, shuffle=True, augment=CROP, workers=threads)
+        for name, dataset in datasets.items()
+    }
+    print(f"\n## Gray of {len(datasets['RGB']):,} files, random resized crop to {SIZE} and flip, {threads} threads\n")
+    jobs = {name: lambda loader=loader: epoch(loader) for name, loader in loaders.items()}
+    print(rates(interleaved(jobs, repeats), "RGB"))
+
+    reader, engine = datasets["RGB"].reader, get_engine()
+    files = [bytes(reader.read(record)) for record in range(len(datasets["RGB"]))]
+    sizes = Requests(files).sizes()
+    files, sizes = [file for file, size in zip(files, sizes, strict=True) if size[0]], sizes[sizes[:, 0] > 0]
+    indexes = engine.make_indexes(files)
+    crops = RandomResizedCrop(SIZE).plan(Crops.full(sizes), Draws(0, 0, np.arange(len(files))))
+    jobs = {}
+    for known, index in (("with index", indexes), ("without", None)):
+        for name, channels in (("RGB", 3), ("gray", 1)):
+            requests = Requests(files, indexes=index)
+            out = np.empty((len(files), SIZE, SIZE, channels), np.uint8)
+            requests.want(crops.box, crops.size, crops.window, None, out)
+            work = partial(engine.run, requests, 0, len(files), 1 << 30)
+            jobs[f"{name}, {known}"] = lambda work=work: timed(work) / len(files)
+    print("\nThe engine alone, one thread:\n")
+    print(rates(interleaved(jobs, repeats), "RGB, with index"))
+
+
 def _shares(loader: PackedLoader) -> str:
     stats = loader.stats()
     return (
@@ -307,7 +345,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=default_workers())
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64, 96, 128, 160, 224, 256], help="of modes")
-    names = ("memory", "cifar", "jpeg", "raw", "modes", "gil", "checksums", "first")
+    names = ("memory", "cifar", "jpeg", "raw", "gray", "modes", "gil", "checksums", "first")
     parser.add_argument("--only", choices=names, nargs="+", default=names)
     options = parser.parse_args()
     images, repeats, threads = options.images, options.repeats, options.threads
@@ -318,6 +356,7 @@ def main() -> None:
             "cifar": lambda: cifar(options.cifar, scratch, repeats),
             "jpeg": lambda: streamed(images, scratch, repeats, threads, raw=False),
             "raw": lambda: streamed(images, scratch, repeats, threads, raw=True),
+            "gray": lambda: gray(images, scratch, repeats, threads),
             "modes": lambda: modes(images, scratch, repeats, options.sizes),
             "gil": lambda: gil(images, scratch),
             "checksums": lambda: checksums(images, options.cifar, scratch, repeats, threads),

@@ -82,7 +82,8 @@ class Decoder:
         max_pixels: Images of more pixels are refused.
         reading: The mode of pixels, and what becomes of more bits, alpha and frames.
         version: Name and version of the library behind it.
-        has_engine: Whether it is our engine, with a library beside it for what that does not take.
+        has_engine: Whether it is our engine, with a library beside it for what that does not take. It makes RGB, or for
+            the mode L the luma of JPEG files.
         has_regions: Whether it decodes no more than the box of any JPEG, by libjpeg-turbo 3.
     """
 
@@ -93,7 +94,9 @@ class Decoder:
         self.reading = reading
         self._fast, self.version = _load(name)
         self._region = load_region() if name in _WITH_TURBOJPEG else None
-        self.has_engine = name == "engine" and reading.is_plain
+        gray = reading.pixels.channels == 1 and reading.pixels.dtype == "uint8" and not reading.frame
+        self._channels = 1 if gray else 3
+        self.has_engine = name == "engine" and (reading.is_plain or gray)
 
     def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[Any]:
         """The image in ``data`` as :attr:`reading` says; as RGB, as Pillow's ``convert("RGB")`` sees it, within
@@ -121,7 +124,7 @@ class Decoder:
     ) -> Iterator[NDArray[Any] | DecodeError]:
         """What :meth:`decode` gives of each of ``files``, or raises; our engine takes less time for them together."""
         views = [memoryview(data).cast("B") for data in files]
-        known = get_engine().decode_each(views, self.max_pixels) if self.has_engine else repeat(None)
+        known = get_engine().decode_each(views, self.max_pixels, self._channels) if self.has_engine else repeat(None)
         for view, pixels in zip(views, known, strict=False):
             try:
                 image = self._decode_otherwise(view, None) if pixels is None else pixels
@@ -187,13 +190,13 @@ class Decoder:
             info: The header of ``data`` by :func:`packstore.images.sniff.sniff`, if the caller has it.
 
         Returns:
-            uint8, shape ``(h, w, 3)``, RGB; may be a view of a larger array.
+            As :meth:`decode` does, shape ``(h, w, C)``; may be a view of a larger array.
 
         Raises:
             DecodeError: As :meth:`decode`; or the box is not within the image.
         """
         view = memoryview(data).cast("B")
-        pixels = get_engine().decode(view, self.max_pixels, box) if self.has_engine else None
+        pixels = get_engine().decode(view, self.max_pixels, box, self._channels) if self.has_engine else None
         if pixels is not None:
             return pixels
         top, left, height, width = box
@@ -232,7 +235,7 @@ class Decoder:
         return image if image.shape == (*box[2:], 3) else None
 
     def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
-        pixels = get_engine().decode(data, self.max_pixels) if self.has_engine else None
+        pixels = get_engine().decode(data, self.max_pixels, None, self._channels) if self.has_engine else None
         return self._decode_otherwise(data, info) if pixels is None else pixels
 
     def _decode_otherwise(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
@@ -240,7 +243,7 @@ class Decoder:
         if not self.reading.is_plain:
             wanted = self.reading.pixels
             gray = wanted.channels == 1 and wanted.dtype == "uint8"
-            luma = self._luma(data, info) if gray and not self.reading.frame else None
+            luma = self._luma(data, info) if self._channels == 1 else None
             if luma is not None:
                 return luma
             pixels, found = native.decode(data, self.max_pixels, self.reading.frame, gray=gray)
@@ -281,7 +284,8 @@ class Decoder:
 def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> Decoder:
     """The decoder called ``name``, or for ``"auto"`` the first of :data:`DECODERS` that is available.
 
-    A ``reading`` other than 8-bit RGB is Pillow's and tifffile's work, whatever the name.
+    A ``reading`` other than 8-bit RGB is Pillow's and tifffile's work, whatever the name; but JPEG files in mode ``L``
+    are the engine's, if it has that name.
 
     Raises:
         UsageError: An unknown name, or a decoder that is not available here (with the reason); or the environment

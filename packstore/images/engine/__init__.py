@@ -1,4 +1,5 @@
-"""The engine: baseline JPEG files and raw pixels to crops that are resized and mirrored, in compiled code.
+"""The engine: baseline JPEG files and raw pixels to crops that are resized and mirrored, in compiled code; in RGB, or
+gray.
 
 The pixels are those of libjpeg-turbo and of torch's resizing, bit for bit. What the engine does not know, or does not
 find flawless, it refuses, image by image: :mod:`packstore.images.decoders` then gives the same pixels, or says what is
@@ -6,6 +7,7 @@ wrong.
 """
 
 from packstore.images.engine.native import (
+    MODES,
     Engine,
     Form,
     Places,
@@ -21,6 +23,7 @@ from packstore.images.engine.native import (
 )
 
 __all__ = [
+    "MODES",
     "Engine",
     "Form",
     "Places",

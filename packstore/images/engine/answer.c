@@ -55,14 +55,14 @@ static struct box visible_part(const struct request *request, int64_t *at)
 }
 
 /* The window of planes that are resized, in planes of float32. */
-static enum outcome make_planes(struct decoder *decoder, const struct request *request, int kind, float *to)
+static enum outcome make_planes(struct decoder *decoder, const struct request *request, float *to)
 {
     const struct box *window = &request->window;
     struct float_taps *across = &decoder->output.float_across, *down = &decoder->output.float_down;
-    int64_t at, plane = window->height * window->width;
+    int64_t at, values = decoder->output.making.channels * window->height * window->width;
     struct box visible = visible_part(request, &at);
     if (visible.height != window->height || visible.width != window->width)
-        memset(to, 0, (size_t)(3 * plane) * sizeof(float));
+        memset(to, 0, (size_t)values * sizeof(float));
     if (visible.height <= 0 || visible.width <= 0)
         return DONE;
     if (make_float_taps(across, request->box.width, request->size_width, window->left + visible.left, visible.width,
@@ -70,8 +70,7 @@ static enum outcome make_planes(struct decoder *decoder, const struct request *r
         make_float_taps(down, request->box.height, request->size_height, window->top + visible.top, visible.height,
                         false) != DONE)
         return REFUSED;
-    return resize_planes(decoder, kind, request->source, request->height, request->width, &request->box, to + at, plane,
-                         window->width, visible.height, visible.width);
+    return resize_planes(decoder, request, to + at, visible.height, visible.width);
 }
 
 /* What was made goes through its program and becomes the answer. */
@@ -86,9 +85,9 @@ static enum outcome convert(struct decoder *decoder)
     if (making->to == request->to)
         return DONE;
     if (making->kind == UINT8)
-        convert_pixels(decoder, making->form, making->to, request->to, pixels);
+        convert_pixels(decoder, making, making->to, request->to, pixels);
     else
-        convert_planes(decoder, making->form, making->kind, making->to, request->to, pixels);
+        convert_planes(decoder, making, making->to, request->to, pixels);
     return DONE;
 }
 
@@ -114,38 +113,39 @@ static enum outcome plan_box(struct decoder *decoder)
     return DONE;
 }
 
-/* Bytes, three channels in turn: makes what is wanted of pixels, and begins to decode what is wanted of a JPEG file. */
+/* Bytes, the channels in turn: makes what is wanted of pixels, and begins to decode what is wanted of a JPEG file. */
 static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
 {
     struct making *making = &decoder->output.making;
     const struct request *request = making->request;
-    int64_t at;
+    int64_t at, channels = making->channels;
     making->visible = visible_part(request, &at);
     const struct box *visible = &making->visible;
     bool whole = visible->height == request->window.height && visible->width == request->window.width;
     if (!is_file(request) && !making->resized) {
-        place(decoder, request, making->form, making->to);
+        place(decoder, making);
         return DONE;
     }
     if (!whole && !making->resized && (making->form->padding != CONSTANT || making->form->fill != 0))
         return REFUSED;
     if (!whole)
-        memset(making->to, 0, (size_t)(3 * request->window.height * request->window.width));
+        memset(making->to, 0, (size_t)(channels * request->window.height * request->window.width));
     if (visible->height <= 0 || visible->width <= 0)
         return DONE;
-    making->shown = making->to + 3 * at;
+    making->shown = making->to + channels * at;
     if (plan_box(decoder) != DONE)
         return REFUSED;
     if (!is_file(request)) {
-        int64_t first = 3 * (making->box.top * request->width + making->box.left);
-        return resize(decoder, request->source + first, request->nbytes - first, 3 * request->width);
+        int64_t first = channels * (making->box.top * request->width + making->box.left);
+        return resize(decoder, request->source + first, request->nbytes - first, channels * request->width);
     }
     decoder->input.checkpoints = making->without_index ? NULL : request->checkpoints;
     decoder->input.checkpoint_bytes = request->checkpoint_bytes;
     making->rows = 0;
     if (making->resized && begin_resizing(decoder, visible->width) != DONE)
         return REFUSED;
-    if (make_room(&decoder->scratch.pixels, (size_t)(6 * making->box.width + decoder->output.resizing.reach)) != DONE ||
+    size_t two_rows = (size_t)(channels == 1 ? 0 : 6 * making->box.width + decoder->output.resizing.reach);
+    if (make_room(&decoder->scratch.pixels, two_rows) != DONE ||
         begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
         return REFUSED;
     return BEGUN;
@@ -165,25 +165,26 @@ static enum outcome begin_image(struct decoder *decoder, struct team *team)
                     request->sampling > (form->from == UINT8 ? SAMPLE_LANCZOS : SAMPLE_BILINEAR)))
         return REFUSED;
     making->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
-    bool as_it_is = making->kind == form->to && form->planes == (making->kind != UINT8);
+    bool as_it_is = making->kind == form->to && (making->channels == 1 || form->planes == (making->kind != UINT8));
     if (!is_file(request) && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
         window->height == request->height && window->width == request->width) {
         if (making->kind == UINT8)
-            convert_pixels(decoder, form, request->source, request->to, pixels);
+            convert_pixels(decoder, making, request->source, request->to, pixels);
         else
-            convert_planes(decoder, form, making->kind, request->source, request->to, pixels);
+            convert_planes(decoder, making, request->source, request->to, pixels);
         return DONE;
     }
-    if (!as_it_is && make_room(&decoder->scratch.made, (size_t)(3 * pixels * size_of(making->kind))) != DONE)
+    if (!as_it_is &&
+        make_room(&decoder->scratch.made, (size_t)(making->channels * pixels * size_of(making->kind))) != DONE)
         return REFUSED;
     making->to = as_it_is ? request->to : decoder->scratch.made.at;
     enum outcome outcome = DONE;
     if (form->from == UINT8)
         outcome = begin_pixels(decoder, team);
     else if (resized)
-        outcome = make_planes(decoder, request, (int)form->from, (float *)making->to);
+        outcome = make_planes(decoder, request, (float *)making->to);
     else
-        place(decoder, request, form, making->to);
+        place(decoder, making);
     return outcome == DONE ? convert(decoder) : outcome;
 }
 
@@ -204,12 +205,12 @@ static enum outcome begin_request(struct decoder *decoder, struct team *team, in
     if (!is_side(request->size_height) || !is_side(request->size_width) || !is_side(window->height) ||
         !is_side(window->width) || window->top < -MOST_SIDE || window->top > MOST_SIDE || window->left < -MOST_SIDE ||
         window->left > MOST_SIDE || request->nbytes < 0 || request->steps < 0 ||
-        (request->steps && form->from != UINT8))
+        (request->steps && (form->from != UINT8 || decoder->output.making.channels != 3)))
         return REFUSED;
     if (!is_file(request) || form->from != UINT8) {
         if (!is_side(request->height) || !is_side(request->width) ||
             !is_within(&request->box, request->height, request->width) ||
-            request->nbytes != 3 * request->height * request->width * size_of(form->from))
+            request->nbytes != decoder->output.making.channels * request->height * request->width * size_of(form->from))
             return REFUSED;
     } else if (check_file(decoder, request, max_pixels) != DONE) {
         return REFUSED;
@@ -253,19 +254,20 @@ static bool has_room(const struct team *team)
     return !decoder || (team->count < LANES && decoder->input.next_segment == decoder->input.segments);
 }
 
-/* Answers requests: `refused` says of each whether somebody else has to. */
+/* Answers requests: `refused` says of each whether somebody else has to. Pixels have three channels, or one. */
 void answer_all(struct decoder *decoder, const struct request *requests, int64_t count, const struct form *form,
-                int64_t max_pixels, uint8_t *refused)
+                int64_t channels, int64_t max_pixels, uint8_t *refused)
 {
     struct team team = {.count = 0};
     int64_t next = 0;
     memset(refused, 1, (size_t)count);
-    if (!is_known(form))
+    if (!is_known(form) || (channels != 1 && channels != 3))
         return;
     while (team.count || next < count) {
         if (next < count && has_room(&team)) {
             struct decoder *idle = decoder->output.making.request ? decoder->second : decoder;
-            idle->output.making = (struct making){.request = &requests[next], .form = form, .refused = &refused[next]};
+            idle->output.making = (struct making){
+                .request = &requests[next], .form = form, .channels = channels, .refused = &refused[next]};
             next++;
             enum outcome outcome = begin_request(idle, &team, max_pixels);
             if (outcome == REFUSED)

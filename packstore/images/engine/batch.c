@@ -84,14 +84,27 @@ EXPORT void packstore_engine_sizes(const uint8_t *const *files, const int64_t *n
     }
 }
 
+static int64_t run_requests(struct decoder *decoder, const struct request *requests, int64_t count,
+                            const struct form *form, int64_t channels, int64_t max_pixels, uint8_t *refused)
+{
+    decoder->input.unindexed = decoder->second->input.unindexed = 0;
+    answer_all(decoder, requests, count, form, channels, max_pixels, refused);
+    return decoder->input.unindexed + decoder->second->input.unindexed;
+}
+
 /* Answers requests; `refused` says of each whether somebody else has to. Images of more than `max_pixels` are refused.
  * Returns how many images had checkpoints that are not theirs, and were decoded without. */
 EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count,
                                     const struct form *form, int64_t max_pixels, uint8_t *refused)
 {
-    decoder->input.unindexed = decoder->second->input.unindexed = 0;
-    answer_all(decoder, requests, count, form, max_pixels, refused);
-    return decoder->input.unindexed + decoder->second->input.unindexed;
+    return run_requests(decoder, requests, count, form, 3, max_pixels, refused);
+}
+
+/* The same of pixels of one channel: of JPEG files their luma. */
+EXPORT int64_t packstore_engine_run_gray(struct decoder *decoder, const struct request *requests, int64_t count,
+                                         const struct form *form, int64_t max_pixels, uint8_t *refused)
+{
+    return run_requests(decoder, requests, count, form, 1, max_pixels, refused);
 }
 
 /* Runs a program on each of `count` images, (height, width, 3), in place; see run_program() in augment.c. Returns the
@@ -139,7 +152,7 @@ EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, 
                               .window = whole,
                               .to = to};
     uint8_t refused;
-    answer_all(decoder, &request, 1, &form, max_pixels, &refused);
+    answer_all(decoder, &request, 1, &form, 3, max_pixels, &refused);
     return refused ? REFUSED : DONE;
 }
 

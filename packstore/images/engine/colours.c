@@ -53,6 +53,17 @@ void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
         memcpy(to + 3 * i, from + 3 * (pixels - 1 - i), 3);
 }
 
+static void gray_mirror_from(uint8_t *to, const uint8_t *from, int64_t first, int64_t pixels)
+{
+    for (int64_t i = first; i < pixels; i++)
+        to[i] = from[pixels - 1 - i];
+}
+
+void gray_mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
+{
+    gray_mirror_from(to, from, 0, pixels);
+}
+
 /* 1.402, 1.772, 0.34414 and 0.71414 with 16 bits behind the binary point. */
 void colours_plain(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count)
 {
@@ -210,5 +221,16 @@ VECTORS void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels)
     }
     for (; i < pixels; i++)
         memcpy(to + 3 * i, from + 3 * (pixels - 1 - i), 3);
+}
+
+VECTORS void gray_mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels)
+{
+    const __m128i order = _mm_setr_epi8(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    int64_t i = 0;
+    for (; i + 16 <= pixels; i += 16) {
+        __m128i sixteen = _mm_loadu_si128((const __m128i *)(from + pixels - 16 - i));
+        _mm_storeu_si128((__m128i *)(to + i), _mm_shuffle_epi8(sixteen, order));
+    }
+    gray_mirror_from(to, from, i, pixels);
 }
 #endif

@@ -278,36 +278,42 @@ VECTORS_F16C void split_vector(void *to, int kind, const uint8_t *from, int64_t 
 }
 #endif
 
-/* Bytes of three channels in turn to what is wanted. */
-void convert_pixels(const struct decoder *decoder, const struct form *form, const uint8_t *from, void *to,
+/* Bytes of one channel, or of three in turn, to what is wanted. */
+void convert_pixels(const struct decoder *decoder, const struct making *making, const uint8_t *from, void *to,
                     int64_t pixels)
 {
-    if (form->planes)
+    const struct form *form = making->form;
+    int64_t channels = making->channels;
+    if (form->planes && channels == 3)
         decoder->kernels->split(to, (int)form->to, from, pixels, form->factors);
     else if (form->to == UINT8)
-        memcpy(to, from, (size_t)(3 * pixels));
+        memcpy(to, from, (size_t)(channels * pixels));
     else
-        decoder->kernels->normalize(to, (int)form->to, from, 3 * pixels, form->factors);
+        decoder->kernels->normalize(to, (int)form->to, from, channels * pixels, form->factors);
 }
 
-/* Three planes of floating point, of another type or not, to what is wanted. */
-void convert_planes(const struct decoder *decoder, const struct form *form, int kind, const void *from, void *to,
+/* Planes of floating point, of another type or not, to what is wanted. */
+void convert_planes(const struct decoder *decoder, const struct making *making, const void *from, void *to,
                     int64_t pixels)
 {
+    const struct form *form = making->form;
+    const int kind = making->kind;
+    const bool planes = form->planes || making->channels == 1;
+    const int64_t values = making->channels * pixels;
     const struct kernels *kernels = decoder->kernels;
     const uint8_t *source = from;
     int64_t from_size = size_of(kind), to_size = size_of(form->to);
     float line[LINE], joined[3 * LINE];
-    if (form->planes && form->to == kind) {
-        memcpy(to, from, (size_t)(3 * pixels * to_size));
+    if (planes && form->to == kind) {
+        memcpy(to, from, (size_t)(values * to_size));
         return;
     }
-    for (int64_t at = 0; form->planes && at < 3 * pixels; at += LINE) {
-        int64_t count = 3 * pixels - at < LINE ? 3 * pixels - at : LINE;
+    for (int64_t at = 0; planes && at < values; at += LINE) {
+        int64_t count = values - at < LINE ? values - at : LINE;
         kernels->to_floats(line, kind, source + at * from_size, count);
         kernels->from_floats((uint8_t *)to + at * to_size, (int)form->to, line, count);
     }
-    for (int64_t at = 0; !form->planes && at < pixels; at += LINE) {
+    for (int64_t at = 0; !planes && at < pixels; at += LINE) {
         int64_t count = pixels - at < LINE ? pixels - at : LINE;
         for (int c = 0; c < 3; c++) {
             kernels->to_floats(line, kind, source + (c * pixels + at) * from_size, count);

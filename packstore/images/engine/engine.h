@@ -6,7 +6,7 @@
  * skip.c      a scan passed over, for that index
  * tables.c    Huffman tables
  * entropy.c   Huffman decoding, two restart segments or two images at a time
- * pixels.c    a box of an image, from coded data to rows of RGB
+ * pixels.c    a box of an image, from coded data to rows of RGB, or of luma alone
  * idct.c      the inverse DCT: that of libjpeg-turbo, bit for bit
  * colours.c   upsampling and colours: likewise
  * resize.c    antialiased bilinear resizing: that of torch for uint8, bit for bit
@@ -112,6 +112,7 @@ struct headers {
 };
 
 /* An entry of `look`: bits 0-5: bits of the code and its value; 7: look further; 8-15: how far k moves; 16-31: value.
+ * In a table that passes over symbols it is of as many as fit, and has no value.
  */
 struct huffman {
     uint32_t look[1 << LOOKUP_BITS];
@@ -119,6 +120,7 @@ struct huffman {
     uint8_t counts[16], values[256];
     int total, kind;
     bool known;
+    const struct huffman *single; /* the table of single symbols, if this passes over several; else NULL */
 };
 
 struct block_tables {
@@ -188,13 +190,13 @@ struct resizing {
 
 /* What the sources of a call are, and what is made of them. */
 struct form {
-    int64_t from;    /* UINT8: JPEG files, or pixels (height, width, 3); other types: planes (3, height, width) */
-    int64_t to;      /* the type of what is made; floating point if `from` is */
-    int64_t planes;  /* whether that is (3, height, width) and not (height, width, 3) */
-    int64_t padding; /* what is shown outside of pixels that are not resized; outside of others are zeros */
-    float
-        factors[6]; /* of each channel, what bytes are multiplied with before it is floating point, and what is added */
-    float fill;     /* for CONSTANT */
+    int64_t from;     /* UINT8: JPEG files, or pixels (height, width, C); other types: planes (C, height, width) */
+    int64_t to;       /* the type of what is made; floating point if `from` is */
+    int64_t planes;   /* whether that is (C, height, width) and not (height, width, C) */
+    int64_t padding;  /* what is shown outside of pixels that are not resized; outside of others are zeros */
+    float factors[6]; /* of each channel, what bytes are multiplied with before it is floating point, and what is added;
+                         of gray all channels have the same */
+    float fill;       /* for CONSTANT */
 };
 
 /* What becomes of an image: a box of it is resized, a window of that is cut out, and mirrored. */
@@ -223,6 +225,8 @@ struct skipper;
 struct kernels {
     int (*one_lane)(struct lane *const *);
     int (*two_lanes)(struct lane *const *);
+    int (*one_gray_lane)(struct lane *const *);
+    int (*two_gray_lanes)(struct lane *const *);
     enum outcome (*samples)(struct decoder *, const struct lane *, int *predicted);
     const uint8_t *place; /* the order of the coefficients that `samples` takes */
     int (*pass_one)(struct skipper *const *, enum outcome *outcome);
@@ -235,6 +239,9 @@ struct kernels {
     void (*columns)(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
                     int64_t bytes);
     void (*mirror)(uint8_t *to, const uint8_t *from, int64_t pixels);
+    void (*gray_rows)(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
+                      int64_t count);
+    void (*gray_mirror)(uint8_t *to, const uint8_t *from, int64_t pixels);
     void (*normalize)(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
     void (*split)(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
     void (*to_floats)(float *to, int kind, const void *from, int64_t count);
@@ -250,6 +257,7 @@ struct kernels {
 struct making {
     const struct request *request; /* NULL for none */
     const struct form *form;
+    int64_t channels; /* of pixels: 3, or 1 for gray, which is the luma of JPEG files */
     bool resized, without_index;
     int kind;           /* of what is made before it is converted */
     uint8_t *to;        /* where that goes: the answer itself where nothing is converted */
@@ -270,12 +278,13 @@ struct input {
     int64_t checkpoint_bytes;
     int64_t unindexed; /* images whose checkpoints were none of theirs, since somebody asked */
     int64_t piece;     /* MCUs between the points that are noted */
+    int unread;        /* blocks of an MCU, if `coefficients` has remains in those that became no samples; else 0 */
     struct lane lanes[LANES];
     int16_t coefficients[LANES][STRETCH * 64] __attribute__((aligned(64)));
 };
 
 struct tables {
-    struct huffman dc[TABLES], ac[TABLES];
+    struct huffman dc[TABLES], ac[TABLES], passing[TABLES];
     struct block_tables sequence[STRETCH];
     int16_t quantisation[COMPONENTS][64] __attribute__((aligned(32)));
     int16_t limit[COMPONENTS][64] __attribute__((aligned(32)));
@@ -287,6 +296,7 @@ struct tables {
 struct output {
     struct making making;
     int64_t row0, row1, column0, column1; /* MCUs that are needed */
+    int components, blocks;               /* those that become samples; how many blocks of an MCU that is */
     int64_t whole;                        /* rows before the first of which some samples are missing */
     int64_t stride[COMPONENTS];           /* of the planes of samples */
     int64_t kept; /* rows of MCUs that a plane has room for, one after the other and from the start again */
@@ -368,6 +378,10 @@ int one_lane_plain(struct lane *const *);
 int two_lanes_plain(struct lane *const *);
 int one_lane_vector(struct lane *const *);
 int two_lanes_vector(struct lane *const *);
+int one_gray_lane_plain(struct lane *const *);
+int two_gray_lanes_plain(struct lane *const *);
+int one_gray_lane_vector(struct lane *const *);
+int two_gray_lanes_vector(struct lane *const *);
 
 /* pixels.c */
 enum outcome prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);
@@ -391,6 +405,8 @@ void widen_vector(uint8_t *to, const int16_t *from, int64_t count, int even, int
 void heighten_vector(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias);
 void colours_vector(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
 void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels);
+void gray_mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels);
+void gray_mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels);
 
 /* resize.c */
 enum outcome make_taps(struct taps *, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored,
@@ -401,6 +417,10 @@ enum outcome resize(struct decoder *, const uint8_t *pixels, int64_t nbytes, int
 
 void rows_plain(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
 void rows_vector(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t count);
+void gray_rows_plain(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
+                     int64_t count);
+void gray_rows_vector(const struct taps *, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
+                      int64_t count);
 void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
                    int64_t bytes);
 void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *, uint8_t *to,
@@ -409,9 +429,7 @@ void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights,
 /* planes.c */
 enum outcome make_float_taps(struct float_taps *, int64_t source, int64_t target, int64_t from, int64_t count,
                              bool mirrored);
-enum outcome resize_planes(struct decoder *, int kind, const uint8_t *planes, int64_t height, int64_t width,
-                           const struct box *, float *to, int64_t to_plane, int64_t to_stride, int64_t rows,
-                           int64_t columns);
+enum outcome resize_planes(struct decoder *, const struct request *, float *to, int64_t rows, int64_t columns);
 void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
                     int64_t count);
 void sum_rows_vector(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
@@ -422,7 +440,7 @@ void sum_pixels_vector(float *const to[3], float *pixels, const float *const fro
                        int64_t pixel_count, int64_t count);
 
 /* place.c */
-void place(const struct decoder *, const struct request *, const struct form *, uint8_t *to);
+void place(const struct decoder *, const struct making *);
 
 /* convert.c */
 INLINE int64_t size_of(int64_t kind)
@@ -431,8 +449,8 @@ INLINE int64_t size_of(int64_t kind)
 }
 float to_float(int kind, const void *from, int64_t i);
 void from_float(void *to, int kind, int64_t i, float value);
-void convert_pixels(const struct decoder *, const struct form *, const uint8_t *from, void *to, int64_t pixels);
-void convert_planes(const struct decoder *, const struct form *, int kind, const void *from, void *to, int64_t pixels);
+void convert_pixels(const struct decoder *, const struct making *, const uint8_t *from, void *to, int64_t pixels);
+void convert_planes(const struct decoder *, const struct making *, const void *from, void *to, int64_t pixels);
 void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 void normalize_vector(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
@@ -456,8 +474,8 @@ enum outcome png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, 
                       int64_t step, bool is_all);
 
 /* answer.c */
-void answer_all(struct decoder *, const struct request *, int64_t count, const struct form *, int64_t max_pixels,
-                uint8_t *refused);
+void answer_all(struct decoder *, const struct request *, int64_t count, const struct form *, int64_t channels,
+                int64_t max_pixels, uint8_t *refused);
 
 /* memory.c */
 enum outcome make_room(struct room *, size_t size);

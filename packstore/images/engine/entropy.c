@@ -122,6 +122,18 @@ enum outcome open_segment(struct decoder *decoder, struct lane *lane)
     return DONE;
 }
 
+/* Zeros for the next stretch; those of blocks that become no samples nobody reads. */
+static void clear_coefficients(struct lane *lane)
+{
+    const size_t block = 64 * sizeof(int16_t);
+    int blocks = lane->decoder->input.headers.blocks, used = lane->decoder->output.blocks;
+    if (used == blocks)
+        memset(lane->coefficients, 0, (size_t)(lane->count * blocks) * block);
+    else
+        for (int64_t m = 0; m < lane->count; m++)
+            memset(lane->coefficients + m * blocks * 64, 0, (size_t)used * block);
+}
+
 /* Finishes what the lane has decoded and gives it more: DONE, REFUSED, NO_MORE or HELD. */
 static NOT_INLINE enum outcome next_stretch(struct lane *lane)
 {
@@ -130,7 +142,7 @@ static NOT_INLINE enum outcome next_stretch(struct lane *lane)
     if (lane->count) {
         if (decoder->kernels->samples(decoder, lane, lane->predicted) != DONE)
             return REFUSED;
-        memset(lane->coefficients, 0, (size_t)(lane->count * headers->blocks) * 64 * sizeof(int16_t));
+        clear_coefficients(lane);
         int64_t bottom = note_samples(decoder, lane->mcu, lane->count);
         if (bottom)
             use_rows(decoder, bottom);
@@ -232,11 +244,12 @@ INLINE int stop(struct lane *const *lanes, const struct hot *hot, const int coun
 /*
  * Decodes with `lanes`, `count` of them, a symbol of each in turn, so that their chains of lookups overlap (F.2.2.2),
  * until one has no more to do (NO_MORE), or finds what is not flawless (REFUSED): its number; its `outcome` says which.
+ * `gray`: tables may pass over symbols.
  *
  * Each symbol that is not looked up takes 27 bits at most, after a refill; 5 that are take 55, of the 57 at least that
  * a refill brings. Within a block 64 symbols are read before it shows that the data have ended: AHEAD bytes.
  */
-INLINE int run(struct lane *const *lanes, const int count)
+INLINE int run(struct lane *const *lanes, const int count, const bool gray)
 {
     struct hot hot[LANES];
     const uint8_t *place = lanes[0]->decoder->kernels->place; /* that of all */
@@ -265,8 +278,16 @@ INLINE int run(struct lane *const *lanes, const int count)
                 hot[i].out[place[hot[i].taken >> K]] = (int16_t)(entry >> 16);
                 if (UNLIKELY(hot[i].taken >= 64 << K)) { /* the end of a block */
                     unsigned k = (unsigned)(hot[i].taken >> K);
-                    if (UNLIKELY((k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE))
-                        return stop(lanes, hot, count, i, REFUSED);
+                    if (UNLIKELY((k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {
+                        if (!gray || !hot[i].table->single || !(entry & 63))
+                            return stop(lanes, hot, count, i, REFUSED);
+                        /* The block may have ended within what was passed over: once more, by single symbols. */
+                        hot[i].taken -= (uint16_t)entry;
+                        hot[i].table = hot[i].table->single;
+                        end_lane(lanes[i], &hot[i]);
+                        hot[i] = begin_lane(lanes[i]);
+                        continue;
+                    }
                     hot[i].taken &= 255;
                     hot[i].out += 64;
                     if (UNLIKELY(++hot[i].block == lanes[i]->block_end || hot[i].at > lanes[i]->end + 8)) {
@@ -287,23 +308,43 @@ INLINE int run(struct lane *const *lanes, const int count)
 
 int one_lane_plain(struct lane *const *lanes)
 {
-    return run(lanes, 1);
+    return run(lanes, 1, false);
 }
 
 int two_lanes_plain(struct lane *const *lanes)
 {
-    return run(lanes, 2);
+    return run(lanes, 2, false);
+}
+
+int one_gray_lane_plain(struct lane *const *lanes)
+{
+    return run(lanes, 1, true);
+}
+
+int two_gray_lanes_plain(struct lane *const *lanes)
+{
+    return run(lanes, 2, true);
 }
 
 #ifdef HAS_VECTORS
 VECTORS int one_lane_vector(struct lane *const *lanes)
 {
-    return run(lanes, 1);
+    return run(lanes, 1, false);
 }
 
 VECTORS int two_lanes_vector(struct lane *const *lanes)
 {
-    return run(lanes, 2);
+    return run(lanes, 2, false);
+}
+
+VECTORS int one_gray_lane_vector(struct lane *const *lanes)
+{
+    return run(lanes, 1, true);
+}
+
+VECTORS int two_gray_lanes_vector(struct lane *const *lanes)
+{
+    return run(lanes, 2, true);
 }
 #endif
 
@@ -322,6 +363,13 @@ static enum outcome begin(struct team *team, struct lane *lane)
     return outcome;
 }
 
+/* Zeros for the next image. */
+static void clear_all(struct input *input)
+{
+    memset(input->coefficients, 0, sizeof input->coefficients);
+    input->unread = 0;
+}
+
 /* Takes what the decoder has out of the team. */
 static enum outcome leave(struct team *team, struct decoder *decoder, enum outcome outcome)
 {
@@ -331,7 +379,7 @@ static enum outcome leave(struct team *team, struct decoder *decoder, enum outco
             team->lanes[left++] = team->lanes[i];
     team->count = left;
     if (outcome != DONE)
-        memset(decoder->input.coefficients, 0, sizeof decoder->input.coefficients); /* zeros for the next image */
+        clear_all(&decoder->input);
     return outcome;
 }
 
@@ -339,6 +387,10 @@ static enum outcome leave(struct team *team, struct decoder *decoder, enum outco
 enum outcome join(struct team *team, struct decoder *decoder)
 {
     struct input *input = &decoder->input;
+    int unread = decoder->output.blocks == input->headers.blocks ? 0 : input->headers.blocks;
+    if (input->unread != unread && input->unread) /* others are read now */
+        clear_all(input);
+    input->unread = unread;
     for (int i = 0; i < LANES; i++)
         input->lanes[i] = (struct lane){
             .decoder = decoder, .room = decoder->scratch.unstuffed[i].at, .coefficients = input->coefficients[i]};
@@ -357,7 +409,9 @@ struct decoder *decode_together(struct team *team, enum outcome *outcome)
             return decoder;
         }
         const struct kernels *kernels = decoder->kernels;
-        int ended = team->count == 1 ? kernels->one_lane(team->lanes) : kernels->two_lanes(team->lanes);
+        bool gray = decoder->output.making.channels == 1;
+        int ended = team->count == 1 ? (gray ? kernels->one_gray_lane : kernels->one_lane)(team->lanes)
+                                     : (gray ? kernels->two_gray_lanes : kernels->two_lanes)(team->lanes);
         struct lane *lane = team->lanes[ended];
         decoder = lane->decoder;
         team->lanes[ended] = team->lanes[--team->count];

@@ -71,6 +71,11 @@ INLINE enum outcome flat_block(int dc, int quantisation, int limit, uint8_t *to,
     return DONE;
 }
 
+INLINE bool is_far(int dc)
+{
+    return dc >= MOST_PREDICTED || dc <= -MOST_PREDICTED;
+}
+
 typedef enum outcome block_function(const int16_t *coefficients, int dc, const int16_t *quantisation,
                                     const int16_t *limit, uint8_t *to, int64_t stride);
 
@@ -85,7 +90,7 @@ INLINE enum outcome stretch_samples(struct decoder *decoder, const struct lane *
     bool in_row = row >= 0 && row < output->row1 - output->row0;
     uint8_t *corner[MCU_BLOCKS] = {0}; /* of the block in the first MCU that is needed */
     int64_t step[MCU_BLOCKS] = {0};
-    for (int b = 0; in_row && b < headers->blocks; b++) {
+    for (int b = 0; in_row && b < output->blocks; b++) {
         int i = headers->component_of[b];
         const struct component *component = &headers->component[i];
         corner[b] = (uint8_t *)decoder->scratch.plane[i].at +
@@ -95,12 +100,16 @@ INLINE enum outcome stretch_samples(struct decoder *decoder, const struct lane *
     }
     for (int64_t m = 0; m < lane->count; m++, column++) {
         bool wanted = in_row && column >= output->column0 && column < output->column1;
-        for (int b = 0; b < headers->blocks; b++, coefficients += 64) {
+        for (int b = 0; b < output->blocks; b++, coefficients += 64) {
             int i = headers->component_of[b], dc = predicted[i] += coefficients[0];
-            if (UNLIKELY(dc >= MOST_PREDICTED || dc <= -MOST_PREDICTED))
+            if (UNLIKELY(is_far(dc)))
                 return REFUSED;
             if (wanted && UNLIKELY(block(coefficients, dc, decoder->tables.quantisation[i], decoder->tables.limit[i],
                                          corner[b] + (column - output->column0) * step[b], output->stride[i]) != DONE))
+                return REFUSED;
+        }
+        for (int b = output->blocks; b < headers->blocks; b++, coefficients += 64) {
+            if (UNLIKELY(is_far(predicted[headers->component_of[b]] += coefficients[0])))
                 return REFUSED;
         }
     }

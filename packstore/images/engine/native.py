@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import MappedValues
 from packstore.core.errors import EngineError
+from packstore.core.modes import GRAY, RGB
 from packstore.images.programs import STEP, Program
 
 _INTERFACE = 16
@@ -34,6 +35,9 @@ _SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
 _BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
 _INDEX, _PROGRAM, _SAMPLING = slice(16, 18), slice(18, 20), 20
 
+MODES = (RGB, GRAY)
+"""Modes of the pixels that it makes, of bytes."""
+_CHANNELS = tuple(mode.channels for mode in MODES)
 _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
 """In the order of ``engine.h``; uint16 for bfloat16."""
 _AGAIN = "install packstore again on this machine (in a clone: pip install -v .), which compiles it"
@@ -65,19 +69,19 @@ class Form:
     """What is made of all images of a call.
 
     Attributes:
-        planes: Whether rows are ``(3, h, w)`` and not ``(h, w, 3)``.
+        planes: Whether rows are ``(C, h, w)`` and not ``(h, w, C)``.
         padding: What is shown outside of pixels that are not resized, where the sources are pixels: ``"constant"``
             (``fill``), ``"edge"``, ``"reflect"`` or ``"symmetric"``. Outside of all others are zeros.
         fill: In the units of the source.
-        scale: What bytes of each channel are multiplied with, before rows of floating point.
-        shift: What is added then. Both operations are rounded in float32.
+        scale: What bytes of each channel are multiplied with, before rows of floating point; or one for all channels.
+        shift: What is added then, likewise. Both operations are rounded in float32.
     """
 
     planes: bool = False
     padding: str = "constant"
     fill: float = 0
-    scale: tuple[float, float, float] = (1, 1, 1)
-    shift: tuple[float, float, float] = (0, 0, 0)
+    scale: tuple[float, ...] = (1,)
+    shift: tuple[float, ...] = (0,)
 
 
 class Places(NamedTuple):
@@ -93,7 +97,11 @@ class Places(NamedTuple):
 
 
 class Requests:
-    """Images, what is wanted of each, and where it goes; for :meth:`Engine.run`, from many threads."""
+    """Images, what is wanted of each, and where it goes; for :meth:`Engine.run`, from many threads.
+
+    Attributes:
+        channels: Of what is wanted: 3, or 1 for gray, which is the luma of JPEG files.
+    """
 
     def __init__(
         self,
@@ -104,8 +112,8 @@ class Requests:
     ) -> None:
         """
         Args:
-            sources: ``N`` JPEG files; or pixels of images, ``(H, W, 3)``, or with a floating point ``dtype`` planes,
-                ``(3, H, W)``.
+            sources: ``N`` JPEG files; or pixels of images, ``(H, W, C)``, or with a floating point ``dtype`` planes,
+                ``(C, H, W)``, with as many channels as is wanted, 3 or 1.
             pixels: Height and width of each, ``(N, 2)``, where they are no JPEG files.
             dtype: uint8, float32, float16, or uint16 for bfloat16.
             indexes: Of JPEG files, the seek index of each (:meth:`Engine.make_indexes`), empty for none. One that is
@@ -114,6 +122,7 @@ class Requests:
         self._kept: list[Any] = [(sources, indexes)]  # what addresses are those of
         self._kind = _KINDS.index(dtype)
         self._form: _Form | None = None
+        self.channels = 3
         self._fields = np.zeros((len(sources), _FIELDS), np.int64)
         if len(sources):
             self._fields[:, _SOURCE] = sources.places if isinstance(sources, MappedValues) else _places(sources)
@@ -126,10 +135,11 @@ class Requests:
 
     @classmethod
     def of_array(cls, images: NDArray[Any], places: NDArray[np.int64]) -> Requests:
-        """Of the images at ``places``, ``(N,)``, of uint8 ``(M, H, W, 3)``, or of floating point ``(M, 3, H, W)``."""
+        """Of the images at ``places``, ``(N,)``, of uint8 ``(M, H, W, C)``, or of floating point ``(M, C, H, W)``, with
+        3 channels or 1."""
         size = images.shape[1:3] if images.dtype == np.uint8 else images.shape[2:]
         channels = images.shape[3] if images.dtype == np.uint8 else images.shape[1]
-        if not images.flags.c_contiguous or channels != 3 or len(size) != 2:
+        if not images.flags.c_contiguous or channels not in _CHANNELS or len(size) != 2:
             raise ValueError(f"images of {images.shape}, {images.dtype}, that are not contiguous")
         if len(places) and not 0 <= places.min() <= places.max() < len(images):
             raise IndexError(f"places up to {places.max()} of {len(images)} images")
@@ -173,20 +183,21 @@ class Requests:
         sampling: NDArray[np.int64] | None = None,
     ) -> None:
         """Says what is wanted: the arrays of :class:`packstore.training.augment.base.Crops`, and the rows that it is
-        written to: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, 3)`` or as ``form`` says, of the
-        windows' size. ``programs``, ``(N, n)``, of sources of bytes, run on the windows' bytes before they are
-        converted. ``sampling``, ``(N,)``: how bytes are resized, 0 bilinear, 1 nearest, 2 bicubic, 3 box,
-        4 Lanczos; others are refused."""
+        written to: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, C)`` or as ``form`` says, of the
+        windows' size; C is 3, or 1 for gray. ``programs``, ``(N, n)``, of sources of bytes in RGB, run on the windows'
+        bytes before they are converted. ``sampling``, ``(N,)``: how bytes are resized, 0 bilinear, 1 nearest,
+        2 bicubic, 3 box, 4 Lanczos; others are refused."""
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
-        if out.shape[0] != len(fields) or (windows[:, 2:] != size).any() or channels != (3,):
+        if out.shape[0] != len(fields) or (windows[:, 2:] != size).any() or channels not in ((3,), (1,)):
             raise ValueError(f"rows of {out.shape} for {len(fields)} windows")
         if out.dtype not in _KINDS or (out.dtype == np.uint8 and self._kind != 3) or not out.flags.c_contiguous:
             raise ValueError(f"rows of {out.dtype} that are not contiguous, or cannot hold what is wanted")
         self._form = _Form(
             *(self._kind, _KINDS.index(out.dtype), form.planes, _PADDING.index(form.padding)),
-            *((ctypes.c_float * 6)(*form.scale, *form.shift), form.fill),
+            *(_factors(form, channels[0]), form.fill),
         )
+        self.channels = channels[0]
         fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
         fields[:, _MIRRORED] = 0 if mirrored is None else mirrored
         fields[:, _TO] = out.ctypes.data + np.arange(len(fields)) * out.strides[0]
@@ -194,8 +205,8 @@ class Requests:
         fields[:, _PROGRAM] = 0
         fields[:, _SAMPLING] = 0 if sampling is None else sampling
         if programs is not None and programs.size:
-            if self._kind != 3:
-                raise ValueError("programs work on bytes, and these sources are floating point")
+            if self._kind != 3 or self.channels != 3:
+                raise ValueError("programs work on bytes of three channels, and these are others")
             programs = _check_programs(programs, len(fields))
             fields[:, _PROGRAM][:, 0] = programs.ctypes.data + np.arange(len(fields)) * programs.strides[0]
             # Steps at the end that change nothing cost nothing.
@@ -212,12 +223,13 @@ class Requests:
         sampling: NDArray[np.int64],
         images: Sequence[NDArray[np.uint8]],
     ) -> None:
-        """As :meth:`want`, of JPEG files, each into bytes ``(h, w, 3)`` of its own, of its window's size."""
+        """As :meth:`want`, of JPEG files, each into bytes ``(h, w, C)`` of its own, of its window's size."""
         fields = self._fields
         if self._kind != 3 or len(images) != len(fields):
             raise ValueError(f"{len(images)} images for {len(fields)} files")
+        self.channels = _channels_of(images)
         for image, window in zip(images, windows, strict=True):
-            if image.shape != (*window[2:], 3) or image.dtype != np.uint8 or not image.flags.c_contiguous:
+            if image.shape != (*window[2:], self.channels) or image.dtype != np.uint8 or not image.flags.c_contiguous:
                 raise ValueError(f"{image.dtype} of {image.shape} for a window of {window[2:]}")
         self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
         fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
@@ -228,6 +240,7 @@ class Requests:
     def want_whole(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
         """Says that all pixels of the JPEG files from ``first`` on are wanted, and what they are written to."""
         self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
+        self.channels = _channels_of(images)
         fields = self._fields[first : first + len(images)]
         sizes = np.array([image.shape[:2] for image in images], np.int64)
         fields[:, _BOX][:, 2:] = fields[:, _RESIZED] = fields[:, _WINDOW][:, 2:] = sizes
@@ -274,7 +287,8 @@ class Engine:
         """
         refused = np.empty(stop - first, np.bool_)
         part = requests.part(first, stop)
-        self.unindexed = self._library.packstore_engine_run(self._decoder, *part, max_pixels, refused.ctypes.data)
+        run = self._library.packstore_engine_run if requests.channels == 3 else self._library.packstore_engine_run_gray
+        self.unindexed = run(self._decoder, *part, max_pixels, refused.ctypes.data)
         return refused
 
     def augment(self, images: NDArray[np.uint8], programs: Program) -> None:
@@ -327,7 +341,9 @@ class Engine:
         starts = (stops - rooms).tolist()
         return [bytes(view[start : start + size]) for start, size in zip(starts, sizes.tolist(), strict=True)]
 
-    def decode_each(self, files: Sequence[Any], max_pixels: int) -> Iterator[NDArray[np.uint8] | None]:
+    def decode_each(
+        self, files: Sequence[Any], max_pixels: int, channels: int = 3
+    ) -> Iterator[NDArray[np.uint8] | None]:
         """What :meth:`decode` gives of each of some JPEG files, which takes less time than one by one: of two files
         without restart markers, symbols are decoded in turn."""
         requests = Requests(files)
@@ -338,7 +354,7 @@ class Engine:
         while first < len(files):
             most = int(np.searchsorted(pixels[first : first + _TOGETHER].cumsum(), _PIXELS_TOGETHER, "right"))
             stop = min(first + max(most, 1), len(files))
-            images = [np.empty((*size, 3), np.uint8) for size in sizes[first:stop].tolist()]
+            images = [np.empty((*size, channels), np.uint8) for size in sizes[first:stop].tolist()]
             requests.want_whole(first, images)
             refused = self.run(requests, first, stop, max_pixels)
             for image, unknown in zip(images, refused.tolist(), strict=True):
@@ -346,9 +362,12 @@ class Engine:
             first = stop
 
     def decode(
-        self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None
+        self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None, channels: int = 3
     ) -> NDArray[np.uint8] | None:
-        """The pixels of a JPEG file, or of a box of it: uint8 ``(h, w, 3)``, RGB. None where it is refused."""
+        """The pixels of a JPEG file, or of a box of it: uint8 ``(h, w, 3)``, RGB; or with ``channels=1`` its luma,
+        ``(h, w, 1)``. None where it is refused."""
+        if box is None and channels != 3:
+            return next(self.decode_each([data], max_pixels, channels))
         if box is None:
             address, size, library = _address(data), self._size, self._library
             if not library.packstore_engine_size(address, len(data), max_pixels, self._size_at):
@@ -362,7 +381,7 @@ class Engine:
         if min(box[2:]) < 1 or box[2] * box[3] > max_pixels:
             return None
         requests, boxes = Requests([data]), np.array([box])
-        out = np.empty((1, box[2], box[3], 3), np.uint8)
+        out = np.empty((1, box[2], box[3], channels), np.uint8)
         requests.want(boxes, boxes[:, 2:], np.array([(0, 0, *box[2:])]), None, out)
         return None if self.run(requests, 0, 1, max_pixels)[0] else out[0]
 
@@ -540,6 +559,8 @@ def load_library(path: str) -> ctypes.CDLL:
     library.packstore_engine_whole.restype = ctypes.c_int
     library.packstore_engine_run.argtypes = (pointer, pointer, number, pointer, number, pointer)
     library.packstore_engine_run.restype = number
+    library.packstore_engine_run_gray.argtypes = library.packstore_engine_run.argtypes
+    library.packstore_engine_run_gray.restype = number
     library.packstore_engine_augment.argtypes = (*(pointer, pointer, number, number), *(number, pointer, number))
     library.packstore_engine_augment.restype = number
     library.packstore_engine_checkpoints.argtypes = (*(pointer, pointer, pointer, number), *(pointer, pointer, pointer))
@@ -592,6 +613,22 @@ def _places(sources: Sequence[Any]) -> NDArray[np.int64]:
         return words[:, [0, 2]]
     finally:
         deque(map(_release_buffer, at), 0)  # of one that was not got it does nothing; the caller keeps the sources
+
+
+def _factors(form: Form, channels: int) -> Any:
+    """What ``struct form`` has of scale and shift: three of each."""
+    if not {len(form.scale), len(form.shift)} <= {1, channels}:
+        raise ValueError(f"{form} for rows of {channels} channels")
+    scale, shift = (factors * (3 // len(factors)) for factors in (form.scale, form.shift))
+    return (ctypes.c_float * 6)(*scale, *shift)
+
+
+def _channels_of(images: Sequence[NDArray[np.uint8]]) -> int:
+    """Channels of images ``(h, w, C)``. Raises :class:`ValueError` if they differ, or the engine makes no such."""
+    found = {image.shape[2] for image in images} or {3}
+    if len(found) > 1 or not found <= {*_CHANNELS}:
+        raise ValueError(f"images of {sorted(found)} channels")
+    return int(found.pop())
 
 
 def _check_programs(programs: Program, count: int) -> Program:

@@ -1,12 +1,16 @@
-/* Pixels of a box of a JPEG file: which MCUs it needs, their samples, and from these rows of RGB. */
+/* Pixels of a box of a JPEG file: which MCUs it needs, their samples, and from these rows of RGB,
+ * or of luma alone. */
 #include "engine.h"
+
+#include <string.h>
 
 /* The MCUs that a box needs: upsampling looks at the samples around it where chroma has fewer. */
 static void choose_mcus(struct decoder *decoder, const struct box *box)
 {
     struct output *output = &decoder->output;
     const struct headers *headers = &decoder->input.headers;
-    int64_t above = headers->mcu_height > 8, beside = headers->mcu_width > 8;
+    bool gray = output->making.channels == 1;
+    int64_t above = !gray && headers->mcu_height > 8, beside = !gray && headers->mcu_width > 8;
     int64_t top = box->top - above, bottom = box->top + box->height + above;
     int64_t left = box->left - beside, right = box->left + box->width + beside;
     output->row0 = top > 0 ? top / headers->mcu_height : 0;
@@ -17,6 +21,8 @@ static void choose_mcus(struct decoder *decoder, const struct box *box)
         output->row1 = headers->rows;
     if (output->column1 > headers->across)
         output->column1 = headers->across;
+    output->components = gray ? 1 : headers->components;
+    output->blocks = gray ? headers->component[0].h * headers->component[0].v : headers->blocks;
 }
 
 static enum outcome make_planes(struct decoder *decoder)
@@ -32,12 +38,12 @@ static enum outcome make_planes(struct decoder *decoder)
     if (rows > output->kept)
         rows = output->kept;
     output->held = false;
-    for (int i = 0; i < headers->components; i++) {
+    for (int i = 0; i < output->components; i++) {
         const struct component *component = &headers->component[i];
         const uint8_t *quantisation = headers->quantisation[component->quantisation];
         output->stride[i] = (output->column1 - output->column0) * component->h * 8;
         size_t samples = (size_t)(output->stride[i] * rows * component->v * 8);
-        if (make_room(&decoder->scratch.plane[i], samples + PADDING) != DONE)
+        if (make_room(&decoder->scratch.plane[i], samples + PADDING + (size_t)output->resizing.reach) != DONE)
             return REFUSED;
         for (int k = 1; k <= 64; k++) {
             int value = quantisation[natural_place[k]], at = decoder->kernels->place[k];
@@ -146,8 +152,9 @@ int64_t note_samples(struct decoder *decoder, int64_t mcu, int64_t count)
     if (output->whole == before)
         return 0;
     /* Chroma of two rows is mixed with that of the row below. */
-    bool last = output->row0 + output->whole == headers->rows;
-    return last ? headers->height : (output->row0 + output->whole) * headers->mcu_height - (headers->mcu_height > 8);
+    bool last = output->row0 + output->whole == headers->rows,
+         mixed = output->components > 1 && headers->mcu_height > 8;
+    return last ? headers->height : (output->row0 + output->whole) * headers->mcu_height - mixed;
 }
 
 /* The pixels of the box, from the planes: (height, width, 3), RGB, and nothing behind them. */
@@ -168,6 +175,22 @@ static void write_pixels(struct decoder *decoder, const struct box *box, uint8_t
     }
 }
 
+/* Of luma alone, rows of the box, two or one, are samples as they lie. */
+static void use_luma(struct decoder *decoder, int64_t count)
+{
+    const struct making *making = &decoder->output.making;
+    const struct box *box = &making->box;
+    int64_t left = box->left - decoder->output.column0 * decoder->input.headers.mcu_width, y = box->top + making->rows;
+    const uint8_t *a = plane_row(decoder, 0, y) + left, *b = plane_row(decoder, 0, y + count - 1) + left;
+    uint8_t *to = making->shown + making->rows * making->request->window.width;
+    if (making->resized)
+        resize_rows(decoder, a, b);
+    else if (making->request->mirrored)
+        decoder->kernels->gray_mirror(to, a, box->width);
+    else
+        memcpy(to, a, (size_t)box->width);
+}
+
 /* The image's rows above `bottom` have samples: makes pixels of those that are new, while they are in the caches. */
 void use_rows(struct decoder *decoder, int64_t bottom)
 {
@@ -184,6 +207,11 @@ void use_rows(struct decoder *decoder, int64_t bottom)
         }
         const struct box rows = {box->top + making->rows, box->left, count, box->width};
         uint8_t *to = making->shown + making->rows * 3 * making->request->window.width;
+        if (making->channels == 1) {
+            use_luma(decoder, count);
+            making->rows += count;
+            continue;
+        }
         write_pixels(decoder, &rows, making->resized || making->request->mirrored ? pixels : to);
         if (making->resized)
             resize_rows(decoder, pixels, pixels + (count - 1) * 3 * box->width);
@@ -210,7 +238,7 @@ enum outcome begin_box(struct decoder *decoder, const uint8_t *file, int64_t nby
     choose_mcus(decoder, box);
     if (make_tables(decoder) != DONE || make_segments(decoder, file, nbytes) != DONE || make_planes(decoder) != DONE)
         return REFUSED;
-    bool subsampled = decoder->input.headers.blocks > 3;
+    bool subsampled = output->components > 1 && decoder->input.headers.blocks > 3;
     for (int i = 0; subsampled && i < 2; i++)
         if (make_room(&scratch->wide[i], (size_t)box->width + 2 * PADDING) != DONE ||
             make_room(&scratch->sums[i], (size_t)(box->width + 4 * PADDING) * sizeof(int16_t)) != DONE)

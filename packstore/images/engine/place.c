@@ -38,6 +38,8 @@ INLINE void place_line(const struct decoder *decoder, uint8_t *to, const uint8_t
     int64_t count = stop - first;
     if (count > 0 && mirrored && size == 3)
         decoder->kernels->mirror(to + (columns - stop) * size, from + (left + first) * size, count);
+    else if (count > 0 && mirrored && size == 1)
+        decoder->kernels->gray_mirror(to + (columns - stop), from + (left + first), count);
     else if (count > 0 && mirrored)
         reverse(to + (columns - stop) * size, from + (left + first) * size, count, size);
     else if (count > 0)
@@ -68,17 +70,23 @@ INLINE void place_of(const struct decoder *decoder, const struct request *reques
 }
 
 /* The window of the request's pixels or planes, of their type and layout. */
-void place(const struct decoder *decoder, const struct request *request, const struct form *form, uint8_t *to)
+void place(const struct decoder *decoder, const struct making *making)
 {
+    const struct request *request = making->request;
+    const struct form *form = making->form;
+    uint8_t *to = making->to;
+    int channels = (int)making->channels;
     uint8_t fill[4] __attribute__((aligned(4)));
     if (form->from == UINT8)
         memset(fill, (uint8_t)(int)form->fill, sizeof fill);
     else
         decoder->kernels->from_floats(fill, (int)form->from, &form->fill, 1);
-    if (form->from == UINT8)
+    if (form->from == UINT8 && channels == 1)
+        place_of(decoder, request, form, to, fill, 1, 1);
+    else if (form->from == UINT8)
         place_of(decoder, request, form, to, fill, 1, 3);
     else if (form->from == FLOAT32)
-        place_of(decoder, request, form, to, fill, 3, 4);
+        place_of(decoder, request, form, to, fill, channels, 4);
     else
-        place_of(decoder, request, form, to, fill, 3, 2);
+        place_of(decoder, request, form, to, fill, channels, 2);
 }

@@ -1,6 +1,6 @@
 /*
- * Antialiased bilinear resizing of three planes of floating point, in float32 as torch's (ATen, UpSampleKernel.cpp):
- * with the same weights, but columns first, so the last bits may differ.
+ * Antialiased bilinear resizing of planes of floating point, three or one, in float32 as torch's (ATen,
+ * UpSampleKernel.cpp): with the same weights, but columns first, so the last bits may differ.
  */
 #include "vectors.h"
 
@@ -182,25 +182,32 @@ VECTORS void sum_pixels_vector(float *const to[3], float *pixels, const float *c
 #endif
 
 /*
- * Resizes a box of the planes, of `height` and `width`, by the decoder's taps: to `rows` of `columns` elements,
- * `to_stride` elements apart, in planes that are `to_plane` elements apart.
+ * Resizes the box of the request by the decoder's taps: to `rows` of `columns` elements from `to` on, in planes of the
+ * window's size.
  */
-enum outcome resize_planes(struct decoder *decoder, int kind, const uint8_t *planes, int64_t height, int64_t width,
-                           const struct box *box, float *to, int64_t to_plane, int64_t to_stride, int64_t rows,
+enum outcome resize_planes(struct decoder *decoder, const struct request *request, float *to, int64_t rows,
                            int64_t columns)
 {
     const struct float_taps *across = &decoder->output.float_across, *down = &decoder->output.float_down;
-    int64_t size = size_of(kind), count = across->stop - across->first;
+    const struct making *making = &decoder->output.making;
+    const struct box *box = &request->box, *window = &request->window;
+    const uint8_t *planes = request->source;
+    int kind = (int)making->form->from;
+    int64_t size = size_of(kind), count = across->stop - across->first, height = request->height,
+            width = request->width;
+    int64_t to_plane = making->channels == 1 ? 0 : window->height * window->width;
     if (make_room(&decoder->scratch.line, (size_t)(7 * count) * sizeof(float)) != DONE)
         return REFUSED;
     float *line = decoder->scratch.line.at;
-    const float *const lines[3] = {line, line + count, line + 2 * count};
+    /* Of one plane the loops make the same row three times, which takes no longer. */
+    int64_t line_step = making->channels == 1 ? 0 : count;
+    const float *const lines[3] = {line, line + line_step, line + 2 * line_step};
     for (int64_t y = 0; y < rows; y++) {
         int64_t at = (box->top + down->first + down->at[y]) * width + box->left + across->first;
-        for (int c = 0; c < 3; c++)
+        for (int c = 0; c < making->channels; c++)
             decoder->kernels->sum_rows(line + c * count, kind, planes + (c * height * width + at) * size, width * size,
                                        down->weights + y * down->taps, down->taps, count);
-        float *row = to + y * to_stride, *const results[3] = {row, row + to_plane, row + 2 * to_plane};
+        float *row = to + y * window->width, *const results[3] = {row, row + to_plane, row + 2 * to_plane};
         decoder->kernels->sum_pixels(results, line + 3 * count, lines, across, count, columns);
     }
     return DONE;

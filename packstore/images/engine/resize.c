@@ -1,5 +1,5 @@
-/* Antialiased resizing of uint8 RGB: each row across, and then as many of them as a row takes down, while they are in
- * the caches. Bilinear and bicubic are bit for bit torch's (ATen, UpSampleKernel.cpp), box and Lanczos Pillow's
+/* Antialiased resizing of uint8, RGB or gray: each row across, and then as many of them as a row takes down, while they
+ * are in the caches. Bilinear and bicubic are bit for bit torch's (ATen, UpSampleKernel.cpp), box and Lanczos Pillow's
  * (Resample.c), whose weights have 22 bits behind the binary point. */
 #include "vectors.h"
 
@@ -155,17 +155,18 @@ INLINE int whole_weight(const struct taps *taps, const int16_t *weight)
     return taps->low_at ? *weight * (1 << LOW_BITS) + weight[taps->low_at] : *weight;
 }
 
-static void row_plain(const struct taps *taps, const uint8_t *from, uint8_t *to, int64_t count)
+INLINE void row_plain(const struct taps *taps, const uint8_t *from, uint8_t *to, int64_t first, int64_t count,
+                      const int channels)
 {
-    for (int64_t x = 0; x < count; x++, to += 3) {
-        const uint8_t *at = from + 3 * (int64_t)taps->at[x];
+    for (int64_t x = first; x < count; x++) {
+        const uint8_t *at = from + channels * (int64_t)taps->at[x];
         const int16_t *weights = taps->weights + x * taps->taps;
         int sums[3] = {1 << (taps->precision - 1), 1 << (taps->precision - 1), 1 << (taps->precision - 1)};
         for (int j = 0; j < taps->taps; j++)
-            for (int c = 0; c < 3; c++)
-                sums[c] += whole_weight(taps, weights + j) * at[3 * j + c];
-        for (int c = 0; c < 3; c++)
-            to[c] = clamp(sums[c] >> taps->precision);
+            for (int c = 0; c < channels; c++)
+                sums[c] += whole_weight(taps, weights + j) * at[channels * j + c];
+        for (int c = 0; c < channels; c++)
+            to[channels * x + c] = clamp(sums[c] >> taps->precision);
     }
 }
 
@@ -173,8 +174,16 @@ static void row_plain(const struct taps *taps, const uint8_t *from, uint8_t *to,
 void rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
                 int64_t count)
 {
-    row_plain(taps, a, to_a, count);
-    row_plain(taps, b, to_b, count);
+    row_plain(taps, a, to_a, 0, count, 3);
+    row_plain(taps, b, to_b, 0, count, 3);
+}
+
+/* The same of gray. */
+void gray_rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
+                     int64_t count)
+{
+    row_plain(taps, a, to_a, 0, count, 1);
+    row_plain(taps, b, to_b, 0, count, 1);
 }
 
 /* One row of `bytes` bytes out of several; reads 31 bytes more of each. */
@@ -242,6 +251,81 @@ VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const
     }
 }
 
+/* A gray pixel of two rows: the sums of every fourth pair of taps, of each row in its half. */
+VECTORS INLINE __m256i gray_pixel(const int16_t *weights, const int count, const uint8_t *p, const uint8_t *q)
+{
+    __m256i sum = _mm256_setzero_si256();
+    int j = 0;
+    for (; j + 8 <= count; j += 8) {
+        __m128 eight =
+            _mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(p + j))), (const __m64 *)(q + j));
+        __m256i own = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(weights + j)));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_castps_si128(eight)), own));
+    }
+    if (j < count) {
+        int32_t four_p, four_q;
+        memcpy(&four_p, p + j, 4);
+        memcpy(&four_q, q + j, 4);
+        __m128i four = _mm_unpacklo_epi64(_mm_cvtsi32_si128(four_p), _mm_cvtsi32_si128(four_q));
+        __m256i own = _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(weights + j)));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_cvtepu8_epi16(four), own));
+    }
+    return sum;
+}
+
+/* Four taps of four pixels. */
+VECTORS INLINE __m256i four_by_four(const int16_t *weights, const int32_t *places, const uint8_t *from)
+{
+    int32_t four[4];
+    for (int n = 0; n < 4; n++)
+        memcpy(&four[n], from + places[n], 4);
+    __m256i bytes = _mm256_cvtepu8_epi16(_mm_setr_epi32(four[0], four[1], four[2], four[3]));
+    return _mm256_madd_epi16(bytes, _mm256_loadu_si256((const __m256i *)weights));
+}
+
+/* Sums of four gray pixels of two rows, a row in each half. */
+VECTORS INLINE __m256i gray_sums(const struct taps *taps, const int count, const int16_t *weights, const uint8_t *a,
+                                 const uint8_t *b, int64_t x)
+{
+    const int32_t *places = taps->at + x;
+    weights += x * count;
+    if (count == 4) {
+        __m256i sums = _mm256_hadd_epi32(four_by_four(weights, places, a), four_by_four(weights, places, b));
+        return _mm256_permute4x64_epi64(sums, 0xD8);
+    }
+    __m256i sums[4];
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++)
+        sums[n] = gray_pixel(weights + n * count, count, a + places[n], b + places[n]);
+    return _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+}
+
+VECTORS INLINE __m256i four_gray(const struct taps *taps, const int count, const bool wide, const uint8_t *a,
+                                 const uint8_t *b, int64_t x)
+{
+    __m256i sums = gray_sums(taps, count, taps->weights, a, b, x);
+    if (wide)
+        sums = _mm256_add_epi32(_mm256_slli_epi32(sums, LOW_BITS),
+                                gray_sums(taps, count, taps->weights + taps->low_at, a, b, x));
+    sums = _mm256_add_epi32(sums, _mm256_set1_epi32(1 << (taps->precision - 1)));
+    return _mm256_sra_epi32(sums, _mm_cvtsi32_si128(taps->precision));
+}
+
+VECTORS INLINE void gray_rows_of(const struct taps *taps, const int count, const bool wide, const uint8_t *a,
+                                 const uint8_t *b, uint8_t *to_a, uint8_t *to_b, int64_t pixels)
+{
+    int64_t x = 0;
+    for (; x + 8 <= pixels; x += 8) {
+        __m256i eight =
+            _mm256_packs_epi32(four_gray(taps, count, wide, a, b, x), four_gray(taps, count, wide, a, b, x + 4));
+        eight = _mm256_packus_epi16(eight, eight);
+        _mm_storel_epi64((__m128i *)(to_a + x), _mm256_castsi256_si128(eight));
+        _mm_storel_epi64((__m128i *)(to_b + x), _mm256_extracti128_si256(eight, 1));
+    }
+    row_plain(taps, a, to_a, x, pixels, 1);
+    row_plain(taps, b, to_b, x, pixels, 1);
+}
+
 #elif defined(__aarch64__)
 /* A pixel of two rows: sums of 32 bits, begun with `first_a` and `first_b`. */
 INLINE void pixel(const int16_t *weights, const int count, s32 first_a, s32 first_b, const uint8_t *p, const uint8_t *q,
@@ -299,6 +383,62 @@ INLINE void rows_of(const struct taps *taps, const int taps_count, const bool wi
         vst1q_u8(to_b + 3 * x, vqtbl1q_u8(round_sums(sums_b, shift), dense));
     }
 }
+
+/* A gray pixel: the sums of every fourth tap. */
+INLINE s32 gray_pixel(const int16_t *weights, const int count, const uint8_t *p)
+{
+    s32 sum = vdupq_n_s32(0);
+    int j = 0;
+    for (; j + 8 <= count; j += 8) {
+        s16 eight = (s16)vmovl_u8(vld1_u8(p + j)), own = vld1q_s16(weights + j);
+        sum = vmlal_high_s16(vmlal_s16(sum, vget_low_s16(eight), vget_low_s16(own)), eight, own);
+    }
+    if (j < count) {
+        uint32_t four;
+        memcpy(&four, p + j, 4);
+        s16 bytes = (s16)vmovl_u8((uint8x8_t)vdup_n_u32(four));
+        sum = vmlal_s16(sum, vget_low_s16(bytes), vld1_s16(weights + j));
+    }
+    return sum;
+}
+
+/* Sums of four gray pixels from `x` on, of which there are `pixels`; those behind the last are copies of it. */
+INLINE s32 gray_sums(const struct taps *taps, const int count, const int16_t *weights, const uint8_t *from, int64_t x,
+                     int64_t pixels)
+{
+    s32 sums[4];
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; n++) {
+        int64_t at = x + n < pixels ? x + n : pixels - 1;
+        sums[n] = gray_pixel(weights + at * count, count, from + taps->at[at]);
+    }
+    return vpaddq_s32(vpaddq_s32(sums[0], sums[1]), vpaddq_s32(sums[2], sums[3]));
+}
+
+INLINE void gray_row_of(const struct taps *taps, const int count, const bool wide, const uint8_t *from, uint8_t *to,
+                        int64_t pixels)
+{
+    const s32 round = vdupq_n_s32(1 << (taps->precision - 1)), shift = vdupq_n_s32(-taps->precision);
+    for (int64_t x = 0; x < pixels; x += 16) {
+        s32 sums[4];
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++) {
+            sums[n] = gray_sums(taps, count, taps->weights, from, x + 4 * n, pixels);
+            if (wide)
+                sums[n] = vaddq_s32(vshlq_n_s32(sums[n], LOW_BITS),
+                                    gray_sums(taps, count, taps->weights + taps->low_at, from, x + 4 * n, pixels));
+            sums[n] = vaddq_s32(sums[n], round);
+        }
+        vst1q_u8(to + x, round_sums(sums, shift));
+    }
+}
+
+INLINE void gray_rows_of(const struct taps *taps, const int count, const bool wide, const uint8_t *a, const uint8_t *b,
+                         uint8_t *to_a, uint8_t *to_b, int64_t pixels)
+{
+    gray_row_of(taps, count, wide, a, to_a, pixels);
+    gray_row_of(taps, count, wide, b, to_b, pixels);
+}
 #endif
 
 #ifdef HAS_VECTORS
@@ -313,6 +453,20 @@ VECTORS void rows_vector(const struct taps *taps, const uint8_t *a, const uint8_
         rows_of(taps, 8, false, a, b, to_a, to_b, count);
     else
         rows_of(taps, taps->taps, false, a, b, to_a, to_b, count);
+}
+
+/* Writes up to 15 bytes more. */
+VECTORS void gray_rows_vector(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
+                              int64_t count)
+{
+    if (taps->low_at)
+        gray_rows_of(taps, taps->taps, true, a, b, to_a, to_b, count);
+    else if (taps->taps == 4)
+        gray_rows_of(taps, 4, false, a, b, to_a, to_b, count);
+    else if (taps->taps == 8)
+        gray_rows_of(taps, 8, false, a, b, to_a, to_b, count);
+    else
+        gray_rows_of(taps, taps->taps, false, a, b, to_a, to_b, count);
 }
 #endif
 
@@ -423,9 +577,11 @@ enum outcome begin_resizing(struct decoder *decoder, int64_t columns)
 {
     struct output *output = &decoder->output;
     struct resizing *resizing = &output->resizing;
-    *resizing = (struct resizing){.row_bytes = 3 * columns + PADDING,
-                                  .most = output->down.taps + SPARE_ROWS,
-                                  .reach = 3 * (output->across.stop - output->across.first + output->across.taps) + 16};
+    int64_t channels = output->making.channels;
+    *resizing =
+        (struct resizing){.row_bytes = channels * columns + PADDING,
+                          .most = output->down.taps + SPARE_ROWS,
+                          .reach = channels * (output->across.stop - output->across.first + output->across.taps) + 16};
     /* The columns of the last rows have weights of zero for rows behind them. */
     size_t rows = (size_t)(resizing->most + output->down.taps);
     if (make_room(&decoder->scratch.resized, rows * (size_t)resizing->row_bytes) != DONE)
@@ -441,7 +597,9 @@ void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
     struct resizing *resizing = &output->resizing;
     const struct making *making = &output->making;
     const struct taps *down = &output->down;
+    const struct kernels *kernels = decoder->kernels;
     int64_t row_bytes = resizing->row_bytes, columns = making->visible.width, rows = making->visible.height;
+    int64_t channels = making->channels;
     int64_t y = resizing->read, more = a == b ? 1 : 2;
     uint8_t *resized = decoder->scratch.resized.at;
     if (y + more - resizing->first > resizing->most) { /* those that are needed still move to the front */
@@ -450,15 +608,16 @@ void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
         resizing->first = first;
     }
     uint8_t *to = resized + (y - resizing->first) * row_bytes;
-    decoder->kernels->rows(&output->across, a, b, to, to + (more - 1) * row_bytes, columns);
+    (channels == 1 ? kernels->gray_rows : kernels->rows)(&output->across, a, b, to, to + (more - 1) * row_bytes,
+                                                         columns);
     resizing->read = y += more;
     for (; resizing->made < rows; resizing->made++) {
         int64_t at = down->at[resizing->made];
         if (at + down->taps > y && y < making->box.height)
             break;
-        decoder->kernels->columns(resized + (at - resizing->first) * row_bytes, row_bytes,
-                                  down->weights + resizing->made * down->taps, down,
-                                  making->shown + resizing->made * 3 * making->request->window.width, 3 * columns);
+        kernels->columns(resized + (at - resizing->first) * row_bytes, row_bytes,
+                         down->weights + resizing->made * down->taps, down,
+                         making->shown + resizing->made * channels * making->request->window.width, channels * columns);
     }
 }
 

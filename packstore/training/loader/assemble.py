@@ -20,10 +20,9 @@ from packstore.core.column import SEEK_INDEX
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.core.manifest import Column
-from packstore.core.modes import RGB
 from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
-from packstore.images.engine import Form, Places, Requests, get_engine
+from packstore.images.engine import MODES, Form, Places, Requests, get_engine
 from packstore.images.sniff import HeaderError, sniff, too_many_pixels
 from packstore.stores.base import Reader, as_image_array
 from packstore.training.augment.base import Crops, GeometricOperation
@@ -112,7 +111,7 @@ class Assembler:
         )
         self._has_shapes = not self._encoded and column.kind == "ragged"
         self._mode = column.pixels if not self._encoded else decoder.reading.pixels
-        self._for_engine = self._mode == RGB or column.layout == "CHW"
+        self._for_engine = self._mode in MODES or (column.layout == "CHW" and has_kernel(column))
         self._view: Callable[[int], Any] = self._views.view if self._main else partial(stored_bytes, reader, column)
         self._own_sizes = False
         self._finish = finish

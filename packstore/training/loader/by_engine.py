@@ -29,18 +29,18 @@ class ByEngine:
     """
 
     def __init__(self, pipeline: Pipeline, kernel: Kernel, images: torch.Tensor) -> None:
-        """``images`` are all, ``(N, 3, H, W)``: bytes with channels last, or contiguous floating point."""
+        """``images`` are all, ``(N, C, H, W)``: bytes with channels last, or contiguous floating point."""
         self._kernel = kernel
-        self._images = as_numpy(images if images.is_contiguous() else images.permute(0, 2, 3, 1))
+        self._images = as_numpy(images.permute(0, 2, 3, 1) if images.dtype == torch.uint8 else images)
         self._seed = pipeline.options.draws_seed
         self._threads = pipeline.options.workers or default_workers()
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()
         self._memory = HostTransport()
-        self.pixels = max(images.shape[2] * images.shape[3], int(np.prod(kernel.shape)) // 3)
+        self.pixels = max(images.shape[2] * images.shape[3], int(np.prod(kernel.shape)) // images.shape[1])
 
     def __call__(self, places: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """The images at ``places``, int64 ``(B,)``, of records ``ids``, as ``(B, 3, h, w)``."""
+        """The images at ``places``, int64 ``(B,)``, of records ``ids``, as ``(B, C, h, w)``."""
         kernel = self._kernel
         with torch.inference_mode(False):
             rows = self._memory.empty((len(places), *kernel.shape), kernel.finish.dtype)

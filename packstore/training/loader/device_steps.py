@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.core.modes import RGB, Mode
+from packstore.images.engine import MODES
 from packstore.images.normalization import as_normalization
 from packstore.images.programs import GEOMETRIC
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
@@ -106,9 +107,9 @@ class DeviceSteps:
             )
         self._stored = TENSOR_DTYPES[mode.dtype]
         self._normalizer = None if dtype is None else Normalizer(normalization, dtype, mode)
-        self.finish = self._finish(manifest) if in_threads and not left and mode == RGB else None
+        self.finish = self._finish(manifest, mode.channels) if in_threads and not left and mode in MODES else None
 
-    def _finish(self, manifest: Manifest) -> Finish | None:
+    def _finish(self, manifest: Manifest, channels: int) -> Finish | None:
         """What the threads make of pixels; None where they stay as they are."""
         normalizer, wanted = self._normalizer, self._options.channels_last
         stored = getattr(torch, manifest.image.dtype) if self._floats else torch.uint8
@@ -118,7 +119,7 @@ class DeviceSteps:
         planes = not wanted
         if dtype == stored and planes == self._floats:
             return None
-        return Finish(dtype, planes, None if self._floats else normalizer)
+        return Finish(dtype, planes, None if self._floats else normalizer, channels)
 
     @property
     def batched(self) -> bool:

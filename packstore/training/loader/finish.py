@@ -47,7 +47,7 @@ class Finish:
         return form if self.normalizer is None else self.normalizer.form(form)
 
     def rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """Of uint8 ``(B, h, w, 3)`` on the CPU, into rows ``out``, on the calling thread alone."""
+        """Of uint8 ``(B, h, w, C)`` on the CPU, into rows ``out``, on the calling thread alone."""
         target = out.permute(0, 2, 3, 1) if self.planes else out
         if self.normalizer is None:
             target.copy_(pixels)
@@ -59,5 +59,5 @@ class Finish:
             target.copy_(values)
 
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows as ``(B, 3, h, w)``, a view."""
+        """Rows as ``(B, C, h, w)``, a view."""
         return rows if self.planes else rows.permute(0, 3, 1, 2)

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Column
-from packstore.core.modes import RGB
-from packstore.images.engine import Requests
+from packstore.images.engine import MODES, Requests
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.loader.finish import Finish
@@ -18,12 +17,14 @@ from packstore.training.loader.programs import Programs
 from packstore.training.loader.rows import as_numpy
 from packstore.training.random_draws import Draws
 
+_CHANNELS = [mode.channels for mode in MODES]
+
 
 def has_kernel(image: Column) -> bool:
-    """Whether the engine knows pixels as a column has them: RGB of bytes, or three floating point channels."""
+    """Whether the engine knows pixels as a column has them: RGB or gray, of bytes or of floating point."""
     if image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
         return False
-    return image.pixels == RGB if image.layout == "HWC" else image.shape[0] == 3
+    return image.pixels in MODES if image.layout == "HWC" else image.shape[0] in _CHANNELS
 
 
 class Kernel:
@@ -66,7 +67,7 @@ class Kernel:
         """What the engine is asked.
 
         Args:
-            images: uint8 ``(N, H, W, 3)``, or floating point ``(N, 3, H, W)``, bfloat16 as uint16.
+            images: uint8 ``(N, H, W, C)``, or floating point ``(N, C, H, W)``, bfloat16 as uint16.
             places: Of the images among those, ``(B,)``.
             crops: The last of :meth:`plan`.
             out: Rows, ``(B, *shape)``.

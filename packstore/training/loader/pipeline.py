@@ -166,7 +166,7 @@ class Pipeline:
         if not operations and not self.programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
         if finish is None:
-            finish = Finish(getattr(torch, image.dtype), floats)
+            finish = Finish(getattr(torch, image.dtype), floats, channels=image.shape[0 if floats else 2])
         height, width = image.shape[1:] if floats else image.shape[:2]
         return Kernel((height, width), operations, finish, self.programs)
 

@@ -91,7 +91,7 @@ class UnequalAssembler(Assembler):
         prepared.images = [None] * len(ids)
         if prepared.requests is not None:
             cuts = [cut for cut, _ in prepared.first_cuts]
-            pixels = [np.empty((*cut.window[2:], 3), np.uint8) for cut in cuts]
+            pixels = [np.empty((*cut.window[2:], self._mode.channels), np.uint8) for cut in cuts]
             prepared.images = [torch.from_numpy(each).permute(2, 0, 1)[None] for each in pixels]
             names = ("box", "size", "window", "flip", "sampling")
             boxes, sizes, windows, flips, samplings = (np.array([getattr(cut, name) for cut in cuts]) for name in names)

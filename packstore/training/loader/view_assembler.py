@@ -226,7 +226,9 @@ class ViewAssembler(Assembler):
         if not len(left):
             return
         bytes_of = (
-            out if plan.finish is None else torch.empty((len(out), *plan.size, 3), dtype=torch.uint8, device="cpu")
+            out
+            if plan.finish is None
+            else torch.empty((len(out), *plan.size, plan.mode.channels), dtype=torch.uint8, device="cpu")
         )
         placed = Rows(bytes_of, crops)
         for crop in left.tolist():
