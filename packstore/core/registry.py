@@ -206,6 +206,7 @@ SOURCES = Registry(
         "imagenet32": "packstore.sources.named.imagenet32:KIND",
         "hdf5": "packstore.sources.arrays.hdf5:KIND",
         "npz": "packstore.sources.arrays.npz:KIND",
+        "mat": "packstore.sources.arrays.mat:KIND",
         "zarr": "packstore.sources.arrays.zarr:KIND",
         "n5": "packstore.sources.arrays.n5:KIND",
         "webdataset": "packstore.sources.webdataset:KIND",

@@ -24,6 +24,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
+from packstore.sources.arrays.flat import is_layout
 from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED
 from packstore.sources.ignoring import check_patterns, ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
@@ -83,14 +84,11 @@ class SourceOptions:
     def __post_init__(self) -> None:
         text_or_none(**self.array_names)
         check_patterns(self.ignore)
-        if (
-            self.layout is not None
-            and not self.says_boxes
-            and sorted(self.layout) not in (sorted("NHW"), sorted("NHWC"))
-        ):
+        if self.layout is not None and not self.says_boxes and not is_layout(self.layout):
             raise UsageError(
                 f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW; "
-                f"or, of boxes in tables, be {', '.join(CONVENTIONS)} or {NOT_CONVERTED}; got {self.layout!r}"
+                f"with sizes, NHW:28x28, of images that lie flat; or, of boxes in tables, be {', '.join(CONVENTIONS)} "
+                f"or {NOT_CONVERTED}; got {self.layout!r}"
             )
         if type(self.max_pixels) is not int or self.max_pixels < 1:
             raise UsageError(f"max_pixels should be a whole number of at least 1, got {self.max_pixels!r}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import RESERVED
 from packstore.core.modes import MAX_CHANNELS
+from packstore.sources.arrays.flat import is_flat, parse_layout, unflatten
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import SPLIT_ORDER, SourceOptions
 from packstore.sources.rows import in_packing_order
@@ -164,6 +165,8 @@ def _check_common(shown: str, common: Sequence[_Named], named: Sequence[_Named])
 def _part(shown: str, split: str, arrays: list[_Named], options: SourceOptions) -> tuple[Part, set[int]]:
     image = _image(shown, arrays, options)
     length = _label_length(shown, arrays, image, options)
+    if is_flat(image.info):
+        image.info = unflatten(shown, image.info, options.layout, length)
     chosen = Chosen(image.file, image.info, *_axes(shown, image, length, options))
     count = chosen.length
     if length is not None and length != count:
@@ -202,6 +205,9 @@ def _image(shown: str, arrays: Sequence[_Named], options: SourceOptions) -> _Nam
         asked = " or ".join(f"--image-key {printable(each.info.name)}" for each in found[:_LISTED])
         answers = [Answer(("--image-key", each.info.name)) for each in found[:_LISTED]]
         raise AmbiguousSourceError(f"{shown} holds several arrays of images: say which by {asked}", answers)
+    flat = [each for each in arrays if is_flat(each.info) and (each.words & IMAGE_WORDS or each.info.dtype == "u1")]
+    if len(flat) == 1:
+        return flat[0]
     reason = next((each.info.why for each in arrays if each.info.why), "")
     if reason:
         raise SourceError(f"{shown}: {reason}")
@@ -281,7 +287,7 @@ def _axes(shown: str, image: _Named, length: int | None, options: SourceOptions)
     info = image.info
     if info.what == "files":
         return 0, ()
-    layout = options.layout
+    layout = None if options.layout is None else parse_layout(options.layout)[0]
     if layout is None:
         fitting = _layouts(info.shape, length) or _layouts(info.shape, None)
         sure = length is not None or len(info.shape) == 4 or bool(image.words & IMAGE_WORDS)

@@ -40,6 +40,8 @@ class ArrayInfo:
         chunk: Rows along the first axis that have to be read together.
         alone: The array is a file of its own.
         reversed: MATLAB wrote it, whose axes are in reverse order in the file.
+        by_columns: Its first axis is the fastest, as MATLAB flattens images.
+        flat: It lies there as a matrix, whose other axis than that of the samples is all axes of an image.
         why: Why it cannot be read.
     """
 
@@ -51,6 +53,8 @@ class ArrayInfo:
     chunk: int = 1
     alone: bool = False
     reversed: bool = False
+    by_columns: bool = False
+    flat: bool = False
     why: str = ""
 
     @property
@@ -147,15 +151,21 @@ class Blocks:
             if block is None:
                 start = row // rows * rows
                 try:
-                    block = self.file(number).read(info.name, axis, start, min(start + rows, info.shape[axis]))
+                    block = self._read(number, info, axis, start, rows)
                 except (OSError, ValueError):  # so that only the rows of what is damaged are lost
                     rows, start = info.chunk, row // info.chunk * info.chunk
-                    block = self.file(number).read(info.name, axis, start, min(start + rows, info.shape[axis]))
+                    block = self._read(number, info, axis, start, rows)
                 else:
                     self._keep(key, block, 2 * columns)
             else:
                 self._kept.move_to_end(key)
         return block[(slice(None),) * axis + (row % rows,)]
+
+    def _read(self, number: int, info: ArrayInfo, axis: int, start: int, rows: int) -> NDArray[Any]:
+        stop = min(start + rows, info.shape[axis])
+        found = self.file(number).read(info.name, min(axis, 1) if info.flat else axis, start, stop)
+        shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
+        return found.reshape(shape, order="F" if info.by_columns else "C") if info.flat else found
 
     def _keep(self, key: tuple[int, str, int], block: NDArray[Any], least: int) -> None:
         self._kept[key] = block

@@ -7,9 +7,10 @@ that are damaged; here every size is checked, and nothing nests deeper than eigh
 from __future__ import annotations
 
 import math
+import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.sources.arrays.stored import read_at
+from packstore.sources.inflating import GzipReader
 
 _HEADER = 128
 _MATRIX, _COMPRESSED = 14, 15
@@ -100,6 +103,44 @@ def find_arrays(path: Path) -> dict[str, MatArray]:
     except _FAULTS as error:
         raise _damaged(name, error) from None
     return found
+
+
+def check_array(shown: str, file: Path, array: MatArray) -> None:
+    """Raises :class:`SourceError` if what is compressed does not have its Adler-32 (RFC 1950)."""
+    if array.deflated is None:
+        return
+    start, size = array.deflated
+    found = 1
+    try:
+        with GzipReader(file, array.deflated) as inflated, file.open("rb") as raw:
+            while data := inflated.read(_STEP):
+                found = zlib.adler32(data, found)
+            raw.seek(start + size - 4)
+            expected = int.from_bytes(raw.read(4), "big")
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{shown} is damaged: {printable(str(error))}") from None
+    if found != expected:
+        raise SourceError(f"{shown} is damaged: Adler-32 {found:08x}, expected {expected:08x}")
+
+
+def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes], Callable[[], None]]:
+    """Opens a file for the bytes of an array: returns what reads so many from a place on, and what closes it."""
+    if array.deflated is None:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        return lambda size, place: read_at(descriptor, size, place), lambda: os.close(descriptor)
+    inflated = GzipReader(file, array.deflated)
+
+    def read(size: int, place: int) -> bytes:
+        try:
+            inflated.seek(place)
+            data = inflated.read(size)
+        except (zlib.error, EOFError) as error:
+            raise ValueError(f"it is damaged: {error}") from None
+        if len(data) != size:
+            raise ValueError("it is cut off")
+        return data
+
+    return read, inflated.close
 
 
 def _found(start: bytes, order: str, position: int, deflated: tuple[int, int] | None) -> tuple[str, MatArray | None]:

@@ -5,8 +5,6 @@ Pixels lie column by column, image after image; the label 10 is the digit 0, and
 
 from __future__ import annotations
 
-import os
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,17 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.arrays.stored import read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.inflating import GzipReader
-from packstore.sources.named.mat import MatArray, find_arrays
+from packstore.sources.named.mat import MatArray, check_array, find_arrays, open_array
 from packstore.sources.named.pixels import PixelPart, PixelSource, Read, from_one
 from packstore.sources.refusals import first_bytes
 
 _SPLITS = ("train", "test", "extra")
 _SIDE = 32
 _MAX_LABELS = 1 << 28
-_CHUNK = 1 << 20
 
 
 class SvhnSource(PixelSource):
@@ -54,7 +49,7 @@ class SvhnSource(PixelSource):
             if images is None or labels is None or images.dtype != np.uint8 or images.shape[:3] != (_SIDE, _SIDE, 3):
                 raise SourceError(f"{shown} has no uint8 array X of {_SIDE} x {_SIDE} x 3 x n, or no array y")
             for array in (images, labels):
-                _check(shown, file, array)
+                check_array(shown, file, array)
             length = images.shape[3] if len(images.shape) == 4 else 1
             numbers = from_one(shown, _numbers(shown, file, labels), length, 10) + 1
             self._arrays[file] = images
@@ -62,7 +57,7 @@ class SvhnSource(PixelSource):
         return found
 
     def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
-        return _reader(file, self._arrays[file])
+        return open_array(file, self._arrays[file])
 
     def files(self) -> Iterator[Path]:
         yield from self._files.values()
@@ -73,7 +68,7 @@ def _numbers(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
     size = int(np.prod(array.shape)) * array.dtype.itemsize
     if size > _MAX_LABELS:
         raise SourceError(f"{shown} has labels of {size:,} bytes, which is no SVHN")
-    read, close = _reader(file, array)
+    read, close = open_array(file, array)
     try:
         raw = np.frombuffer(read(size, array.place), array.dtype)
     except (OSError, ValueError) as error:
@@ -84,43 +79,6 @@ def _numbers(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
     if not np.array_equal(labels, raw):
         raise SourceError(f"{shown} has labels that are not whole numbers")
     return labels
-
-
-def _check(shown: str, file: Path, array: MatArray) -> None:
-    """Raises :class:`SourceError` where what is compressed does not have its Adler-32 (RFC 1950)."""
-    if array.deflated is None:
-        return
-    start, size = array.deflated
-    found = 1
-    try:
-        with GzipReader(file, array.deflated) as inflated, file.open("rb") as raw:
-            while data := inflated.read(_CHUNK):
-                found = zlib.adler32(data, found)
-            raw.seek(start + size - 4)
-            expected = int.from_bytes(raw.read(4), "big")
-    except (OSError, EOFError, zlib.error) as error:
-        raise SourceError(f"{shown} is damaged: {printable(str(error))}") from None
-    if found != expected:
-        raise SourceError(f"{shown} is damaged: Adler-32 {found:08x}, expected {expected:08x}")
-
-
-def _reader(file: Path, array: MatArray) -> tuple[Read, Callable[[], None]]:
-    if array.deflated is None:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        return lambda size, place: read_at(descriptor, size, place), lambda: os.close(descriptor)
-    inflated = GzipReader(file, array.deflated)
-
-    def read(size: int, place: int) -> bytes:
-        try:
-            inflated.seek(place)
-            data = inflated.read(size)
-        except (zlib.error, EOFError) as error:
-            raise ValueError(f"it is damaged: {error}") from None
-        if len(data) != size:
-            raise ValueError("it is cut off")
-        return data
-
-    return read, inflated.close
 
 
 def _find(path: Path) -> dict[str, Path]:

@@ -1,0 +1,86 @@
+"""MATLAB's files of others: images ``H x W x N`` or ``H x W x C x N``, or flat in a matrix, and their labels.
+
+Files of version 7.3 are HDF5. What is no array of numbers (cells, structs, texts) is left, and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+from packstore.sources.arrays.source import ArraySource, recognise_arrays
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.named.mat import check_array, find_arrays, open_array
+from packstore.sources.refusals import first_bytes
+
+_MAGIC = b"MATLAB 5.0"
+
+
+class MatSource(ArraySource):
+    """``.mat`` files of versions 5 to 7."""
+
+    kind = "mat"
+    suffixes = (".mat",)
+    what = "MATLAB files"
+
+    @classmethod
+    def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        return _OpenMat(path)
+
+
+class _OpenMat(OpenArrays):
+    def __init__(self, path: Path) -> None:
+        shown = printable(str(path))
+        if first_bytes(path, len(_MAGIC)) != _MAGIC:
+            raise SourceError(f"{shown} is no MATLAB file of versions 5 to 7; save it again with -v7")
+        self._arrays = find_arrays(path)
+        self._readers = {}
+        for name, array in self._arrays.items():
+            check_array(shown, path, array)
+            self._readers[name] = open_array(path, array)
+
+    def infos(self) -> Sequence[ArrayInfo]:
+        """Vectors have one axis, as labels of others have."""
+        found = []
+        for name, array in self._arrays.items():
+            vector = len(array.shape) == 2 and min(array.shape) == 1
+            shape = (math.prod(array.shape),) if vector else array.shape
+            found.append(ArrayInfo("", name, shape, array.dtype, by_columns=True))
+        return found
+
+    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        array = self._arrays[name]
+        vector = len(array.shape) == 2 and min(array.shape) == 1
+        shape = (math.prod(array.shape),) if vector else array.shape
+        size, inner, outer = array.dtype.itemsize, math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        read, _ = self._readers[name]
+        step, rows = inner * shape[axis] * size, (stop - start) * inner * size
+        parts = [read(rows, array.place + n * step + start * inner * size) for n in range(outer)]
+        found = np.frombuffer(b"".join(parts), array.dtype)
+        return found.reshape((*shape[:axis], stop - start, *shape[axis + 1 :]), order="F")
+
+    def close(self) -> None:
+        for _, close in self._readers.values():
+            close()
+        self._readers = {}
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """A file, or a folder of such files, whose arrays are clear."""
+    if path.is_dir():
+        files = MatSource.find(path) if MatSource.recognise_folder(path) is Certainty.CERTAIN else []
+        if not files or any(first_bytes(file, len(_MAGIC)) != _MAGIC for file in files):
+            return Certainty.NO
+    elif first_bytes(path, len(_MAGIC)) != _MAGIC:
+        return Certainty.NO
+    return recognise_arrays(MatSource, path, options)
+
+
+KIND = Kind(MatSource.kind, "MATLAB files with arrays of images", _recognise, MatSource, takes_arrays=True)

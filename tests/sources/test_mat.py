@@ -1,0 +1,126 @@
+"""MATLAB's files of others, and images that lie flat in a matrix of any kind of file."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packstore import PackedDataset, convert, verify
+from packstore.core.errors import AmbiguousSourceError, SourceError
+from packstore.sources import open_source
+from packstore.sources.base import Entry
+from packstore.testing import SourceSuite
+
+scipy_io = pytest.importorskip("scipy.io")
+IMAGES = np.random.default_rng(3).integers(0, 256, (20, 12, 8), np.uint8)  # N, H, W
+LABELS = np.arange(20, dtype=np.uint8) % 3
+
+
+class TestMat(SourceSuite):
+    kind = "mat"
+    undecodable_keys = False
+    bytes_per_sample = 400
+
+    def make(self, folder: Path, samples: int) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        images = np.random.default_rng(3).integers(0, 256, (9, 7, samples), np.uint8)
+        scipy_io.savemat(folder / "set.mat", {"images": images, "labels": np.arange(samples, dtype=np.uint8) % 3})
+        return folder / "set.mat"
+
+    def change(self, path: Path) -> None:
+        content = scipy_io.loadmat(path)
+        content["images"][0, 0, 0] ^= 1
+        scipy_io.savemat(path, {name: content[name] for name in ("images", "labels")})
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        return False
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        return False
+
+
+def write(path: Path, images: Any, **more: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".mat":
+        scipy_io.savemat(path, {"faces": images, "labels": LABELS, **more}, do_compression="z" in path.stem)
+    else:
+        np.savez(path, images=images, labels=LABELS)
+    return path
+
+
+def read(path: Path, **options: Any) -> tuple[Any, list[int]]:
+    with closing(open_source(path, **options)) as source:
+        samples = [source.read(entry) for entry in source.entries()]
+    return np.stack([s.image for s in samples])[..., 0], [s.values["label"] for s in samples]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["plain.mat", "zipped.mat", "set.npz"])
+@pytest.mark.parametrize("layout", ["NHW", "HWN", "WHN"])
+def test_axes_in_their_order(name: str, layout: str, tmp_path: Path) -> None:
+    axes = ["NHW".index(letter) for letter in layout]
+    images, labels = read(write(tmp_path / name, IMAGES.transpose(axes)), layout=layout)
+    assert (images == IMAGES).all()
+    assert labels == LABELS.tolist()
+
+
+FLAT = {
+    "NHW:12x8": IMAGES.reshape(20, -1),
+    "HWN:12x8": IMAGES.reshape(20, -1).T,
+    "NWH:8x12": IMAGES.transpose(0, 2, 1).reshape(20, -1),
+    "WHN:8x12": IMAGES.transpose(0, 2, 1).reshape(20, -1).T,
+}
+
+
+@pytest.mark.parametrize("name", ["set.mat", "set.npz"])
+@pytest.mark.parametrize("layout", FLAT)
+def test_flat_images_are_asked_about(name: str, layout: str, tmp_path: Path) -> None:
+    """Numbers of an image in numpy's order are row by row, in MATLAB's column by column."""
+    matrix = FLAT[layout]
+    if name == "set.mat":  # as MATLAB's reshape(image, 1, []) orders them
+        by_columns = [IMAGES[n].flatten("C" if layout.index("W") < layout.index("H") else "F") for n in range(20)]
+        matrix = np.stack(by_columns) if layout[0] == "N" else np.stack(by_columns, 1)
+    path = write(tmp_path / name, matrix)
+    with pytest.raises(AmbiguousSourceError, match=r"say the sizes of its images") as caught:
+        open_source(path)
+    answers = [answer.options[1] for answer in caught.value.answers]
+    assert all(answer.startswith("N") == layout.startswith("N") for answer in answers)  # as many as labels
+    assert layout in answers or name == "set.npz"
+    images, labels = read(path, layout=layout)
+    assert (images == IMAGES).all()
+    assert labels == LABELS.tolist()
+    convert(path, tmp_path / "x.h5", layout=layout)
+    assert verify(tmp_path / "x.h5", against=path).problems == ()
+    assert (np.asarray(PackedDataset(tmp_path / "x.h5")[7][0])[0] == IMAGES[7]).all()
+
+
+def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
+    path = write(tmp_path / "set.mat", FLAT["NHW:12x8"])
+    with pytest.raises(SourceError, match="has 96 numbers an image, and --layout NHW:9x9 others"):
+        open_source(path, layout="NHW:9x9")
+
+
+def test_colours_lie_flat(tmp_path: Path) -> None:
+    colours = np.random.default_rng(5).integers(0, 256, (20, 9, 9, 3), np.uint8)
+    path = write(tmp_path / "set.npz", colours.reshape(20, -1))
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(path)
+    assert [answer.options[1] for answer in caught.value.answers] == ["NHWC:9x9x3", "NCHW:3x9x9"]
+    with closing(open_source(path, layout="NHWC:9x9x3")) as source:
+        found = [source.read(entry).image for entry in source.entries()]  # type: ignore[union-attr]
+    assert (np.stack(found) == colours).all()
+
+
+def test_damage_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "z.mat", FLAT["NHW:12x8"])
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"is damaged|is no MAT file"):
+        open_source(path, layout="NHW:12x8")
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(SourceError):
+        open_source(path, layout="NHW:12x8")
