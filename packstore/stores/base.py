@@ -109,11 +109,13 @@ class Reader(ABC):
         manifest: Its manifest.
         nbytes: Bytes of a store at a URL; None for a store on this machine.
         checks_records: Whether each record is checked against its checksums when it is read.
+        converts_images: Whether images are read in another form than they are stored, of which checksums are.
         has_image_array: Whether :meth:`column` also returns images: a fixed column as one array, without a copy.
     """
 
     checks_records = False
     has_image_array = False
+    converts_images = False
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -166,6 +168,10 @@ class Reader(ABC):
     def view(self, index: int) -> Buffer:
         """Like :meth:`read`, but without a copy. The view stays valid after :meth:`close`."""
         return self.read(index)
+
+    def stored_image(self, index: int) -> Buffer:
+        """Returns the image of a record as it is stored, for its checksum."""
+        return self.view(index)
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
         """Returns :meth:`view` of each of ``records``. Override it if many at once cost less."""

@@ -20,6 +20,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
 from packstore.stores.joining import class_mapping, join_columns
 from packstore.stores.sharded import join_values
+from packstore.stores.unify import UnifiedReader
 
 _T = TypeVar("_T")
 
@@ -61,6 +62,7 @@ class ConcatReader(Reader):
             self._numbers.append({name: np.append(numbers, -1) for name, numbers in pairs if numbers is not None})
         super().__init__(Path(" + ".join(str(reader.path) for reader in readers)), self._join_manifests(columns))
         self.checks_records = any(reader.checks_records for reader in readers)
+        self.converts_images = any(reader.converts_images for reader in readers)
         self._columns: dict[str, ColumnData] = {}
 
     def _join_manifests(self, columns: Sequence[Any]) -> Manifest:
@@ -85,8 +87,8 @@ class ConcatReader(Reader):
 
     @property
     def stores(self) -> tuple[Reader, ...]:
-        """The readers of the stores."""
-        return self._readers
+        """The readers of the stores themselves."""
+        return tuple(reader.store if isinstance(reader, UnifiedReader) else reader for reader in self._readers)
 
     @property
     def runs(self) -> list[tuple[int, int, int]]:
@@ -124,7 +126,8 @@ class ConcatReader(Reader):
     @property
     def part_origins(self) -> list[tuple[Reader, int]]:
         """The store of each part, and the part's number in it."""
-        return [(self._readers[store], local) for store, local in self._parts[1]]
+        stores = self.stores
+        return [(stores[store], local) for store, local in self._parts[1]]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
         origins = np.array([self._parts[1][number] for number in numbers], np.int64).reshape(-1, 2)
@@ -143,6 +146,9 @@ class ConcatReader(Reader):
 
     def view(self, index: int) -> Buffer:
         return self._call(index, lambda reader, record: reader.view(record))
+
+    def stored_image(self, index: int) -> Buffer:
+        return self._call(index, lambda reader, record: reader.stored_image(record))
 
     def will_need(self, index: int, view: Buffer) -> None:
         run = self._find_run(index)

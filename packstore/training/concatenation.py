@@ -21,6 +21,7 @@ from packstore.stores.base import Reader
 from packstore.stores.concatenation import ConcatReader
 from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.reader import RemoteReader
+from packstore.stores.unify import unify
 from packstore.training.dataset import PackedDataset, head_of, open_checked
 from packstore.training.mixture import FetchedShards, Mixture, shared_out
 
@@ -47,7 +48,7 @@ class ConcatDataset(PackedDataset):
                 opened.enter_context(open_checked(path, self.checksums, known))
                 for path, known in zip(self.paths, self._heads, strict=True)
             ]
-            joined = ConcatReader(readers)
+            joined = ConcatReader(unify(readers))
             opened.pop_all()
         self._heads = tuple(map(head_of, readers))
         return joined
@@ -56,7 +57,9 @@ class ConcatDataset(PackedDataset):
 def concat(stores: Sequence[_Path], split: str | None = None, **options: Any) -> PackedDataset:
     """Several stores as one dataset, without writing anything: the records of the first, then those of the second.
 
-    The stores need one encoding and the same columns, as for :func:`packstore.merge`. Classes are matched by name:
+    The stores need the same columns, as for :func:`packstore.merge`, and images of one mode. Image files and 8-bit
+    pixels go together: pixels are then read as netpbm files (``output="bytes"`` gives these). So do floating point
+    images of one size and normalisation, which are then read as float32. Classes are matched by name:
     those of the first store in their order, then the new ones of the others; ``ds.classes`` lists them. So are splits:
     ``split="train"`` takes the records of this split from each store that has it.
 
@@ -66,7 +69,8 @@ def concat(stores: Sequence[_Path], split: str | None = None, **options: Any) ->
         **options: Those of :class:`packstore.PackedDataset`.
 
     Raises:
-        StoreError: A store does not open, or they do not fit together.
+        StoreError: A store does not open, or they do not fit together: their images differ in mode, or in whether and
+            how they are normalised; they have other columns.
         UsageError: As for :class:`packstore.PackedDataset`.
     """
     return ConcatDataset(stores, split, **options)

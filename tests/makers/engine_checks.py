@@ -643,11 +643,12 @@ def _check_wrong_checkpoints(engine: Engine, channels: int) -> None:
 
 
 def check_all(engine: Engine) -> None:
-    check_checkpoints(engine)
-    check_wrong_checkpoints(engine)
-    check_together(engine)
-    check_refusals(engine)
+    """Runs all checks, quick ones first: most faults are found by these."""
     check_pixels(engine)
     check_resizing(engine)
-    check_forms(engine)
+    check_together(engine)
+    check_refusals(engine)
+    check_wrong_checkpoints(engine)
     check_guard_pages(engine)
+    check_checkpoints(engine)
+    check_forms(engine)

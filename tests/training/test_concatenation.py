@@ -14,12 +14,14 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from PIL import Image
 
 import packstore
 from packstore import CorruptRecordError, Mix, PackedDataset, PackedLoader, StoreError, UsageError
+from packstore.augment import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.mixture import FetchedShards, Mixture, shared_out
 from packstore.training.random_draws import MASK
-from tests.makers.datasets import write_image
+from tests.makers.datasets import pixels, write_image
 from tests.makers.stores import damage
 
 STORES = {"a.lmdb": ("ant", "bee"), "b.h5": ("bee", "cat"), "c.pth": ("dog",)}
@@ -112,9 +114,9 @@ def test_a_damaged_record_has_its_number_in_all(folder: Path, tmp_path: Path) ->
 
 
 def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder / "a", tmp_path / "files.h5")
-    with pytest.raises(StoreError, match="hold uint8 and original"):
-        packstore.concat([folder / "a.lmdb", tmp_path / "files.h5"], "train")
+    packstore.convert(folder / "a", tmp_path / "float.pth", encoding="float16", size=8)
+    with pytest.raises(StoreError, match="hold float16 and uint8: the images of the first are normalised"):
+        packstore.concat([folder / "a.lmdb", tmp_path / "float.pth"], "train")
     with pytest.raises(UsageError, match="name one with split=: train, val"):
         packstore.concat(paths(folder))
     with pytest.raises(UsageError, match="should be a list of paths"):
@@ -290,3 +292,152 @@ def test_lists_of_labels_are_of_the_classes_of_all(tmp_path: Path) -> None:
     assert [list(np.frombuffer(value, "<i8")) for value in (ds.reader.ragged("tags")[i] for i in range(4))] == expected
     ((tags, _),) = PackedLoader(ds, 4)
     assert [labels.tolist() for labels in tags] == expected
+
+
+# Several encodings --------------------------------------------------------------------------------------------------
+
+
+def write_jpegs(root: Path, classes: str, count: int, gray: bool = False) -> Path:
+    for number, kind in enumerate(classes):
+        for i in range(count):
+            path = root / kind / f"{root.name}{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            seed = 31 * number + i + len(root.name)
+            image = Image.fromarray(pixels(20 + 3 * i, 30 + 2 * number, seed))
+            (image.convert("L") if gray else image).save(path, quality=95)
+    return root
+
+
+@pytest.fixture(scope="module")
+def encodings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Stores of JPEG files, untouched and resized, and of pixels of one size and of several."""
+    root = tmp_path_factory.mktemp("encodings")
+    found = {}
+    options: dict[str, dict[str, Any]] = {
+        "files.lmdb": {},
+        "small.h5": {"encoding": "jpeg", "max_side": 24},
+        "square.h5": {"encoding": "uint8", "size": 24},
+        "pixels.lmdb": {"encoding": "uint8", "max_side": 26},
+    }
+    for name, chosen in options.items():
+        found[name] = root / name
+        packstore.convert(write_jpegs(root / name.partition(".")[0], "ab", 4), found[name], **chosen)
+    return found
+
+
+@pytest.mark.parametrize("checksums", ["auto", "always", "never"])
+def test_files_and_pixels_are_read_as_by_each_store(encodings: dict[str, Path], checksums: Any) -> None:
+    columns = ("image", "label", "key")
+    ds = packstore.concat([*encodings.values()], columns=columns, checksums=checksums)
+    expected = [item for path in encodings.values() for item in PackedDataset(path, columns=columns)]  # type: ignore[attr-defined]
+    assert len(ds) == len(expected) == 32
+    for i, (image, label, key) in enumerate(expected):
+        found = ds[i]
+        assert torch.equal(found[0], image)
+        assert found[1:] == (label, key)
+    assert len(packstore.concat([*encodings.values()], output="bytes")[17][0]) > 0
+
+
+AUGMENTS: dict[str, list[Any]] = {
+    "crop": [RandomResizedCrop(16), RandomHorizontalFlip()],
+    "resize": [Resize((18, 22))],
+    "colour": [Resize(20), CenterCrop(16), ColorJitter(0.4, 0.4, 0.4, 0.1)],
+}
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_a_loader_crops_each_as_a_loader_of_its_store(encodings: dict[str, Path], name: str) -> None:
+    """A single batch without shuffling, so that each record has the number it has in the joined dataset."""
+    options: dict[str, Any] = {"augment": AUGMENTS[name], "normalize": "imagenet", "seed": 4}
+    ds = packstore.concat([*encodings.values()])
+    ((images, labels),) = PackedLoader(ds, 32, **options)
+    assert images.shape[:2] == (32, 3)
+    assert images.dtype == torch.float32
+    assert labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1] * 4
+    for first, path in zip(range(0, 32, 8), encodings.values(), strict=True):
+        # Random numbers go by the record: those of a dataset that begins with as many others.
+        alone = packstore.concat([encodings["files.lmdb"]] * (first // 8) + [path])
+        part = list(PackedLoader(alone, 8, **options))[-1][0]
+        assert torch.equal(images[first : first + 8], part)
+
+
+def test_order_and_resuming_of_a_mix_of_encodings(encodings: dict[str, Path]) -> None:
+    def loader(ranks: int = 1, rank: int = 0) -> PackedLoader:
+        weights = {encodings["files.lmdb"]: 2, encodings["square.h5"]: 1, encodings["pixels.lmdb"]: 1}
+        mix = Mix(weights, columns=("image", "key"))
+        augment = [RandomResizedCrop(12)]
+        return PackedLoader(mix, 6 // ranks, shuffle=True, seed=1, augment=augment, rank=rank, world_size=ranks)
+
+    whole = list(loader())
+    assert all(images.shape[1:] == (3, 12, 12) and images.dtype == torch.uint8 for images, _ in whole)
+    parts = [list(loader(2, rank)) for rank in range(2)]
+    for (images, names), *ranks in zip(whole, *parts, strict=True):
+        assert torch.equal(torch.cat([part[0] for part in ranks]), images)
+        assert [key for part in ranks for key in part[1]] == names
+    begun = loader()
+    next(iter(begun))
+    resumed = loader()
+    resumed.load_state_dict(begun.state_dict())
+    assert [names for _, names in resumed] == [names for _, names in whole[1:]]
+
+
+def test_damage_is_found_in_pixels_that_are_read_as_files(encodings: dict[str, Path], tmp_path: Path) -> None:
+    other = tmp_path / "square.h5"
+    other.write_bytes(encodings["square.h5"].read_bytes())
+    damage(other, [3], [])
+    ds = packstore.concat([encodings["files.lmdb"], other])
+    augment = [RandomResizedCrop(12)]
+    with pytest.raises(CorruptRecordError, match="record 11 "):
+        list(PackedLoader(ds, 4, augment=augment))
+    skipping = PackedLoader(ds, 4, augment=augment, on_error="skip")
+    assert sum(len(labels) for _, labels in skipping) == 15
+    trusting = packstore.concat([encodings["files.lmdb"], other], checksums="never")
+    assert sum(len(labels) for _, labels in PackedLoader(trusting, 4, augment=augment)) == 16
+
+
+def test_floats_of_one_normalisation_are_read_as_float32(tmp_path: Path) -> None:
+    source = write_jpegs(tmp_path / "photos", "ab", 3)
+    names = [f"{encoding}.{suffix}" for encoding, suffix in zip(FLOATS, ("pth", "h5", "lmdb"), strict=True)]
+    for name, encoding in zip(names, FLOATS, strict=True):
+        packstore.convert(source, tmp_path / name, encoding=encoding, size=8, normalize="imagenet")
+    ds = packstore.concat([tmp_path / name for name in names])
+    expected = torch.cat([PackedDataset(tmp_path / name)[:][0] for name in names])
+    for resident in (True, False):
+        ((images, _),) = PackedLoader(ds, 18, resident=resident)
+        assert images.dtype == torch.float32
+        assert torch.equal(images, expected)
+    assert torch.equal(torch.stack([ds[i][0] for i in range(18)]), expected)
+    packstore.convert(source, tmp_path / "plain.pth", encoding="float16", size=8, normalize="cifar10")
+    with pytest.raises(StoreError, match="differ in normalisation"):
+        packstore.concat([tmp_path / "float32.lmdb", tmp_path / "plain.pth"])
+    packstore.convert(source, tmp_path / "large.pth", encoding="float16", size=9, normalize="imagenet")
+    with pytest.raises(StoreError, match=r"column 'image' of .* differs in its declaration"):
+        packstore.concat([tmp_path / "float32.lmdb", tmp_path / "large.pth"])
+
+
+FLOATS = ("float16", "bfloat16", "float32")
+
+
+def test_images_that_would_be_read_in_different_ways_are_refused(encodings: dict[str, Path], tmp_path: Path) -> None:
+    gray = write_jpegs(tmp_path / "gray", "ab", 2, gray=True)
+    packstore.convert(gray, tmp_path / "gray.lmdb", encoding="uint8", size=8, mode="L")
+    with pytest.raises(StoreError, match="modes RGB and L; convert one of them with --mode"):
+        packstore.concat([encodings["files.lmdb"], tmp_path / "gray.lmdb"])
+    packstore.convert(gray, tmp_path / "files.lmdb", mode="L")
+    both = packstore.concat([tmp_path / "gray.lmdb", tmp_path / "files.lmdb"])
+    assert both[0][0].shape == (1, 8, 8)
+    assert torch.equal(both[5][0], PackedDataset(tmp_path / "files.lmdb")[1][0])
+    packstore.convert(write_jpegs(tmp_path / "up", "ab", 2), tmp_path / "up.lmdb", exif_transpose=True)
+    with pytest.raises(StoreError, match="EXIF rotation"):
+        packstore.concat([tmp_path / "up.lmdb", encodings["square.h5"]])
+    deep = tmp_path / "deep" / "a" / "0.png"
+    deep.parent.mkdir(parents=True)
+    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 900).save(deep)
+    for depth in ("scale", "clip"):
+        packstore.convert(tmp_path / "deep", tmp_path / f"{depth}.lmdb", mode="L", depth=depth)
+    with pytest.raises(StoreError, match="are read with depth scale and clip"):
+        packstore.concat([tmp_path / "scale.lmdb", tmp_path / "clip.lmdb"])
+    packstore.convert(tmp_path / "deep", tmp_path / "deep.lmdb", encoding="uint16", size=8, mode="I;16")
+    packstore.convert(tmp_path / "deep", tmp_path / "larger.lmdb", encoding="uint16", size=9, mode="I;16")
+    with pytest.raises(StoreError, match="holds uint16 pixels of mode I;16, which cannot be read together"):
+        packstore.concat([tmp_path / "deep.lmdb", tmp_path / "larger.lmdb"])

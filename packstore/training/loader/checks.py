@@ -48,7 +48,10 @@ class Suspects:
         without those to ``skip``."""
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
             row = self.rows[place]
-            found = image_checksum(images[row - first])
+            image = images[row - first]
+            if self.reader.converts_images:
+                image = self.reader.unchecked.stored_image(int(self.records[row]))
+            found = image_checksum(image)
             if found != self.expected[place] and row not in skip:
                 yield row, self._error(int(self.records[row]), self.expected[place], found)
 

@@ -1,0 +1,219 @@
+"""Brings the images of several stores to one stored form, so that they can be read as one store.
+
+Image files stay as they are. Beside them, 8-bit pixels are read as netpbm files, which hold the same pixels. Floating
+point images of one normalisation are read as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
+from packstore.core.errors import StoreError, printable
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.stores.base import Problem, Reader
+
+_NETPBM = {1: b"P5", 3: b"P6"}
+_ANSWERS = ("depth", "alpha", "frames")
+"""The options of a manifest that say how image files are read."""
+_EXIF = "exif_transpose"
+_SIZES = ("size", "resize", "max_side")
+
+
+def unify(readers: Sequence[Reader]) -> list[Reader]:
+    """Returns readers of the same stores whose images have one encoding; the given ones if they have.
+
+    Raises :class:`StoreError` if the images would come out in different modes or dtypes, or normalised differently.
+    """
+    manifests = [reader.manifest for reader in readers]
+    alike = len({(m.encoding, m.image.declared) for m in manifests}) == 1
+    if alike and len({tuple(m.options.get(name) for name in _ANSWERS) for m in manifests}) == 1:
+        return [*readers]
+    if alike and not manifests[0].holds_files:
+        return [*readers]
+    modes = {m.image.pixels.name: reader for m, reader in zip(manifests, readers, strict=True)}
+    if len(modes) > 1:
+        (one, first), (other, second), *_ = modes.items()
+        raise StoreError(
+            f"{_both(first, second)} hold images of modes {one} and {other}; convert one of them with --mode"
+        )
+    floats = [reader for reader in readers if reader.manifest.holds_floats]
+    others = [reader for reader in readers if not reader.manifest.holds_floats]
+    if floats and others:
+        raise StoreError(
+            f"{_both(floats[0], others[0])} hold {floats[0].manifest.encoding} and {others[0].manifest.encoding}: the "
+            "images of the first are normalised floating point values, those of the second are not; convert the second "
+            "with the encoding, size and normalisation of the first"
+        )
+    if floats:
+        return [_as_float32(reader) for reader in readers]
+    options = _join_options(readers)
+    return [_as_files(reader, options) for reader in readers]
+
+
+def _both(first: Reader, second: Reader) -> str:
+    return f"{printable(str(first.path))} and {printable(str(second.path))}"
+
+
+def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
+    """Returns the options by which all image files are read. Raises :class:`StoreError` if stores contradict."""
+    files = [reader for reader in readers if reader.manifest.holds_files] or [*readers]
+    lead = next((reader for reader in files if reader.manifest.encoding == "original"), files[0])
+    options = {name: value for name, value in lead.manifest.options.items() if name not in (*_ANSWERS, *_SIZES)}
+    for reader in readers[1:]:
+        if bool(reader.manifest.options.get(_EXIF)) != bool(readers[0].manifest.options.get(_EXIF)):
+            raise StoreError(f"the images of {_both(readers[0], reader)} differ in EXIF rotation; convert one of them")
+    answers: dict[str, tuple[Any, Reader]] = {}
+    for reader in files:
+        for name in _ANSWERS:
+            value = reader.manifest.options.get(name)
+            before, owner = answers.setdefault(name, (value, reader))
+            if before is None:
+                answers[name] = value, reader
+            elif value not in (None, before):
+                raise StoreError(
+                    f"{_both(owner, reader)} are read with {name} {before} and {value}; convert one of them"
+                )
+    return options | {name: value for name, (value, _) in answers.items() if value is not None}
+
+
+def _as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
+    manifest, image = reader.manifest, reader.manifest.image
+    encode: _Convert | None = None
+    if not manifest.holds_files:
+        if image.dtype != "uint8" or image.pixels.channels not in _NETPBM:
+            raise StoreError(
+                f"{printable(str(reader.path))} holds {manifest.encoding} pixels of mode {image.pixels.name}, which "
+                "cannot be read together with images of another encoding or size; convert one of the stores"
+            )
+        encode = _to_netpbm
+    columns = (
+        Column("image", "ragged", "uint8", nbytes=image.nbytes, type="image", mode=image.mode),
+        *(column for column in manifest.columns[1:] if image.kind == "fixed" or column.name != image.shape_name),
+    )
+    if manifest.holds_files:
+        columns = manifest.columns
+    return UnifiedReader(
+        reader, replace(manifest, encoding="original", columns=columns, options=options, shards=None), encode
+    )
+
+
+def _as_float32(reader: Reader) -> Reader:
+    image = reader.manifest.image
+    if image.dtype == "float32":
+        return reader
+    nbytes = image.nbytes * 4 // NUMPY_DTYPE[image.dtype].itemsize
+    columns = (replace(image, dtype="float32", nbytes=nbytes), *reader.manifest.columns[1:])
+    return UnifiedReader(
+        reader, replace(reader.manifest, encoding="float32", columns=columns, shards=None), _to_float32
+    )
+
+
+_Convert = Callable[[Reader, int, Buffer], Buffer]
+
+
+def _to_netpbm(reader: Reader, index: int, view: Buffer) -> Buffer:
+    image = reader.manifest.image
+    shape = image.shape if image.kind == "fixed" else tuple(reader.value(image.shape_name, index).tolist())
+    height, width, channels = shape
+    return b"%s %d %d 255\n" % (_NETPBM[channels], width, height) + bytes(view)
+
+
+def _to_float32(reader: Reader, index: int, view: Buffer) -> Buffer:
+    column = reader.manifest.image
+    stored = np.frombuffer(view, NUMPY_DTYPE[column.dtype])
+    if column.dtype == "bfloat16":  # the upper half of a float32
+        return (stored.astype(np.uint32) << 16).tobytes()
+    return stored.astype(np.float32).tobytes()
+
+
+class UnifiedReader(Reader):
+    """Reads a store with its images in another stored form. Checksums are of the images as they are stored.
+
+    Attributes:
+        store: The reader of the store itself.
+    """
+
+    def __init__(self, store: Reader, manifest: Manifest, convert: _Convert | None) -> None:
+        super().__init__(store.path, manifest)
+        self.store = store
+        self.nbytes = store.nbytes
+        self.checks_records = store.checks_records
+        self.converts_images = convert is not None
+        self._convert = convert
+
+    @property
+    def unchecked(self) -> Reader:
+        plain = self.store.unchecked
+        return self if plain is self.store else UnifiedReader(plain, self.manifest, self._convert)
+
+    def read(self, index: int) -> Buffer:
+        return self._convert_image(index, self.store.read(index))
+
+    def view(self, index: int) -> Buffer:
+        return self._convert_image(index, self.store.view(index))
+
+    def stored_image(self, index: int) -> Buffer:
+        return self.store.view(index)
+
+    def will_need(self, index: int, view: Buffer) -> None:
+        if not self.converts_images:
+            self.store.will_need(index, view)
+
+    def _convert_image(self, index: int, image: Buffer) -> Buffer:
+        return image if self._convert is None else self._convert(self.store, index, image)
+
+    def column(self, name: str) -> ColumnData:
+        return self.store.column(name)
+
+    def value(self, name: str, index: int) -> Any:
+        return self.store.value(name, index)
+
+    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        return self.store.values(name, records)
+
+    def key(self, index: int) -> str:
+        return self.store.key(index)
+
+    def part(self, number: int) -> Reader:
+        return self.store.part(number)
+
+    @property
+    def part_starts(self) -> NDArray[np.int64]:
+        return self.store.part_starts
+
+    def part_places(self) -> list[str]:
+        return self.store.part_places()
+
+    def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        return self.store.parts_are_local(numbers)
+
+    def mark_suspect(self, index: int) -> None:
+        self.store.mark_suspect(index)
+
+    def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        return self.store.find_faults(records, names)
+
+    def check_fields(self, index: int) -> None:
+        self.store.check_fields(index)
+
+    def check_column(self, name: str) -> None:
+        self.store.check_column(name)
+
+    def check_files(self) -> None:
+        self.store.check_files()
+
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        return self.store.check_structure(quick=quick, progress=progress)
+
+    def disk_bytes(self) -> int:
+        return self.store.disk_bytes()
+
+    def close(self) -> None:
+        self.store.close()
