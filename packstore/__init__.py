@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import (
+    WITHOUT_TORCH,
     AmbiguousSourceError,
     CacheError,
     CacheFullError,
@@ -182,7 +183,12 @@ def __getattr__(name: str) -> Any:
         module, attribute = _LAZY[name]
     except KeyError:
         raise AttributeError(f"module 'packstore' has no attribute {name!r}") from None
-    value = getattr(import_module(module), attribute)
+    try:
+        value = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(f"{name} {WITHOUT_TORCH}", name="torch") from None
     globals()[name] = value
     return value
 

@@ -327,6 +327,21 @@ except SystemExit as end:
     assert loaded_by(code) == set()
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("from packstore import PackedLoader", "PackedLoader needs torch"),
+        ("import packstore.augment", "packstore.augment needs torch"),
+        ("from packstore.cli import main; main(['bench', '.'])", "error: this needs torch"),
+        ("import packstore; print(packstore.open)", "<function open_store"),
+    ],
+)
+def test_without_torch_a_message_says_what_works(code: str, said: str) -> None:
+    line = f"import sys; sys.modules['torch'] = None; {code}"
+    done = subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert said in done.stdout + done.stderr
+
+
 def test_no_module_takes_the_place_of_a_public_name() -> None:
     """``import packstore.x`` binds ``packstore.x``: a module called like a public function would hide it."""
     import packstore

@@ -42,7 +42,7 @@ from packstore.cli.select import select
 from packstore.cli.sheet import sheet
 from packstore.cli.verify import verify
 from packstore.cli.view import view
-from packstore.core.errors import AmbiguousSourceError, PackstoreError, UsageError, printable
+from packstore.core.errors import WITHOUT_TORCH, AmbiguousSourceError, PackstoreError, UsageError, printable
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -182,6 +182,8 @@ def _describe(error: Exception, debug: bool) -> str:
     if isinstance(error, OSError):
         name = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         return f"{name}{error.strerror or error}"
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return f"this {WITHOUT_TORCH}"
     if isinstance(error, MemoryError):
         return "out of memory; fewer --workers need less memory"
     more = "" if debug else "; --debug shows the traceback"

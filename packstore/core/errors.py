@@ -10,6 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+WITHOUT_TORCH = (
+    "needs torch, which is not installed: pip install torch. Without it packstore packs image files as they are, "
+    "verifies, repairs, selects and exports stores, and packstore.open reads them; resizing, datasets, loaders and "
+    "bench need it"
+)
+"""What follows the name of something that is not there without torch."""
+
 
 class PackstoreError(Exception):
     """Base of all packstore errors. The text is safe for a terminal, whatever file names it contains."""
