@@ -109,7 +109,8 @@ class Column:
         check(self.layout in (None, "HWC", "CHW", "HW"), "column layout", self.layout)
         check(self.nbytes >= 0, "column nbytes", self.nbytes)
         check(self.kind == "fixed" or self.nbytes % self.record_nbytes == 0, "column nbytes", self.nbytes)
-        check(isinstance(self.type, str) and self.type in COLUMN_TYPES, "column type", self.type)
+        known = isinstance(self.type, str) and self.type in COLUMN_TYPES
+        check(known, "column type, or one of a plug-in that is not installed", self.type)
         check(self.mode is None or self.type == "image", f"mode of a {self.type} column", self.mode)
         check(self.mode != RGB.name, "mode: RGB is left out", self.mode)
         traits = self.traits
