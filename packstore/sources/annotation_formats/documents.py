@@ -119,7 +119,8 @@ class DocumentSource(AnnotatedSource):
 
     def _read_all(self) -> Iterator[Any]:
         """Yields further images and raw annotation of each entry, and notes names and splits."""
-        seen: dict[bytes, tuple[str, int]] = {}
+        seen: dict[bytes, str] = {}
+        times: Counter[bytes] = Counter()
         for file in self._files:
             where = self.tree.name(file)
             try:
@@ -140,7 +141,7 @@ class DocumentSource(AnnotatedSource):
                 found = f"{type(error).__name__}: {printable(str(error))[:200]}"
                 raise SourceError(f"{where} is not as {self.title} has it ({found})") from None
             paths = self._resolve(file, names, of)
-            there = self._files_of(paths)
+            there = self._files_of(paths) if self.absent else {}
             places = iter(paths)
             for entry in entries:
                 name, *further = islice(places, 1 + len(entry.further))
@@ -148,12 +149,14 @@ class DocumentSource(AnnotatedSource):
                     self.ignored[self.absent] += 1
                     continue
                 image = name.encode("utf-8", "surrogateescape")
-                first, earlier = seen.get(image, (file, 0))
-                if earlier and not self.repeats:
-                    raise self._twice(name, first, file)
-                seen[image] = first, earlier + 1
+                if image in seen:
+                    raise self._twice(name, seen[image], file)
+                self._earlier.append(times[image])
+                if self.repeats:
+                    times[image] += 1
+                else:
+                    seen[image] = file
                 self.most_further = max(self.most_further, len(further))
-                self._earlier.append(earlier)
                 split = (split_of_file(file) if entry.split is None else entry.split).lower()
                 if split not in self._splits:
                     self._splits.append(split)
