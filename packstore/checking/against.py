@@ -20,8 +20,8 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.urls import UrlPath
 from packstore.images.encode import Encoder
 from packstore.images.encode.options import turned_by_readers
-from packstore.packing.plan import encode_options, made_alike, make_encoder
-from packstore.packing.values import AtRest
+from packstore.packing.plan import encode_options, make_encoder, same_encoding_options
+from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.ledger import Role
 from packstore.stores.base import Problem, Reader
@@ -47,7 +47,7 @@ def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder
     encode = encode_options(manifest, decoder, source.options.max_pixels)
     store = survey.store
     alike = False
-    if store is not None and made_alike(manifest, store):
+    if store is not None and same_encoding_options(manifest, store):
         alike = True
         # The source's images have their final shape already, except that readers may have to rotate them.
         turn = encode.exif_transpose and turned_by_readers(store)
@@ -75,7 +75,7 @@ class Comparison:
         self.has_shapes = manifest.has_column("shape")
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
-        self.at_rest = AtRest(self.survey)
+        self.at_rest = ValueConverter(self.survey)
 
     def run(self, workers: int, progress: ProgressCallback) -> Iterator[Problem]:
         """Yields every difference: of ledgers, counts, columns, records and their order."""

@@ -17,7 +17,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import Encoded
 from packstore.packing.batches import Link, Linker
-from packstore.packing.values import AtRest
+from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source
 from packstore.sources.store import StoreSource
 from packstore.stores.link_files import FileState
@@ -54,7 +54,7 @@ class Donor:
         self._split = source_split(manifest)
         self._survey = source.survey(self._split)
         self._encoder = make_encoder_for(manifest, source, self._survey, decoder)
-        self._at_rest = AtRest(self._survey)
+        self._at_rest = ValueConverter(self._survey)
         self._entries: dict[int, Entry] = {}
 
     def locate(self, wanted: Iterable[Wanted], progress: ProgressCallback) -> None:
@@ -89,7 +89,7 @@ class Donor:
         linker, states = Linker(self._source, folder), dict[str, FileState]()
         try:
             entry = self._find_entry(record)
-            place = linker.place(entry, states)
+            place = linker.locate(entry, states)
             link = linker.link(entry.key, place, self.image(record), states)
             return linker.finish([link], states)[0]
         except (PackstoreError, OSError) as error:

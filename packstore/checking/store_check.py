@@ -30,7 +30,7 @@ from packstore.core.errors import PackstoreError, StoreError, UnreachableError
 from packstore.core.manifest import Column
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.packing.keys import key_digests
+from packstore.packing.keys import digest_keys
 from packstore.stores.base import Problem, Reader
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.sharded import ShardedReader
@@ -159,7 +159,7 @@ class StoreCheck:
             columns[column.name] = data
             if column.name == "key" and isinstance(data, Ragged):
                 with suppress(StoreError):  # keys that cannot be read are reported with their rows
-                    self.key_digests[file.start] = key_digests(data, len(data))
+                    self.key_digests[file.start] = digest_keys(data, len(data))
             try:
                 digest = column_digest(data)
             except StoreError as error:  # one value cannot be read; it is reported with its row

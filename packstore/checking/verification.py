@@ -27,7 +27,7 @@ from packstore.images.engine import engine_problem
 from packstore.images.reading import Reading
 from packstore.images.seek_index import make_indexes
 from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.keys import double_keys
+from packstore.packing.keys import find_duplicates
 from packstore.sources import open_source
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
@@ -237,7 +237,7 @@ class _Verification:
         if not digests:
             return 0
         numbers = np.concatenate([np.arange(start, start + len(some)) for start, some in digests.items()])
-        again, firsts = double_keys(np.concatenate([*digests.values()]))
+        again, firsts = find_duplicates(np.concatenate([*digests.values()]))
         for record, first in zip(numbers[again].tolist(), numbers[firsts].tolist(), strict=True):
             key = try_key(self.reader, record) if len(self.problems) < _MAX_PROBLEMS else None
             self.report(Problem(f"record {first} has the same key", record, key))

@@ -186,7 +186,7 @@ def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
 
 def describe(reader: Reader, counted: bool = False) -> str:
     """Describes a store in rows of a name and a text. Counts classes if ``counted``, or if there are few shards."""
-    from packstore.packing.report import unified_of
+    from packstore.packing.report import unified_counts
 
     m = reader.manifest
     disk = reader.disk_bytes()
@@ -200,7 +200,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
     ]
     if oriented := m.options.get("exif_oriented"):
         rows.append(("", f"{oriented:,} of them have an EXIF orientation, {_describe_orientation(m)}"))
-    rows += [("", text) for text in describe_unified(unified_of(m))]
+    rows += [("", text) for text in describe_unified(unified_counts(m))]
     if m.normalization:
         rows.append(("normalised", describe_normalization(m.normalization)))
     for split in m.splits:
@@ -229,7 +229,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         largest = int(m.shards.table["nbytes"].max())
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
     rows.append(("origin", printable(f"{m.origin.name} ({m.origin.kind})")))
-    told = ("exif_oriented", *unified_of(m))  # above
+    told = ("exif_oriented", *unified_counts(m))  # above
     given = {k: v for k, v in m.options.items() if v is not None and v is not False and k not in told}
     shown = ", ".join(k if v is True else f"{k} {v}" for k, v in sorted(given.items())).replace("_", " ")
     rows.append(("options", printable(shown) or "none"))

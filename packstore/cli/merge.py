@@ -90,7 +90,7 @@ def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: boo
 
 def describe_plan(plan: Composition, duplicates: int = 0) -> str:
     """Describes the plan for ``--dry-run``, after checking it."""
-    plan.check()
+    plan.check_writable()
     lines = [
         f"destination  {printable(str(plan.destination))} ({FORMATS[plan.base.format].title}, {plan.base.encoding})",
         f"records      {plan.records:,}",

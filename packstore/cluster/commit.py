@@ -18,7 +18,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, shards_to_rows
 from packstore.objects import ObjectStore
 from packstore.packing.plan import Plan, recorded_options
-from packstore.packing.records import columns_of, origin_of
+from packstore.packing.records import source_origin, store_columns
 from packstore.stores.base import encode_manifest
 from packstore.stores.builder.assembly import ShardList, build_head
 from packstore.stores.builder.spools import refuse_duplicates
@@ -55,9 +55,9 @@ def _build_manifest(
     plan: Plan, receipts: Sequence[TaskReceipt], filled: Sequence[TaskReceipt], shards: Sequence[Shard]
 ) -> Manifest:
     """Builds the manifest of the store from the plan and the receipts."""
-    encoder = plan.encoder()
+    encoder = plan.make_encoder()
     # If the source is a store, its columns have the sizes and digests of all its records.
-    columns = [replace(column, nbytes=0, digest=None) for column in columns_of(plan, encoder)]
+    columns = [replace(column, nbytes=0, digest=None) for column in store_columns(plan, encoder)]
     nbytes = sum_counts(receipt.columns for receipt in filled)
     image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
     options, store = dict(recorded_options(plan)), plan.survey.store
@@ -70,7 +70,7 @@ def _build_manifest(
         plan.encode.encoding,
         0,
         tuple(columns),
-        origin_of(plan),
+        source_origin(plan),
         normalization=plan.encode.normalization,
         options=options,
         versions={"packstore": packstore.__version__} | encoder.versions(),

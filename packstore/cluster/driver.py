@@ -20,7 +20,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.plan import Plan
-from packstore.packing.report import ConvertReport, palette_classes, unified_of
+from packstore.packing.report import ConvertReport, palette_classes, unified_counts
 from packstore.stores.base import encode_manifest
 from packstore.stores.remote.head import find_newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object
@@ -190,7 +190,7 @@ class Driver:
             ledger=self._plan.survey.ledger,
             resumed=resumed,
             oriented=int(manifest.options.get("exif_oriented") or 0),
-            unified=unified_of(manifest),
+            unified=unified_counts(manifest),
             notes=self._plan.survey.notes,
         )
         return replace(

@@ -16,9 +16,9 @@ from packstore.core.plainjson import Schemas, canonical, from_plain, sha256_json
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore
 from packstore.packing.plan import Plan
-from packstore.packing.records import columns_of
-from packstore.packing.resume import PositionTracker, fingerprint_of
-from packstore.packing.statistics import normalized
+from packstore.packing.records import store_columns
+from packstore.packing.resume import PositionTracker, conversion_fingerprint
+from packstore.packing.statistics import with_statistics
 from packstore.stores.builder.journal import describe_difference
 
 WORK = "_work/"
@@ -35,7 +35,7 @@ class SharedPlan:
 
     Attributes:
         fingerprint: The source, the options and the versions of the software, see
-            :func:`packstore.packing.resume.fingerprint_of`; and ``entries``, the digest of all entries.
+            :func:`packstore.packing.resume.conversion_fingerprint`; and ``entries``, the digest of all entries.
         cuts: Number of entries of each shard.
         normalization: Normalisation of floating-point records.
     """
@@ -151,7 +151,7 @@ def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[P
     mine = SharedPlan(*_list_shards(plan, progress), None)
     stored = run.read(run.plan)
     if stored is None:
-        measured = normalized(plan, plan.options.workers or default_workers(), progress)
+        measured = with_statistics(plan, plan.options.workers or default_workers(), progress)
         mine = replace(mine, normalization=measured.encode.normalization)
         try:
             run.objects.create(run.plan, mine.to_json())
@@ -173,8 +173,8 @@ def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[P
 
 def _fingerprint(plan: Plan) -> dict[str, Any]:
     """Returns the fingerprint of a plan without its normalisation."""
-    encoder = plan.encoder()
-    fingerprint: dict[str, Any] = to_plain(fingerprint_of(plan, encoder, columns_of(plan, encoder)))
+    encoder = plan.make_encoder()
+    fingerprint: dict[str, Any] = to_plain(conversion_fingerprint(plan, encoder, store_columns(plan, encoder)))
     del fingerprint["normalization"]  # it may not be computed yet, and follows from options and source
     return fingerprint
 

@@ -21,7 +21,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.scratch import scratch_folder
 from packstore.core.shards import Shard
 from packstore.objects import ObjectStore
-from packstore.packing.keys import key_hashes
+from packstore.packing.keys import hash_keys
 from packstore.packing.plan import Plan
 from packstore.packing.records import PackedShard, label_of, pack_shard
 from packstore.sources import open_source
@@ -58,7 +58,7 @@ class Job:
 
 def library_versions(plan: Plan) -> dict[str, str]:
     """Returns the versions of the software that makes the records."""
-    return {"packstore": packstore.__version__} | plan.encoder().versions()
+    return {"packstore": packstore.__version__} | plan.make_encoder().versions()
 
 
 def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions: dict[str, str]) -> Job:
@@ -127,7 +127,7 @@ def _upload(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: Objec
     sizes = manifest.records, nbytes, manifest.image.nbytes
     shard = Shard(path.name, *sizes, manifest.records_digest, digest, manifest.digest)
     with open_store(path) as reader:
-        keys = encode_keys(key_hashes([reader]))
+        keys = encode_keys(hash_keys([reader]))
     upload_shard(objects, shard, format.data_file(path))
     columns = {column.name: column.nbytes for column in manifest.columns[1:]}
     return replace(receipt, shard=shard, columns=columns, keys=keys)

@@ -1,4 +1,4 @@
-"""A source as it is to be appended to a store: with the store's class numbers and splits."""
+"""A source adapted to a store to which it is appended: with the store's class numbers and splits."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from packstore.stores.link_files import Location
 
 
 class AddedSource(Source):
-    """Wraps a source.
+    """Wraps a source: maps its class numbers and splits, prefixes its keys, leaves out samples.
 
     Attributes:
-        left_out: Keys of samples that are not listed; with their prefix.
+        left_out: Keys of samples that are left out, prefix included.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class AddedSource(Source):
     ) -> None:
         """
         Args:
-            source: The source, opened.
-            columns: Those of the store, with the classes of both.
-            split_of: Gives the split of the store for that of the source.
-            survey: What is to be taken of the source.
-            store: What tells the state of the store: the digest of its manifest.
-            key_prefix: Put before each key.
+            source: The opened source.
+            columns: The store's columns, with the classes of both.
+            split_of: Maps a split of the source to one of the store.
+            survey: Survey of the samples to add.
+            store: Digest of the store's manifest.
+            key_prefix: Prefix for each key.
         """
         super().__init__(source.path, source.options)
         self.kind = source.kind
@@ -68,13 +68,13 @@ class AddedSource(Source):
 
     @property
     def store(self) -> Reader | None:
-        """The store that the source is, if all of it is taken with the keys that it has."""
+        """Reader of the wrapped store, if the source is a store that is added as a whole with its own keys."""
         if not isinstance(self._source, StoreSource) or self._taken is not None or self._prefix:
             return None
         return self._source.reader
 
     def leave_out(self, keys: set[str]) -> None:
-        """Lists these samples no more."""
+        """Leaves out the samples with these keys from now on."""
         self.left_out = keys
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
@@ -119,7 +119,7 @@ class AddedSource(Source):
         values = dict(found.values)
         for name, numbers in self._sampled.items():
             if values.get(f"{name}_valid", True) and values[name] is not None:
-                values[name] = _renumbered(values[name], numbers)
+                values[name] = _renumber(values[name], numbers)
         return found._replace(values=values)
 
     def stamp(self) -> str:
@@ -129,12 +129,12 @@ class AddedSource(Source):
         self._source.close()
 
     def _original(self, entry: Entry) -> Entry:
-        """The entry as the source lists it, but for splits and labels."""
+        """Restores the source's key of an entry, to read it."""
         return entry._replace(key=entry.key[len(self._prefix) :]) if self._prefix else entry
 
 
-def _renumbered(value: Any, numbers: NDArray[np.int64]) -> Any:
-    """Class numbers, one or several, at rest or as users give them, by other ones; names stay."""
+def _renumber(value: Any, numbers: NDArray[np.int64]) -> Any:
+    """Maps class numbers, stored or as users give them, to new ones; leaves names unchanged."""
     if isinstance(value, bytes | memoryview):
         return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()
     given = np.asarray(value)

@@ -1,4 +1,4 @@
-"""``append``: puts the records of a source into a store that is there, as new shards beside the old ones."""
+"""``append``: adds the records of a source to an existing store, as new shards beside the old ones."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from packstore.packing.append_plan import (
     AppendOptions,
     AppendPlan,
     OnDuplicate,
-    linked_parts,
     new_classes,
+    new_shard_bytes,
     plan_append,
-    request_of,
-    shard_bytes,
+    read_request,
+    shards_to_link,
 )
-from packstore.packing.composing import manifests_of
+from packstore.packing.composing import read_shard_manifests
 from packstore.packing.conversion import run_plan
 from packstore.packing.copying import copy_records
-from packstore.packing.merge import renumbering
-from packstore.packing.plan import counted_options
-from packstore.packing.stand_in import NOTE, note_publishing, published_by, stand_in
+from packstore.packing.merge import class_renumbering
+from packstore.packing.plan import record_counts
+from packstore.packing.stand_in import NOTE, note_publishing, read_published, stand_in
 from packstore.sources.store import StoreSource
 from packstore.stores import create_store, open_store
 from packstore.stores.base import Reader
@@ -53,21 +53,21 @@ from packstore.stores.remote.publish import LostRaceError, publish
 _log = logging.getLogger(__name__)
 
 _TRIES = 20
-"""How often an append to a URL is planned anew because others appended meanwhile."""
+"""Maximum number of times that an append to a URL is planned again after others have changed the store."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AppendReport:
-    """What was put into a store.
+    """Result of an append.
 
     Attributes:
         store: The store.
-        manifest: Its manifest now.
-        added: How many records it has more, by split; ``""`` where it has no splits.
-        duplicates: Samples left out because the store has their keys.
+        manifest: Its new manifest.
+        added: Number of new records by split; ``""`` in a store without splits.
+        duplicates: Number of samples left out because the store has their keys.
         skipped: Bad samples left out by policy.
-        linked: Shards that were taken over as they are; no byte of them was read or written.
-        rewritten: Records of the store that had to be written again, because their shard held several splits.
+        linked: Number of shards that were linked; none of their bytes were read or written.
+        rewritten: Number of the store's records that were rewritten, because their shard contained several splits.
         seconds: How long it took.
         new_classes: Classes that the store did not have, by column.
     """
@@ -116,17 +116,17 @@ def append(
     frames: int | str | None = None,
     progress: bool | ProgressCallback = False,
 ) -> AppendReport:
-    """Puts the records of ``source`` into ``store``, encoded as those that it has, as new shards beside the old ones.
+    """Adds the records of ``source`` to ``store`` as new shards, encoded like the records that it has.
 
-    Who opens the store meanwhile sees the old one, and afterwards the new one. A store of one file becomes a directory
-    whose first shard is that file. Classes that the store does not have get the next numbers.
+    Readers see the old store until the append is complete. A store of one file becomes a directory whose first shard is
+    that file. New classes get the next numbers.
 
     Args:
-        store: The store, or its URL. Of several that append to a URL at once, one is first, and the others read the
-            store again and go on behind it.
-        source: What :func:`packstore.convert` takes. The shards of a store with the same encoding are linked.
-        split: Only this split of ``source``; where that has no splits, the split of the store that its records go to.
-        source_kind: Kind of the source instead of recognising it.
+        store: Path or URL of the store. If several processes append to a URL at once, one publishes first; the others
+            read the store again and append to that.
+        source: Path or URL, as for :func:`packstore.convert`. Shards of a store with the same encoding are linked.
+        split: Only this split of ``source``. If the source has no splits: the store's split for its records.
+        source_kind: Kind of the source; None recognises it.
         labels: CSV with the columns ``file,label`` and optionally ``split``.
         image_key: As for :func:`packstore.convert`.
         label_key: Likewise.
@@ -134,27 +134,27 @@ def append(
         ignore: Likewise.
         columns: Likewise.
         on_duplicate: What to do with a key that the store has: ``raise``, or ``skip`` the sample. ``unchecked`` reads
-            no keys, for a caller who knows that all differ.
-        key_prefix: Put before each key of the source, such as ``week-48/``.
+            no keys; the caller knows that all differ.
+        key_prefix: Prefix for each key of the source, such as ``week-48/``.
         no_new_classes: Refuse a source with a class that the store lacks.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
-        shard_size: About how many bytes of images a new shard has, as for :func:`packstore.convert`; None for as many
-            as the store's largest shard, and for a store of one file a shard for each split.
-        restart: Do not go on from an interrupted run.
-        workers: Threads; None for one a core, and for 32 where the source is a URL.
+        shard_size: About how many bytes of images a new shard has, as for :func:`packstore.convert`; None for the
+            size of the store's largest shard; for a store of one file, one shard per split.
+        restart: Discard the records of an interrupted run.
+        workers: Number of threads; None for one per core, or 32 if the source is a URL.
         decoder: Name of the decoder.
         max_pixels: As for :func:`packstore.convert`.
-        depth: As for :func:`packstore.convert`; None for what was said when the store was packed.
+        depth: As for :func:`packstore.convert`; None for the value with which the store was packed.
         alpha: Likewise.
         frames: Likewise.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        What was added.
+        The report.
 
     Raises:
-        StoreError: The store does not open, or the columns or classes of the source do not fit it.
+        StoreError: The store does not open, or the source's columns or classes do not fit it.
         SourceError: The source cannot be read, or has keys that the store has.
         DestinationError: The store cannot be written, or another process writes to it.
     """
@@ -191,6 +191,8 @@ def append(
 def append_source(
     store: Path, source: Path, options: AppendOptions, progress: ProgressCallback, started: float | None = None
 ) -> AppendReport:
+    """Runs :func:`append` for a path or URL: plans, packs and publishes; resumes an interrupted run, and returns at
+    once if it had finished."""
     started = time.monotonic() if started is None else started
     refuse_empty(store, source)
     if isinstance(store, UrlPath):
@@ -202,11 +204,11 @@ def append_source(
     try:
         finished = work.find_finished_growth()
         work.undo_swap()
-        if finished is not None and finished == request_of(source, options):
+        if finished is not None and finished == read_request(source, options):
             return AppendReport(store, read_manifest(store), {}, 0, (), 0, 0, time.monotonic() - started)
         plan = plan_append(store, source, options, progress, work.path / ADDED)
         with closing(plan.source):
-            report = _run(plan, _pack(plan, work, progress), work, progress, started)
+            report = _publish_shards(plan, _prepare_shards(plan, work, progress), work, progress, started)
     except BaseException:
         if work_path(work.path / ADDED).exists():  # another run can go on from there
             work.release()
@@ -219,13 +221,14 @@ def append_source(
 def _append_at_url(
     url: UrlPath, source: Path, options: AppendOptions, progress: ProgressCallback, started: float
 ) -> AppendReport:
-    """As :func:`append_source`. What is to be added is packed on this machine; of all else, only the keys are read."""
+    """Appends to a store at a URL: packs on this machine, uploads the new shards and publishes a new version; plans
+    again if others published first. Of the store only the keys are read."""
     with stand_in(url) as (place, work):
         note = place.parent / NOTE
-        if (there := published_by(url, note)) is not None and there[0] == request_of(source, options):
+        if (there := read_published(url, note)) is not None and there[0] == read_request(source, options):
             note.unlink()
             return AppendReport(url, there[1], {}, 0, (), 0, 0, time.monotonic() - started)
-        before: tuple[AppendPlan, _Packed] | None = None
+        before: tuple[AppendPlan, _AddedShards] | None = None
         for _ in range(_TRIES):
             head = read_writable_head(url)
             plan = plan_append(url, source, options, progress, work.path / ADDED)
@@ -233,10 +236,10 @@ def _append_at_url(
                 if plan.manifest.digest != head.manifest.digest:
                     continue
                 packed = before[1] if before is not None and _packs_alike(before[0], plan) else None
-                packed = packed or _pack(plan, work, progress)
+                packed = packed or _prepare_shards(plan, work, progress)
                 before = plan, packed
                 try:
-                    report = _run(plan, packed, work, progress, started, head, note)
+                    report = _publish_shards(plan, packed, work, progress, started, head, note)
                 except LostRaceError as error:
                     _log.info("%s: what is there now is read first", error)
                 else:
@@ -246,23 +249,24 @@ def _append_at_url(
 
 
 def _packs_alike(plan: AppendPlan, other: AppendPlan) -> bool:
-    """Whether what was packed for a plan is what another, for a later version of the store, would pack."""
+    """Tells if two plans, for two versions of the store, pack the same records, so that these are packed once."""
     columns = [[column.declared for column in each.columns] for each in (plan, other)]
     same = plan.way == other.way != "link" and columns[0] == columns[1]
     return same and (plan.left_out, plan.added) == (other.left_out, other.added)
 
 
 @dataclass(frozen=True, slots=True)
-class _Packed:
-    """What is added to a store, packed as a store of its own: its shards, its manifest, and what was left out. None
-    where nothing is added."""
+class _AddedShards:
+    """Shards to add to a store, packed or linked; their manifest, and the skipped samples. None if nothing is added."""
 
     parts: ShardList | None
     manifest: Manifest | None
     skipped: tuple[Skipped, ...] = ()
 
 
-def _pack(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> _Packed:
+def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> _AddedShards:
+    """Makes the shards to add: converts samples, copies records, or lists shards to link. Removes leftovers of an
+    interrupted run."""
     remove_unfinished(work.path / KEPT)
     if os.path.lexists(work.path / ADDED):
         if plan.conversion is not None:
@@ -270,27 +274,29 @@ def _pack(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> 
         remove_unfinished(work.path / ADDED)
     if plan.conversion is not None:
         report = run_plan(plan.conversion, progress)
-        return _Packed(list_shards(work.path / ADDED, report.manifest), report.manifest, report.skipped)
+        return _AddedShards(list_shards(work.path / ADDED, report.manifest), report.manifest, report.skipped)
     if not plan.added or not isinstance(plan.source, StoreSource):
-        return _Packed(None, None)
+        return _AddedShards(None, None)
     other = plan.source.manifest
     if plan.way == "link":
-        return _Packed(linked_parts(plan, other), other, other.skipped)
-    other = _copy(plan, plan.source.reader, work.path / ADDED, progress)
-    return _Packed(list_shards(work.path / ADDED, other), other, other.skipped)
+        return _AddedShards(shards_to_link(plan, other), other, other.skipped)
+    other = _copy_records(plan, plan.source.reader, work.path / ADDED, progress)
+    return _AddedShards(list_shards(work.path / ADDED, other), other, other.skipped)
 
 
-def _run(
+def _publish_shards(
     plan: AppendPlan,
-    packed: _Packed,
+    packed: _AddedShards,
     work: WorkDirectory,
     progress: ProgressCallback,
     started: float,
     there: RemoteHead | None = None,
     note: Path | None = None,
 ) -> AppendReport:
-    """Puts what is packed into the store. ``there`` is the store's head, where it is at a URL; ``note`` then a file
-    that says what is about to be published."""
+    """Adds the packed shards to the store, publishes it, and returns the report.
+
+    ``there`` is the head of a store at a URL; ``note`` is then the file in which the version to be published is noted.
+    """
     manifest, store = plan.manifest, plan.store
     added, other, skipped = packed.parts, packed.manifest, packed.skipped
     if added is None or other is None:
@@ -298,15 +304,15 @@ def _run(
     own = list_shards(store, manifest, None if there is None else [f"{store}/{name}" for name in there.shards])
     first_new = int(own.rows["number"].max()) + 1
     order = [split.name for split in manifest.splits]
-    parts, rewritten = _joined(own, added, first_new).group_by_split(order), 0
+    parts, rewritten = _join_shards(own, added, first_new).group_by_split(order), 0
     if parts is None:
-        rewritten, again = _write_again(plan, own, work, progress)
-        parts = _joined(again, added, first_new).group_by_split(order)
+        rewritten, again = _split_mixed_shards(plan, own, work, progress)
+        parts = _join_shards(again, added, first_new).group_by_split(order)
         assert parts is not None
-    totals = [replace(c, nbytes=c.nbytes + _nbytes(other, c, added, plan)) for c in plan.columns]
+    totals = [replace(c, nbytes=c.nbytes + _added_nbytes(other, c, added, plan)) for c in plan.columns]
     options = dict(manifest.options)
     whole = int(added.rows["records"].sum()) == other.records  # else nobody has counted its part
-    for name, count in counted_options(other).items() if whole else ():
+    for name, count in record_counts(other).items() if whole else ():
         options[name] = int(options.get(name) or 0) + count
     head = build_head(
         manifest,
@@ -314,7 +320,7 @@ def _run(
         totals,
         options=options,
         skipped=(*manifest.skipped, *skipped),
-        versions=_versions(manifest, other),
+        versions=_merge_versions(manifest, other),
     )
     progress(Progress("publish", 0, 1, 0))
     if there is None:
@@ -341,26 +347,26 @@ def _run(
     )
 
 
-def _copy(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallback) -> Manifest:
-    """Copies the records of a store that is like this one to new shards, with this one's numbers of classes."""
+def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallback) -> Manifest:
+    """Copies records of a store with equal columns to new shards at ``path``; maps class numbers to this store's."""
     other, total = reader.manifest, sum(plan.added.values())
     done = done_bytes = 0
 
-    def copied(records: int, nbytes: int) -> None:
+    def report_copied(records: int, nbytes: int) -> None:
         nonlocal done, done_bytes
         done, done_bytes = done + records, done_bytes + nbytes
         progress(Progress("copy", done, total, done_bytes))
 
-    labels = renumbering(other.columns, plan.columns)
+    labels = class_renumbering(other.columns, plan.columns)
     links = partial(link_values, folder=links_from(plan.manifest, plan.store))
     with create_store(
         path,
         format=plan.manifest.format,
         encoding=other.encoding,
         columns=[replace(column, nbytes=0, digest=None) for column in plan.columns],
-        shard_size=shard_bytes(plan),
+        shard_size=new_shard_bytes(plan),
     ) as builder:
-        options = {k: v for k, v in other.options.items() if k not in counted_options(other)}
+        options = {k: v for k, v in other.options.items() if k not in record_counts(other)}
         builder.describe(
             origin=other.origin, normalization=other.normalization, options=options, versions=other.versions
         )
@@ -369,29 +375,29 @@ def _copy(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallba
             records = np.arange(start, stop)
             if plan.left_out:
                 records = records[[reader.key(i) not in plan.left_out for i in records.tolist()]]
-            copy_records(reader, records, builder, plan.split_of(name), labels, copied, links)
-        return builder.commit(counted=counted_options(other) if total == other.records else {})
+            copy_records(reader, records, builder, plan.split_of(name), labels, report_copied, links)
+        return builder.commit(counted=record_counts(other) if total == other.records else {})
 
 
-def _joined(own: ShardList, added: ShardList, first_new: int) -> ShardList:
-    """The store's own shards, and those that are added under the numbers that follow."""
+def _join_shards(own: ShardList, added: ShardList, first_new: int) -> ShardList:
+    """Appends the added shards to the store's own, with the numbers that follow."""
     own_numbers = own.rows["number"].tolist()
     first = max(first_new, max(own_numbers) + 1)
     return own + added.renumber(range(first, first + len(added)))
 
 
-def _write_again(
+def _split_mixed_shards(
     plan: AppendPlan, own: ShardList, work: WorkDirectory, progress: ProgressCallback
 ) -> tuple[int, ShardList]:  # fmt: skip
-    """Writes the shards that hold several splits again, one for each. Returns how many records that were, and all
-    shards of the store as they are then."""
+    """Rewrites the shards that contain several splits as one shard per split. Returns the number of rewritten
+    records, and the list of all shards after that."""
     manifest = plan.manifest
     mixed = [number for number, runs in enumerate(own.runs) if len(runs) > 1]
     ends = own.rows["records"].cumsum().tolist()
     total = sum(int(own.rows["records"][number]) for number in mixed)
     done, links = 0, partial(link_values, folder=links_from(manifest, plan.store))
 
-    def copied(records: int, nbytes: int) -> None:
+    def report_copied(records: int, nbytes: int) -> None:
         nonlocal done
         done += records
         progress(Progress("copy", done, total, nbytes))
@@ -413,12 +419,12 @@ def _write_again(
             for name, count in own.runs[number]:
                 builder.cut()
                 records = np.arange(start, start + count)
-                copy_records(reader, records, builder, name, copied=copied, links=links)
+                copy_records(reader, records, builder, name, copied=report_copied, links=links)
                 start += count
         written = builder.commit(
             origin=manifest.origin,
             normalization=manifest.normalization,
-            options={k: v for k, v in manifest.options.items() if k not in counted_options(manifest)},
+            options={k: v for k, v in manifest.options.items() if k not in record_counts(manifest)},
             versions=manifest.versions,
         )
     fresh = list_shards(work.path / KEPT, written)
@@ -435,8 +441,8 @@ def _write_again(
     return total, parts
 
 
-def _nbytes(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
-    """Bytes of the values of a column in what is added."""
+def _added_nbytes(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
+    """Returns the bytes of a column's values in the added shards."""
     whole = other.column(column.name).nbytes
     if column.kind == "fixed":
         return column.record_nbytes * int(added.rows["records"].sum())
@@ -445,11 +451,11 @@ def _nbytes(other: Manifest, column: Column, added: ShardList, plan: AppendPlan)
     if int(added.rows["records"].sum()) == other.records:
         return whole
     assert isinstance(plan.source, StoreSource)
-    return sum(part.column(column.name).nbytes for part in manifests_of(added, other.format))
+    return sum(part.column(column.name).nbytes for part in read_shard_manifests(added, other.format))
 
 
-def _versions(manifest: Manifest, other: Manifest) -> dict[str, str]:
-    """Of both; where they differ, one after the other."""
+def _merge_versions(manifest: Manifest, other: Manifest) -> dict[str, str]:
+    """Joins the versions of both manifests; versions of one library that differ are listed, separated by commas."""
     versions = dict(manifest.versions)
     for name, version in other.versions.items():
         known = versions.setdefault(name, version).split(", ")

@@ -1,4 +1,4 @@
-"""Plans an append: which records of a source go into a store, and how they become like those that it has."""
+"""Plans an append: which records of a source are added to a store, and how they are encoded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from packstore.packing.added_source import AddedSource
 from packstore.packing.keys import StoreKeys, repeated_keys
 from packstore.packing.known_records import count_same
 from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import Plan, encode_options, plan_of
-from packstore.packing.records import columns_of
+from packstore.packing.plan import Plan, encode_options, plan_source
+from packstore.packing.records import store_columns
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Source, Survey
 from packstore.sources.store import StoreSource
@@ -78,22 +78,22 @@ class AppendOptions:
 
 @dataclass(frozen=True, slots=True)
 class AppendPlan:
-    """What is to be done for :func:`packstore.append`.
+    """Plan of an append.
 
     Attributes:
         store: The store.
         manifest: Its manifest.
-        columns: Its columns afterwards: with all classes.
+        columns: Its columns after the append, with all classes.
         source: The opened source.
-        way: ``link`` its shards or ``copy`` its records, where it is a store like this one, or ``convert`` its samples.
-        conversion: How its samples become records; None where they are not converted.
+        way: ``link`` the shards or ``copy`` the records of a store with equal columns, or ``convert`` the samples.
+        conversion: Plan of the conversion; None unless ``way`` is ``convert``.
         left_out: Keys of samples that are left out because the store has them.
-        added: Records by split; with bad samples among them.
-        duplicates: Samples that are left out because the store has their keys.
-        estimate_bytes: About how much the store grows.
-        options: As given.
-        request: What tells this command from another.
-        split_of: Gives the split of the store for one of the source.
+        added: Number of records by split, bad samples included.
+        duplicates: Number of samples that are left out because the store has their keys.
+        estimate_bytes: Estimated growth of the store on disk.
+        options: The options.
+        request: Source and options, by which the same command is recognised when it runs again.
+        split_of: Maps a split of the source to the split of the store.
     """
 
     store: Path
@@ -118,21 +118,23 @@ def plan_append(
     progress: ProgressCallback = no_progress,
     place: Path | None = None,
 ) -> AppendPlan:
-    """Examines both and writes nothing; the caller closes the plan's source. See :func:`append` for errors.
+    """Plans an append: opens source and store, and compares them. Writes nothing; the caller closes the plan's
+    source.
 
-    ``place`` is where the samples are to be packed to; None for a dry run."""
+    Raises as :func:`packstore.append`. ``place`` is the path at which the samples will be packed; None for a dry run.
+    """
     if source.resolve() == store.resolve():  # of a URL it is the URL
         raise UsageError(f"{printable(str(store))} cannot be appended to itself")
     manifest = read_manifest(store)
-    opened = _open(source, options)
+    opened = _open_source(source, options)
     try:
-        survey = opened.survey(_taken(opened, options.split), progress)
+        survey = opened.survey(_split_to_take(opened, options.split), progress)
         ask_about_left(opened, survey)
-        split_of = _splits(manifest, survey, options.split, str(source), str(store))
+        split_of = _split_mapping(manifest, survey, options.split, str(source), str(store))
         columns = _merged_columns(manifest, survey, str(store), str(source))
         if options.no_new_classes:
             _refuse_new_classes(new_classes(manifest.columns, columns), str(store), str(source))
-        request = _told(opened, survey, options)
+        request = _make_request(opened, survey, options)
         plan = AppendPlan(
             store, manifest, columns, opened, "convert", None, frozenset(), {}, 0, 0, options, request, split_of
         )
@@ -142,11 +144,11 @@ def plan_append(
         where = beside / f".{store.name}.added" if place is None else place
         if options.on_duplicate != "unchecked":
             with open_store(store) as reader:
-                keys = _duplicates(reader, wrapped)
+                keys = _find_duplicates(reader, wrapped)
                 if keys and options.on_duplicate == "raise":
-                    conversion = plan_of(wrapped, where, _convert_options(plan), progress)
+                    conversion = plan_source(wrapped, where, _convert_options(plan), progress)
                     _refuse_other_columns(plan, conversion)
-                    raise _duplicate_keys(plan, keys, count_same(reader, conversion, keys, progress))
+                    raise _duplicates_error(plan, keys, count_same(reader, conversion, keys, progress))
                 wrapped.leave_out(keys)
         found = wrapped.survey()
         duplicates = survey.records - found.records
@@ -155,12 +157,12 @@ def plan_append(
         )  # fmt: skip
         if not found.records:
             return replace(plan, added={})
-        if other is not None and not duplicates and not options.key_prefix and _linkable(plan, other):
+        if other is not None and not duplicates and not options.key_prefix and _can_link(plan, other):
             return replace(plan, way="link")
-        if other is not None and not options.key_prefix and _alike(plan, other):
+        if other is not None and not options.key_prefix and _same_records(plan, other):
             nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
             return replace(plan, way="copy", estimate_bytes=nbytes)
-        conversion = plan_of(wrapped, where, _convert_options(plan), progress)
+        conversion = plan_source(wrapped, where, _convert_options(plan), progress)
         conversion = replace(conversion, links_from=links_from(manifest, store))
         _refuse_other_columns(plan, conversion)
         return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
@@ -169,7 +171,7 @@ def plan_append(
         raise
 
 
-def _open(source: Path, options: AppendOptions) -> Source:
+def _open_source(source: Path, options: AppendOptions) -> Source:
     return open_source(
         source,
         kind=options.source_kind,
@@ -185,30 +187,33 @@ def _open(source: Path, options: AppendOptions) -> Source:
     )
 
 
-def request_of(source: Path, options: AppendOptions) -> dict[str, Any]:
-    """What tells one command from another, for a run that was killed at the very end; values as JSON has them."""
-    with closing(_open(source, options)) as opened:
-        return _told(opened, opened.survey(_taken(opened, options.split)), options)
+def read_request(source: Path, options: AppendOptions) -> dict[str, Any]:
+    """Opens and surveys the source; returns its request, by which a killed run of the same command is recognised.
+    JSON values."""
+    with closing(_open_source(source, options)) as opened:
+        return _make_request(opened, opened.survey(_split_to_take(opened, options.split)), options)
 
 
-def _told(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
+def _make_request(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
+    """Builds the request of an opened source."""
     found = {"source": source.identity(), "split": options.split, "stamp": source.stamp()}
     found["key_prefix"] = options.key_prefix
     return found | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
 
 
-def _taken(source: Source, split: str | None) -> str | None:
-    """The split to take of a source; None for all of one that has none."""
+def _split_to_take(source: Source, split: str | None) -> str | None:
+    """Returns the split to read from a source; None to read all of it, also if it has no splits."""
     if split is None:
         return None
     names = list(source.survey().splits)
     return None if names == [""] else split
 
 
-def _splits(
+def _split_mapping(
     manifest: Manifest, survey: Survey, split: str | None, source: str, store: str
 ) -> Callable[[str], str]:  # fmt: skip
-    """Gives the split of the store for one of the source. Raises :class:`UsageError` where they do not go together."""
+    """Returns a function that maps a split of the source to one of the store. Raises :class:`UsageError` if one of
+    them has splits and the other has not, and ``split`` does not say how to map them."""
     own = [s.name for s in manifest.splits]
     named = [name for name in survey.splits if name]
     if own and not named:
@@ -231,7 +236,7 @@ def _splits(
 
 
 def _merged_columns(manifest: Manifest, survey: Survey, store: str, source: str) -> tuple[Column, ...]:
-    """The columns of the store with the classes of the source, too."""
+    """Returns the store's columns, with the source's classes added."""
     given = {column.name: column for column in survey.columns}
     columns = []
     for column in manifest.columns:
@@ -243,12 +248,13 @@ def _merged_columns(manifest: Manifest, survey: Survey, store: str, source: str)
 
 
 def new_classes(before: Sequence[Column], after: Sequence[Column]) -> dict[str, tuple[str, ...]]:
-    """Returns, by column, the classes that it did not have before."""
+    """Returns the classes of each column that were added."""
     added = {a.name: (a.classes or ())[len(b.classes or ()) :] for b, a in zip(before, after, strict=True)}
     return {name: classes for name, classes in added.items() if classes}
 
 
 def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source: str) -> None:
+    """Raises :class:`StoreError` if there are new classes."""
     for name, classes in added.items():
         some = ", ".join(map(printable, classes[:10])) + (", …" if len(classes) > 10 else "")
         raise StoreError(
@@ -257,8 +263,8 @@ def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source
         )
 
 
-def _alike(plan: AppendPlan, other: Manifest) -> bool:
-    """Whether the records of another store can be taken as they are, but for the numbers of classes."""
+def _same_records(plan: AppendPlan, other: Manifest) -> bool:
+    """Tells if records of another store can be copied unchanged, except for class numbers."""
     manifest, exif = plan.manifest, "exif_transpose"
     own, others = ({c.name: replace(c, classes=None).declared for c in each} for each in (plan.columns, other.columns))
     return (
@@ -269,34 +275,34 @@ def _alike(plan: AppendPlan, other: Manifest) -> bool:
     )
 
 
-def _linkable(plan: AppendPlan, other: Manifest) -> bool:
-    """Whether the shards of another store can be taken as they are."""
+def _can_link(plan: AppendPlan, other: Manifest) -> bool:
+    """Tells if the shards of another store can be linked unchanged."""
     same = other.format == plan.manifest.format and same_columns(other.columns, plan.columns)
     absolute = links_from(plan.manifest, plan.store) is links_from(other, plan.source.path) is None
-    return same and absolute and _alike(plan, other) and linked_parts(plan, other) is not None
+    return same and absolute and _same_records(plan, other) and shards_to_link(plan, other) is not None
 
 
-def linked_parts(plan: AppendPlan, other: Manifest) -> ShardList | None:
-    """The shards of another store that are taken as they are, under the names of splits that they get; None where one
-    would come between the records of a split."""
-    chosen = _taken_parts(plan, other)
+def shards_to_link(plan: AppendPlan, other: Manifest) -> ShardList | None:
+    """Returns the shards of another store to link, with their splits in this store; None if a shard would interrupt
+    the records of a split."""
+    chosen = _shards_of_split(plan, other)
     if chosen is None:
         return None
     if isinstance(plan.source.path, UrlPath) and other.shards is None:
-        return None  # nobody knows its digest
+        return None  # its digest is not known
     assert isinstance(plan.source, StoreSource)
     added = list_shards(plan.source.path, other, plan.source.reader.part_places()).take(chosen)
     runs = [tuple((plan.split_of(name), count) for name, count in runs) for runs in added.runs]
     added = replace(added, runs=runs)
-    own = list_shards(plan.store, plan.manifest)  # of which only the splits count
-    # A shard of the store that holds several splits is written again, as one for each.
+    own = list_shards(plan.store, plan.manifest)  # only for the splits
+    # A shard of the store with several splits will be rewritten as one shard per split.
     each = own.take([number for number, runs in enumerate(own.runs) for _ in runs])
     each = replace(each, runs=[(run,) for runs in own.runs for run in runs])
     return added if (each + added).group_by_split(split.name for split in plan.manifest.splits) is not None else None
 
 
-def _taken_parts(plan: AppendPlan, other: Manifest) -> list[int] | None:
-    """Which shards of a store are those of the split that is asked for; None where one holds others, too."""
+def _shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None:
+    """Returns the numbers of the shards that contain only the requested split; None if one contains others too."""
     split = plan.options.split
     if split is None or not other.splits:
         return list(range(1 if other.shards is None else len(other.shards)))
@@ -310,7 +316,7 @@ def _taken_parts(plan: AppendPlan, other: Manifest) -> list[int] | None:
 
 
 def _convert_options(plan: AppendPlan) -> ConvertOptions:
-    """How samples become records like those of the store."""
+    """Returns the options that encode samples like the store's records."""
     manifest, options = plan.manifest, plan.options
     other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
     encode = encode_options(manifest)
@@ -330,7 +336,7 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
     return ConvertOptions(
         encoding=manifest.encoding,
         format=manifest.format,
-        shard_size=shard_bytes(plan),
+        shard_size=new_shard_bytes(plan),
         check=options.check,
         on_error=options.on_error,
         restart=options.restart,
@@ -347,8 +353,8 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
     )
 
 
-def shard_bytes(plan: AppendPlan) -> int:
-    """Bytes of images a new shard."""
+def new_shard_bytes(plan: AppendPlan) -> int:
+    """Returns the maximum bytes of images of a new shard."""
     size, shards = plan.options.shard_size, plan.manifest.shards
     if isinstance(size, str):
         return parse_bytes(size)
@@ -358,9 +364,10 @@ def shard_bytes(plan: AppendPlan) -> int:
 
 
 def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
-    """Raises :class:`StoreError` where the records would not be like those of the store."""
+    """Raises :class:`StoreError` if columns, normalisation or EXIF handling of the new records differ from the
+    store's."""
     manifest = plan.manifest
-    made = {column.name: column for column in columns_of(conversion, conversion.encoder())}
+    made = {column.name: column for column in store_columns(conversion, conversion.make_encoder())}
     names = list(made)
     for column in plan.columns:
         other = made.pop(column.name, None)
@@ -368,8 +375,8 @@ def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
             raise StoreError(f"{printable(str(plan.store))} has a column {column.name!r}, the source has none")
         if other.declared != column.declared:
             raise StoreError(
-                f"column {column.name!r} of {printable(str(plan.store))} holds {_described(column)}, of the source "
-                f"{_described(other)}"
+                f"column {column.name!r} of {printable(str(plan.store))} holds {_describe_column(column)}, of the "
+                f"source {_describe_column(other)}"
             )
     if made:
         raise StoreError(f"the source has a column {next(iter(made))!r}, {printable(str(plan.store))} has none")
@@ -379,24 +386,25 @@ def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
     found = conversion.encode.normalization, conversion.encode.exif_transpose
     if found != (manifest.normalization, bool(manifest.options.get("exif_transpose"))):
         raise StoreError(
-            f"the images of the source are normalised or turned otherwise than those of {printable(str(plan.store))}"
+            f"normalisation or EXIF handling of the source's images differs from {printable(str(plan.store))}"
         )
 
 
-def _described(column: Column) -> str:
+def _describe_column(column: Column) -> str:
     shape = " x ".join(map(str, column.shape)) or "one value"
     return f"{column.type}, {column.kind} {column.dtype} {shape}" + (f" ({column.layout})" if column.layout else "")
 
 
-def _duplicates(reader: Reader, source: AddedSource) -> set[str]:
-    """The keys of a source that a store has."""
+def _find_duplicates(reader: Reader, source: AddedSource) -> set[str]:
+    """Returns the keys that both source and store have."""
     if source.store is not None:
         return set(repeated_keys([reader, source.store]))
     keys = StoreKeys(reader)
     return {entry.key for entry in source.entries() if entry.key in keys}
 
 
-def _duplicate_keys(plan: AppendPlan, keys: set[str], same: int) -> SourceError:
+def _duplicates_error(plan: AppendPlan, keys: set[str], same: int) -> SourceError:
+    """Returns the error for duplicate keys; ``same`` of them have equal content."""
     some = ", ".join(printable(key) for key in sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
     differ = len(keys) - same
     found = (

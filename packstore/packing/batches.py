@@ -1,4 +1,4 @@
-"""Turns samples into records, batch by batch, in the threads of a conversion."""
+"""Packs samples into records, batch by batch, in the threads of a conversion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packstore.core.errors import CorruptRecordError, SampleError, SourceError, 
 from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
-from packstore.packing.values import AtRest, nbytes_at_rest
+from packstore.packing.values import ValueConverter, stored_nbytes
 from packstore.sources.base import Entry, Sample, Source
 from packstore.stores.link_files import FileState, LinkedFiles, Location, file_state, is_url
 from packstore.stores.linked import relative_link
@@ -30,7 +30,7 @@ _PNG, _PALETTE = b"\x89PNG\r\n\x1a\n", 3  # its colour type is byte 25
 
 
 class Link(NamedTuple):
-    """Where a record lies: the values of :data:`packstore.core.column.LINK_COLUMNS`, in their order."""
+    """Location of a linked record: the values of :data:`packstore.core.column.LINK_COLUMNS`, in their order."""
 
     file: str
     offset: int
@@ -39,27 +39,26 @@ class Link(NamedTuple):
     file_modified: int
 
 
-class Packed(NamedTuple):
-    """A finished batch, or a part of one; the first five lists are parallel.
+class PackedBatch(NamedTuple):
+    """PackedBatch records of a batch, or of a part of it. The first five lists are parallel.
 
     Attributes:
         entries: The entries that became records.
-        records: Their bytes.
-        checksums: The XXH3-64 of each.
-        shapes: The shape of each, None where it does not vary.
-        values: What each has at rest in the columns whose values come with samples, and its ``key``; empty where the
-            source gives no such samples.
-        seen: All entries that were read, in order, including the skipped ones.
-        skipped: The skipped ones, and why.
-        source_bytes: Bytes of all of them in the source.
+        records: Bytes of each record; empty bytes if it is linked.
+        checksums: XXH3-64 of each record.
+        shapes: Shape of each record; None if all records have one shape.
+        values: Stored values of each sample, ``key`` among them; empty if the source yields images alone.
+        seen: All entries that were read, in order, the skipped ones included.
+        skipped: The skipped entries, with reasons.
+        source_bytes: Bytes of all read entries in the source.
         record_bytes: Bytes of the records.
-        kept: Why files were kept as they are that should have been rewritten, for each.
+        kept: Reasons why progressive files could not be made baseline, one per file.
         palette: Positions in ``seen`` of PNG files with a palette.
-        oriented: Positions in ``seen`` of those that have an EXIF orientation by which they are to be turned.
-        unified: Positions in ``seen`` of images of other modes that lost nothing by the store's, and how, see
-            :data:`packstore.images.losses.UNIFIED`.
-        indexes: The seek index of each record; None where the store has none.
-        links: Where each record lies; None where the store holds the records themselves.
+        oriented: Positions in ``seen`` of images whose EXIF orientation asks for a rotation or flip.
+        unified: Positions in ``seen`` of images of other modes converted to the store's without loss, each with the
+            conversion's name, see :data:`packstore.images.losses.UNIFIED`.
+        indexes: Seek index of each record; None for a store without.
+        links: Location of each record; None unless the store is linked.
     """
 
     entries: list[Entry]
@@ -83,13 +82,13 @@ def pack(
     batch: list[Entry],
     source: Source,
     encoder: Encoder,
-    at_rest: AtRest,
+    converter: ValueConverter,
     skip: bool,
     index: bool = False,
     linker: Linker | None = None,
-) -> Iterator[Packed]:
-    """Yields the records of ``batch`` in parts of about 4 MiB, with seek indexes if ``index``, and with the places
-    where they lie if there is a ``linker``. Raises at a bad sample unless ``skip``."""
+) -> Iterator[PackedBatch]:
+    """Reads and encodes ``batch``; yields its records in parts of about 4 MiB. Raises at a bad sample, or skips it
+    if ``skip``. Adds seek indexes if ``index``, and locations if there is a ``linker``."""
     read, nbytes, checksum = source.read, source.nbytes, xxhash.xxh3_64_intdigest
     remaining = zip(batch, source.read_together(batch), strict=True)
     while True:
@@ -112,20 +111,20 @@ def pack(
             seen.append(entry)
             number = None
             try:
-                place = None if linker is None else linker.place(entry, states)
+                place = None if linker is None else linker.locate(entry, states)
                 found = read(entry) if together is None else together
                 if isinstance(found, Sample):
                     number = found.number
-                    # The sample may lie in ``ref``, and nobody needs it any more.
+                    # ``ref`` may contain the sample: drop it, to free its memory.
                     entry = seen[-1] = Entry(entry.key, entry.split, entry.labels, entry.size_bytes, None)
                     key = entry.key if found.key is None else found.key
-                    values_at_rest = at_rest(key, found)
+                    stored_values = converter(key, found)
                     image = found.image
                 else:
                     key, image = entry.key, found
                 record, shape, reason, turned, how = encoder(key, image)
-                if at_rest.masks and isinstance(found, Sample):
-                    at_rest.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
+                if converter.masks and isinstance(found, Sample):
+                    converter.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except (SampleError, CorruptRecordError) as error:
                 reason = error.reason if isinstance(error, SampleError) else str(error)
                 reason = reason if number is None else f"sample {number}: {reason}"
@@ -139,14 +138,14 @@ def pack(
             entries.append(entry)
             if linker is not None and place is not None:
                 links.append(linker.link(entry.key, place, record, states))
-            # What is not needed any more leaves its memory to the next: fetching new memory takes longer than reading.
+            # A record that is only linked is dropped: reusing its memory is faster than allocating new memory.
             records.append(record if place is None or index else b"")
             checksums.append(checksum(record))
             shapes.append(shape)
             record_bytes += len(record)
             if isinstance(found, Sample):
-                values.append(values_at_rest)
-                record_bytes += nbytes_at_rest(values_at_rest)
+                values.append(stored_values)
+                record_bytes += stored_nbytes(stored_values)
             if reason is not None:
                 kept.append(reason)
             if type(image) is bytes and image.startswith(_PNG) and image[25] == _PALETTE:
@@ -161,28 +160,30 @@ def pack(
             return
         if linker is not None:
             links = linker.finish(links, states)
-        yield Packed(
+        yield PackedBatch(
             *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
             *(palette, oriented, unified, make_indexes(records) if index else None, None if linker is None else links),
         )
 
 
 class Linker:
-    """Says where records lie, and proves that their files stayed as they were while they were read."""
+    """Computes links to records, and verifies that their files did not change while they were read."""
 
     def __init__(self, source: Source, folder: Path | None) -> None:
-        """``folder`` is where relative links begin; None for absolute ones."""
+        """``folder`` is the base of relative links; None for absolute links."""
         self._source = source
         self._folder = folder
         self._files = LinkedFiles()
 
-    def place(self, entry: Entry, states: dict[str, FileState]) -> Location:
-        """Where a sample lies that is about to be read; the file's state goes into ``states``.
+    def locate(self, entry: Entry, states: dict[str, FileState]) -> Location:
+        """Locates a sample before it is read, and notes the state of its file in ``states``.
 
-        Raises :class:`UsageError` if it is no range of a file, and :class:`SampleError` if its file is gone."""
+        Raises :class:`UsageError` if the sample is not a byte range of a file, and :class:`SampleError` if the file is
+        gone.
+        """
         found = self._source.locate(entry)
         if found is None:
-            raise self._refused(entry.key)
+            raise self._not_linkable(entry.key)
         if found.path not in states:
             try:
                 states[found.path] = file_state(found.path) if found.state is None else found.state
@@ -192,7 +193,7 @@ class Linker:
         return found
 
     def link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
-        """The link to a record, which was read since. Raises as :meth:`place`."""
+        """Returns the link to a record that has been read. Raises as :meth:`locate`."""
         path, offset, _, within = place
         if within is not None:
             try:
@@ -201,17 +202,19 @@ class Linker:
                 raise SampleError(key, f"cannot be linked: {error}") from None
             offset = file.find(record, offset, offset + within) if isinstance(file, mmap.mmap) else -1
             if offset < 0:
-                raise self._refused(key)
+                raise self._not_linkable(key)
         return Link(path, offset, len(record), *states[path])
 
-    def _refused(self, key: str) -> UsageError:
+    def _not_linkable(self, key: str) -> UsageError:
+        """Returns the error for a sample that is not a plain byte range of a file."""
         return UsageError(
             f"{printable(key)} cannot be linked: in this source ({self._source.kind}) it is no plain range of bytes of "
             "a file, as in compressed archives and shards; pack without --link"
         )
 
     def finish(self, links: list[Link], states: dict[str, FileState]) -> list[Link]:
-        """The links as they are stored. Raises :class:`SourceError` if a file has changed since its state was taken."""
+        """Returns the links in stored form, relative if so configured. Raises :class:`SourceError` if a file changed
+        since its state was noted."""
         for path, state in states.items():
             if not is_url(path) and file_state(path) != state:  # a source at a URL looks at its objects in the end
                 raise SourceError(f"{printable(path)} changed while it was read; link it when nothing writes to it")
@@ -221,10 +224,10 @@ class Linker:
         return [link._replace(file=relative[link.file]) for link in links]
 
 
-def batches(
+def split_batches(
     entries: Iterable[Entry], max_records: int, max_bytes: int, nbytes: Callable[[Entry], int]
 ) -> Iterator[list[Entry]]:
-    """Entries in lists of at most ``max_records`` and about ``max_bytes``, by the ``nbytes`` of each."""
+    """Groups entries into lists of at most ``max_records`` entries and about ``max_bytes`` bytes."""
     batch: list[Entry] = []
     size = 0
     for entry in entries:

@@ -1,4 +1,4 @@
-"""New stores made of records that others hold: whole shards are linked, single records copied byte for byte."""
+"""Makes new stores from the records of existing ones: links whole shards, copies single records byte for byte."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """Records that are copied.
+class CopiedRecords:
+    """Piece of a composition: records of one store that are copied into one split.
 
     Attributes:
-        reader: Of the store that has them.
-        records: ``int64``, which, in order.
+        reader: Reader of the store that contains them.
+        records: ``int64``, their numbers, in order.
         split: Their split in the new store; ``""`` for none.
-        labels: New class numbers by column, see :func:`packstore.packing.copying.copy_records`.
+        labels: Maps of class numbers by column, see :func:`packstore.packing.copying.copy_records`.
     """
 
     reader: Reader
@@ -53,18 +53,18 @@ class Copied:
 
     @property
     def count(self) -> int:
-        """How many records."""
+        """Number of records."""
         return len(self.records)
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
-    """Shards that are linked: of one store, all in one split of the new one.
+class LinkedShards:
+    """Piece of a composition: shards of one store that are linked into one split.
 
     Attributes:
         parts: The shards.
         split: Their split in the new store; ``""`` for none.
-        manifest: Of the store that has them.
+        manifest: Manifest of the store that contains them.
     """
 
     parts: ShardList
@@ -73,26 +73,26 @@ class Linked:
 
     @property
     def count(self) -> int:
-        """How many records."""
+        """Number of records."""
         return int(self.parts.rows["records"].sum())
 
 
-Piece = Copied | Linked
+Piece = CopiedRecords | LinkedShards
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A new store and what it is made of.
+    """Plan of a new store: its pieces, columns and destination.
 
     Attributes:
-        destination: Where it goes.
-        base: What its manifest says beyond records: format, encoding, origin, options.
+        destination: Path or URL of the new store.
+        base: Manifest from which it takes format, encoding, origin and options.
         columns: Its columns.
-        pieces: Its records in order; those of a split follow each other.
-        sharded: Whether it is a directory of shards even if nothing is linked.
-        shard_size: Bytes of images after which a new shard begins; None for one a piece.
+        pieces: Its records in order, split after split.
+        sharded: Make a directory of shards even if nothing is linked.
+        shard_size: Bytes of images after which a new shard begins; None for one shard a piece.
         overwrite: Replace a store at the destination.
-        moved: How many records come from one split to another, by both.
+        moved: Number of records that change their split, by (old split, new split).
     """
 
     destination: Path
@@ -110,28 +110,28 @@ class Composition:
 
     @property
     def copied_records(self) -> int:
-        return sum(piece.count for piece in self.pieces if isinstance(piece, Copied))
+        return sum(piece.count for piece in self.pieces if isinstance(piece, CopiedRecords))
 
     @property
     def linked_records(self) -> int:
-        return sum(piece.count for piece in self.pieces if isinstance(piece, Linked))
+        return sum(piece.count for piece in self.pieces if isinstance(piece, LinkedShards))
 
     @property
     def linked_shards(self) -> int:
-        return sum(len(piece.parts) for piece in self.pieces if isinstance(piece, Linked))
+        return sum(len(piece.parts) for piece in self.pieces if isinstance(piece, LinkedShards))
 
     @property
     def estimate_bytes(self) -> int:
-        """About what the new store takes on disk; links take nothing."""
+        """Estimated size on disk of the new store; links take nothing."""
         total = int(FORMATS[self.base.format].overhead_bytes)
         for piece in self.pieces:
-            if isinstance(piece, Copied):
+            if isinstance(piece, CopiedRecords):
                 manifest = piece.reader.manifest
                 total += sum(c.nbytes for c in manifest.columns) * len(piece.records) // max(1, manifest.records)
         return total
 
-    def check(self) -> None:
-        """Raises :class:`StoreError` without records, :class:`DestinationError` without room."""
+    def check_writable(self) -> None:
+        """Raises :class:`StoreError` if there are no records, :class:`DestinationError` if the disk lacks space."""
         if not self.records:
             raise StoreError(
                 f"no records are chosen, so there is nothing to put into {printable(str(self.destination))}"
@@ -140,22 +140,23 @@ class Composition:
         free = shutil.disk_usage(parent).free if parent.is_dir() else self.estimate_bytes
         if self.estimate_bytes > free:
             raise DestinationError(
-                f"{printable(str(self.destination))}: the result takes about {self.estimate_bytes / 1e6:,.1f} MB, but "
-                f"only {free / 1e6:,.1f} MB are free there; free some space or write elsewhere"
+                f"{printable(str(self.destination))}: the new store takes about {self.estimate_bytes / 1e6:,.1f} MB, "
+                f"but only {free / 1e6:,.1f} MB are free there; free some space or write elsewhere"
             )
 
     def write(self, progress: ProgressCallback) -> Manifest:
-        """Makes the store. Raises :class:`CorruptRecordError` for a record that is damaged where it is."""
+        """Writes and publishes the store; uploads it if the destination is a URL. Raises :class:`CorruptRecordError`
+        for a damaged record."""
         if isinstance(self.destination, UrlPath):
             return self._upload(self.destination, progress)
-        self.check()
+        self.check_writable()
         if not self.linked_shards:
             with self._builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
                 return self._copy(builder, progress)
         return self._link(progress)
 
     def _upload(self, url: UrlPath, progress: ProgressCallback) -> Manifest:
-        """Makes the store on this machine, and puts it to a URL."""
+        """Makes the store in a local work folder, and uploads it."""
         check_destination(open_objects(url), overwrite=self.overwrite)  # before anything is copied
         with stand_in(url) as (path, _):
             absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
@@ -163,6 +164,7 @@ class Composition:
             return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
     def _builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
+        """Creates the builder of the new store."""
         return create_store(
             path,
             format=self.base.format,
@@ -174,10 +176,11 @@ class Composition:
         )
 
     def _copy(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
+        """Copies all records that are not linked to a builder, and commits it."""
         done = done_bytes = 0
         total = self.copied_records
 
-        def copied(records: int, nbytes: int) -> None:
+        def report_copied(records: int, nbytes: int) -> None:
             nonlocal done, done_bytes
             done, done_bytes = done + records, done_bytes + nbytes
             progress(Progress("copy", done, total, done_bytes))
@@ -190,14 +193,15 @@ class Composition:
         links = partial(link_values, folder=links_from(base, self.destination))
         last: Piece | None = None
         for piece in self.pieces:
-            if isinstance(piece, Copied):
-                if isinstance(last, Linked):
+            if isinstance(piece, CopiedRecords):
+                if isinstance(last, LinkedShards):
                     builder.cut()
-                copy_records(piece.reader, piece.records, builder, piece.split, piece.labels, copied, links)
+                copy_records(piece.reader, piece.records, builder, piece.split, piece.labels, report_copied, links)
             last = piece
         return builder.commit(skipped=base.skipped)
 
     def _link(self, progress: ProgressCallback) -> Manifest:
+        """Writes copied records to new shards, links the others beside them, and publishes both as one store."""
         staging = Staging(self.destination, overwrite=self.overwrite, owned=owned_files)
         try:
             fresh, totals = empty_shard_list(), {column.name: 0 for column in self.columns}
@@ -207,7 +211,7 @@ class Composition:
                     copied = self._copy(builder, progress)
                 fresh = list_shards(staging.work.path / KEPT, copied)
                 totals = {column.name: column.nbytes for column in copied.columns}
-            parts = self._in_order(fresh)
+            parts = self._order_shards(fresh)
             parts = parts.renumber(range(len(parts)))
             for name, nbytes in self._linked_sizes():
                 totals[name] += nbytes
@@ -225,11 +229,11 @@ class Composition:
         return head
 
     def _linked_sizes(self) -> Iterator[tuple[str, int]]:
-        """Bytes of each column in the shards that are linked. Of a whole store its manifest tells them, and of fixed
-        columns and images its table; of others each shard's manifest does, of those that are taken or of the rest."""
-        stores: dict[int, list[Linked]] = {}
+        """Yields name and bytes of each column in the linked shards. A whole store's manifest has the sizes; for a
+        part of a store, the manifests of shards are read: of the linked ones or of all others, whichever are fewer."""
+        stores: dict[int, list[LinkedShards]] = {}
         for piece in self.pieces:
-            if isinstance(piece, Linked):
+            if isinstance(piece, LinkedShards):
                 stores.setdefault(id(piece.manifest), []).append(piece)
         for pieces in stores.values():
             whole, records = pieces[0].manifest, sum(piece.count for piece in pieces)
@@ -246,12 +250,13 @@ class Composition:
                         sizes = _ragged_sizes(whole, [piece.parts for piece in pieces])
                     yield column.name, sizes[column.name]
 
-    def _in_order(self, fresh: ShardList) -> ShardList:
-        """All shards of the new store, those that were written for it at their places."""
+    def _order_shards(self, fresh: ShardList) -> ShardList:
+        """Lists all shards of the new store in order: linked shards, and ``fresh`` ones at the places of the copied
+        records."""
         taken: list[ShardList] = []
         place = left = 0
         for piece in (*self.pieces, None):
-            if isinstance(piece, Copied):
+            if isinstance(piece, CopiedRecords):
                 left += piece.count
                 continue
             first = place
@@ -270,10 +275,11 @@ class Composition:
 
 
 def _ragged_sizes(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
-    """Bytes of each ragged column in some shards of a store, by the manifests of these or of all others."""
+    """Sums the bytes of each ragged column in some shards of a store. Reads the manifests of these shards, or of all
+    others if those are fewer."""
     places = [place for parts in taken_parts for place in parts.places]
     if isinstance(location(places[0]), UrlPath):
-        manifests = [manifest for parts in taken_parts for manifest in manifests_of(parts, whole.format)]
+        manifests = [manifest for parts in taken_parts for manifest in read_shard_manifests(parts, whole.format)]
         ragged = [column.name for column in whole.columns[1:] if column.kind == "ragged"]
         return {name: sum(manifest.column(name).nbytes for manifest in manifests) for name in ragged}
     taken = set(places)
@@ -290,8 +296,8 @@ def _ragged_sizes(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str
     }
 
 
-def manifests_of(parts: ShardList, format: str) -> Iterator[Manifest]:
-    """The manifests of shards, of which those at a URL are fetched into the cache for it."""
+def read_shard_manifests(parts: ShardList, format: str) -> Iterator[Manifest]:
+    """Yields the manifests of shards. Fetches those at a URL into the cache."""
     for row, place in zip(parts.rows, parts.places, strict=True):
         path = location(place)
         if isinstance(path, UrlPath):
@@ -300,8 +306,8 @@ def manifests_of(parts: ShardList, format: str) -> Iterator[Manifest]:
             yield read_manifest(path)
 
 
-def origin_of(readers: Sequence[Reader]) -> Origin:
-    """Where the records of a store come from that is made of these."""
+def stores_origin(readers: Sequence[Reader]) -> Origin:
+    """Returns the origin of a store that is made from these stores: their names, and the digest of a single one."""
     names = [reader.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8") for reader in readers]
     digest = readers[0].manifest.dataset_digest if len(readers) == 1 else None
     return Origin("store", " + ".join(names)[:1000], 0, digest)

@@ -1,4 +1,4 @@
-"""``convert``: packs a source into a store, checks everything on the way, and publishes it when complete."""
+"""``convert``: packs a source into a store, verifies it, and publishes it when it is complete."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from packstore.core.urls import UrlPath, location
 from packstore.images.encode import Encoder
 from packstore.images.normalization import MeanAndStd
 from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.batches import Packed
+from packstore.packing.batches import PackedBatch
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import (
     Plan,
     check_destination,
     check_space,
     make_plan,
-    plan_of,
+    plan_source,
     resolve_format,
 )
-from packstore.packing.records import append_packed, columns_of, describe, packed_batches
-from packstore.packing.report import ConvertReport, all_palette, report_of
-from packstore.packing.resume import PositionTracker, ResumedRecords, identity_of
-from packstore.packing.statistics import normalized
+from packstore.packing.records import append_packed, describe_store, pack_batches, store_columns
+from packstore.packing.report import ConvertReport, make_report, stored_palette_classes
+from packstore.packing.resume import PositionTracker, ResumedRecords, conversion_identity
+from packstore.packing.statistics import with_statistics
 from packstore.sources.base import SourceOptions
 from packstore.sources.dataset import DatasetSource, MapStyle
 from packstore.stores import create_store
@@ -84,86 +84,88 @@ def convert(
 ) -> ConvertReport:
     """Packs ``source`` into a new store at ``destination``.
 
-    The store appears under its name only when it is complete. A run that was killed, or that failed after a few
-    seconds, leaves what it has done in a hidden directory beside it; the same conversion goes on from there.
+    The store appears under its name only when it is complete. A run that was killed, or that failed after more than a
+    few seconds, keeps its records in a hidden directory beside it; the same call resumes from there.
 
     Args:
-        source: The path of an image folder, a flat folder, CIFAR-10 or CIFAR-100 in any published layout, or a store;
-            the URL of a folder of images (also of COCO, YOLO, VOC …) or of a store: ``s3://bucket/imagenet``; or a
+        source: One of: the path of an image folder, a flat folder, CIFAR-10 or CIFAR-100 in any published layout, or a
+            store; the URL of a folder of images (also of COCO, YOLO, VOC …) or of a store: ``s3://bucket/imagenet``; a
             dataset: a ``Dataset`` or ``IterableDataset`` of torch, a list or a generator of samples, or a dict of
             such datasets by split. A sample is a dict of values by name, with its key under ``key``; or
-            ``(image, label)``, ``(image, target)`` with a dict as target; or the image alone. Without a key it gets its
-            index. Of an ``ImageFolder`` without a transform, the files are packed and nothing is decoded.
-        destination: Where the store goes; its suffix chooses the format. At a URL (``s3://``, ``gs://``, ``az://``,
-            ``file:///``) it always has shards, and a run that is interrupted goes on from those that lie there.
-        source_kind: Kind of the source instead of recognising it, such as ``imagefolder``.
+            ``(image, label)``, ``(image, target)`` with a dict as target; or the image alone. A sample without a key
+            gets its index as key. An ``ImageFolder`` without a transform is packed from its files, not decoded.
+        destination: Path or URL of the store; its suffix chooses the format. At a URL (``s3://``, ``gs://``, ``az://``,
+            ``file:///``) a store always has shards, and an interrupted run resumes after the shards that are there.
+        source_kind: Kind of the source, such as ``imagefolder``; None recognises it.
         labels: CSV with the columns ``file,label`` and optionally ``split``.
-        image_key: Of a source of named arrays (HDF5, npz …): the array that holds the images, where that is not clear.
-        label_key: Of such a source: the array that holds the class numbers.
-        layout: Of such a source: the order of the images' axes, such as ``NHWC``, ``NCHW`` or ``NHW``. Of boxes in
-            Parquet and Arrow: what their numbers are, one of :data:`packstore.sources.boxes.CONVENTIONS` (``xyxy``,
-            ``xywh`` …), or ``json`` to keep them as they are.
-        ignore: Patterns of files and folders to leave out, as ``.gitignore`` has them: ``*.txt``, ``masks/``.
-        columns: Of a table: which column means what, where its values do not tell: ``["image=photo", "label=kind",
+        image_key: Name of the array with the images, in a source of named arrays (HDF5, npz …); None finds it.
+        label_key: Name of the array with the class numbers, in such a source.
+        layout: Order of the images' axes in such a source: ``NHWC``, ``NCHW`` or ``NHW``. For boxes in Parquet and
+            Arrow: their convention, one of :data:`packstore.sources.boxes.CONVENTIONS` (``xyxy``, ``xywh`` …), or
+            ``json`` to keep them unchanged.
+        ignore: Patterns of files and folders to leave out, in the syntax of ``.gitignore``: ``*.txt``, ``masks/``.
+        columns: Meanings of a table's columns that their values do not tell: ``["image=photo", "label=kind",
             "boxes=x1,y1,x2,y2"]``.
-        fields: Of a dataset: declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``;
-            values of other names are left out. None infers them from the first samples. A later sample that does not
-            fit is a bad sample.
-        split: Pack only this split; of one dataset, the name of its split.
-        format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the destination's suffix.
-        encoding: One of ``original``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or a
-            plug-in's; None chooses: a store's own encoding, the source's bytes for LMDB and HDF5, ``float16`` for
+        fields: Declarations of a dataset's values by name, such as ``{"image": "image", "label":
+            packstore.Label(classes)}``; other values are left out. None infers them from the first samples. A later
+            sample that does not fit is a bad sample.
+        split: Pack only this split; for a single dataset, the name of its split.
+        format: ``lmdb``, ``hdf5`` or ``pth``; None takes the destination's suffix.
+        encoding: ``original``, ``jpeg``, ``uint8``, ``float16``, ``bfloat16``, ``float32``, or the name of a plug-in.
+            None chooses: the encoding of a source that is a store, else ``original`` for LMDB and HDF5, ``float16`` for
             ``.pth``.
         size: ``S`` or ``(height, width)`` of tensor encodings.
-        fit: ``crop``, ``pad`` or ``squash``: how an image of another aspect ratio comes to ``size``; None for ``crop``.
-        resize: Shorter side to which ``jpeg`` shrinks, or None.
-        max_side: Longer side that ``jpeg`` and ragged ``uint8`` allow, or None.
-        quality: JPEG quality, 1 … 100; None for 90, and to leave records of a ``jpeg`` store as they are.
+        fit: How an image of another aspect ratio is made to fit ``size``: ``crop``, ``pad`` or ``squash``; None for
+            ``crop``.
+        resize: Shorter side to which ``jpeg`` shrinks images; None does not.
+        max_side: Maximum of the longer side, for ``jpeg`` and ragged ``uint8``; None for no limit.
+        quality: JPEG quality, 1 … 100; None for 90, and to keep the records of a ``jpeg`` store unchanged.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, ``auto``, ``none``, ``M,M,M/S,S,S``, or means and standard
             deviations of pixels scaled to 0 … 1, ``([m, m, m], [s, s, s])``; None chooses.
-        exif_transpose: Turn images as their EXIF orientation says: the pixels, or of files that ``original`` keeps,
-            when they are loaded. A store whose files are turned when loading stays such a store.
-        check: ``header``, ``decode`` or ``none``: how thoroughly each file is checked.
+        exif_transpose: Apply the EXIF orientation: to pixels now, to files that ``original`` keeps when they are
+            loaded. A store whose files are transposed at loading stays such a store.
+        check: How thoroughly each file is checked: ``header``, ``decode`` or ``none``.
         on_error: ``raise`` stops at a bad sample, ``skip`` leaves it out and notes it in the manifest.
         overwrite: Replace an existing store.
-        restart: Do not go on from an interrupted run.
-        shard_size: About how many bytes of images a shard has, as a number or as text (``2MB``); cut by the sizes in
-            the source before packing, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store of one
-            file; at a URL, for 256 MiB.
-        workers: Threads; None for one a core, and for 32 where the source is a URL. Of a map-style dataset also the
-            processes that read it, from 2 on; None for one a core where it has 1,024 samples or more.
+        restart: Discard the records of an interrupted run.
+        shard_size: About how many bytes of images a shard has, as a number or as text (``2MB``); shards are cut by the
+            sizes in the source before packing, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store of
+            one file; at a URL, for 256 MiB.
+        workers: Number of threads; None for one per core, or 32 if the source is a URL. For a map-style dataset also
+            the number of processes that read it, if it is 2 or more; None for one per core from 1,024 samples on.
         decoder: Name of the decoder, see :func:`packstore.images.decoders.get_decoder`.
-        max_pixels: An image whose header says more pixels is a bad sample, and so is a file of more than 8 bytes for
-            each of these and 64 MiB: decided before it is read or decoded. What bounds the memory: a thread that
-            decodes takes up to 20 bytes for each of these pixels (3.6 GB by default, for an image as large as allowed).
-        cluster: Where shards are packed, if the destination is a URL: ``processes:N`` of this machine, ``ray`` on it,
-            or ``ray:ADDRESS``, a cluster whose machines see ``source`` under this path. ``workers`` are threads of each
-            then. None for this process. The store is the same to the byte.
-        index: Of ``original``, whether each baseline JPEG file gets a seek index, by which a loader decodes of a crop
-            little more than it needs. It takes 0.8% of the bytes. None for yes wherever packstore's JPEG engine is.
-        link: The images stay where they are: the store has their files, offsets and lengths instead, with all else that
-            a store has, and reads them there. For sources whose images are bytes of uncompressed files on this machine.
-            A run that is interrupted starts afresh.
-        progressive: Of ``original``: ``baseline`` makes progressive JPEG files baseline ones of the same pixels and
-            metadata, since crops of these decode many times as fast; each is decoded before and after. None keeps them.
-        mode: The mode of all images, such as ``RGB``, ``L`` (gray) or ``I;16``, see :class:`packstore.core.modes.Mode`;
-            ``keep`` for that of the first image, which all others have to share. None reads image files as 8-bit RGB,
-            and keeps arrays as they are. A file that has more than the mode ends the run with a :class:`UsageError`,
-            unless the next three say what becomes of it; the same call goes on where the run stopped.
-        depth: Of values of more than 8 bits: ``keep`` (the mode of the first image), ``scale`` (from the range of their
-            dtype, of floating point from 0 … 1), ``clip`` (above 255 to 255) or ``window:LO,HI``.
+        max_pixels: Limit of an image's pixels. An image with more is a bad sample; so is a file of more than 8 bytes
+            per allowed pixel plus 64 MiB. Both are rejected before they are read or decoded. This bounds the memory: a
+            decoding thread takes up to 20 bytes per allowed pixel (3.6 GB by default).
+        cluster: Workers that pack shards, if the destination is a URL: ``processes:N`` on this machine, ``ray`` on it,
+            or ``ray:ADDRESS``, a cluster whose machines see ``source`` under this path. ``workers`` is then the number
+            of threads of each worker. None for this process. The store is the same to the byte.
+        index: Add a seek index to each baseline JPEG file of ``original``, with which loaders decode little more than
+            the crop. It takes 0.8% of the bytes. None adds it if packstore's JPEG engine is available.
+        link: Leave the images in their files: the store keeps file, offset and length instead of the bytes, and reads
+            the images from there. For sources whose images are bytes of uncompressed files on this machine. An
+            interrupted run cannot be resumed.
+        progressive: ``baseline`` rewrites progressive JPEG files of ``original`` as baseline files with the same pixels
+            and metadata, since crops of these decode many times faster; each is decoded before and after. None keeps
+            them.
+        mode: Mode of all images, such as ``RGB``, ``L`` (gray) or ``I;16``, see :class:`packstore.core.modes.Mode`;
+            ``keep`` for the mode of the first image, which all others must share. None reads image files as 8-bit RGB,
+            and keeps arrays unchanged. A file that exceeds the mode ends the run with a :class:`UsageError`, unless
+            ``depth``, ``alpha`` or ``frames`` says how to convert it; the same call with an answer resumes the run.
+        depth: Conversion of values of more than 8 bits: ``keep`` (the mode of the first image), ``scale`` (from the
+            range of their dtype, of floating point from 0 … 1), ``clip`` (above 255 to 255) or ``window:LO,HI``.
         alpha: ``keep``, ``drop`` or ``over:COLOUR`` (``black``, ``white``, ``#rrggbb``).
-        frames: Of files of several: ``first``, the number of one from 0, or ``all``: each is a record of pixels, with
-            the key ``name#number``.
-        progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
+        frames: Frames of files that have several: ``first``, the number of one from 0, or ``all``: each frame becomes a
+            record of pixels, with the key ``name#number``.
+        progress: True for a progress bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        What was done: manifest, bytes, seconds, what was skipped, and the ledger of the source.
+        Manifest, bytes, seconds, skipped samples, and the ledger of the source.
 
     Raises:
-        UsageError: Unknown options, or options that do not go together, or not with this source.
-        SourceError: The source cannot be read, or changed meanwhile; :class:`SampleError` for one bad sample.
-        DestinationError: The destination may not be written or has too little space.
+        UsageError: Unknown options, or options that contradict each other or the source.
+        SourceError: The source cannot be read, or changed during the run; :class:`SampleError` for one bad sample.
+        DestinationError: The destination cannot be written or has too little space.
         StoreError: Writing failed.
     """
     options = ConvertOptions(
@@ -205,25 +207,26 @@ def convert(
     with progress_callback(progress) as report:
         if isinstance(source, (str, os.PathLike)):
             if fields is not None:
-                raise UsageError("fields declare the values of a dataset; a path has fields of its own")
+                raise UsageError("fields declare the values of a dataset; a path has its own fields")
             refuse_empty(source)
             refuse_empty(destination)
             check_paths(labels)
             plan = make_plan(location(source), location(destination), options, report)
         else:
             refuse_empty(destination)
-            plan = _plan_of_dataset(source, location(destination), options, fields, report)
+            plan = _plan_dataset(source, location(destination), options, fields, report)
         with closing(plan.source):
             return run_plan(plan, report, started)
 
 
-def _plan_of_dataset(
+def _plan_dataset(
     data: Any,
     destination: Path,
     options: ConvertOptions,
     fields: Mapping[str, Field | str] | None,
     progress: ProgressCallback,
 ) -> Plan:
+    """Plans the conversion of datasets in memory. Raises :class:`UsageError` for options that only apply to paths."""
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
     if options.ignore or options.columns or any(value is not None for value in for_paths):
         raise UsageError(
@@ -246,11 +249,12 @@ def _plan_of_dataset(
         workers=options.workers,
     )
     options = replace(options, encoding=source.asked(options.encoding))
-    return plan_of(source, destination, options, progress)
+    return plan_source(source, destination, options, progress)
 
 
 def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
-    """Runs a plan of :func:`packstore.packing.plan.make_plan`; see :func:`convert`."""
+    """Runs a plan of :func:`packstore.packing.plan.make_plan`: packs, publishes and reports; on a cluster if the
+    destination is a URL."""
     started = time.monotonic() if started is None else started
     if isinstance(plan.destination, UrlPath):
         from packstore.cluster.driver import run_on_cluster
@@ -258,24 +262,24 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         return run_on_cluster(plan, progress, started)
     check_space(plan)
     workers = plan.options.workers or plan.source.workers()
-    plan = normalized(plan, workers, progress)
-    encoder = plan.encoder()
+    plan = with_statistics(plan, workers, progress)
+    encoder = plan.make_encoder()
     if encoder.passes_through and not plan.index and not isinstance(plan.source.path, UrlPath):
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
         # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two. With larger
         # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two.
         small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
         workers = plan.options.workers or (1 if small else max(1, workers - 1))
-    columns = columns_of(plan, encoder)
+    columns = store_columns(plan, encoder)
     survey = plan.survey
     kept, counted = Counter[str](), Counter[str]()
     source_bytes, total = 0, survey.records if survey.counted else None
     stamp = plan.source.stamp()
-    identity = identity_of(plan, encoder, columns) if survey.resumable and not plan.options.link else None
+    identity = conversion_identity(plan, encoder, columns) if survey.resumable and not plan.options.link else None
     if identity is not None:
         published = finish_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
         if published is not None:
-            return report_of(plan, published, 0, started, (), published.records)
+            return make_report(plan, published, 0, started, (), published.records)
     builder = create_store(
         plan.destination,
         format=plan.format,
@@ -288,12 +292,12 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     )
     try:
         with builder:
-            describe(builder, plan, encoder)
+            describe_store(builder, plan, encoder)
             progress(Progress("pack", 0, total, 0))
             resumed = ResumedRecords(plan, builder)
             reached = PositionTracker(resumed.position)
-            cuts = plan.shards.cuts() if plan.shards else None
-            for packed in _records(plan, encoder, resumed, workers):
+            cuts = plan.shards.make_cuts() if plan.shards else None
+            for packed in _all_batches(plan, encoder, resumed, workers):
                 append_packed(builder, packed, survey, cuts)
                 reached.add(packed.seen, packed.skipped, packed.oriented, packed.palette, packed.unified)
                 kept.update(packed.kept)
@@ -314,7 +318,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             if reached.oriented:
                 counted["exif_oriented"] = reached.oriented
             counted.update(reached.unified)
-            skipped = (*_inherited_skips(plan), *reached.skipped)
+            skipped = (*_source_skips(plan), *reached.skipped)
             manifest = builder.commit(counted=counted, skipped=skipped, position=reached.position)
     except BaseException as error:
         if builder.kept is not None:
@@ -329,15 +333,16 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 else "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
             )
         raise
-    report = report_of(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
-    return replace(report, kept=dict(kept), palette=all_palette(plan, manifest, reached.palette))
+    report = make_report(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
+    return replace(report, kept=dict(kept), palette=stored_palette_classes(plan, manifest, reached.palette))
 
 
-def _records(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[Packed]:
-    """The records of an interrupted run, then those that are left to pack."""
+def _all_batches(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[PackedBatch]:
+    """Yields the records of an interrupted run, then packs the remaining entries."""
     yield from resumed
-    yield from packed_batches(plan, encoder, resumed.rest, workers)
+    yield from pack_batches(plan, encoder, resumed.rest, workers)
 
 
-def _inherited_skips(plan: Plan) -> tuple[Skipped, ...]:
+def _source_skips(plan: Plan) -> tuple[Skipped, ...]:
+    """Returns the samples that were skipped when the source was packed, if it is a store."""
     return plan.survey.store.skipped if plan.survey.store else ()

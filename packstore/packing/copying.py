@@ -1,4 +1,4 @@
-"""Records of one store into another, as they are at rest: nothing is decoded or encoded, everything is checked."""
+"""Copies records between stores without decoding or encoding them; verifies every checksum."""
 
 from __future__ import annotations
 
@@ -31,44 +31,45 @@ def copy_records(
     copied: Callable[[int, int], None] = lambda records, nbytes: None,
     links: Links = link_values,
 ) -> None:
-    """Appends records of an open store to another. From a linked store to a linked one, no image is read.
+    """Copies records of an open store to a builder; verifies their checksums. Between linked stores no image is
+    read, unless a seek index is added.
 
     Args:
         reader: The store.
-        records: ``int64``, which records, in the order in which they are to be.
-        builder: Gets them; of their columns it gets those that it has.
-        split: Their split; ``""`` for none.
-        labels: New class numbers by column: the old one is the index.
-        copied: Called after each batch with how many records and bytes of images it had.
-        links: Gives the links of records to a linked store.
+        records: ``int64``, numbers of the records, in their new order.
+        builder: Receives the records; columns that it does not have are dropped.
+        split: Their new split; ``""`` for none.
+        labels: By column, an array that maps old class numbers to new ones.
+        copied: Called after each batch with its number of records and bytes of images.
+        links: Returns the links of records, for a linked destination.
 
     Raises:
-        CorruptRecordError: The image, label, key or the like of a record does not match its checksum.
+        CorruptRecordError: The image or another value of a record does not match its checksum.
     """
     wanted = {column.name for column in row_columns(builder.columns)}
     linked = any(column.name == LINK_LENGTH for column in builder.columns)
     new_index = {c.name for c in builder.columns} - {c.name for c in reader.manifest.columns} == {SEEK_INDEX.name}
     unread = linked and not new_index
-    for some in _batches(reader, records):
+    for some in _batch_records(reader, records):
         checksums = reader.values("checksum", some)
         images: Sequence[Buffer] = [b""] * len(some)
         if not unread:
             images = reader.views(some)
             found = value_hashes(images, len(images))
-            _refuse(reader, some, found, checksums)
+            _refuse_damaged(reader, some, found, checksums)
         columns = row_columns(reader.manifest.columns)
-        values = dict(_values(reader, columns, some))
+        values = dict(_read_values(reader, columns, some))
         if reader.manifest.has_column(ROW_CHECKSUM.name):
             hashes = {c.name: value_hashes(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
             found = row_checksums(reader.manifest.columns, values | hashes, len(some))
-            _refuse(reader, some, found, reader.values(ROW_CHECKSUM.name, some))
+            _refuse_damaged(reader, some, found, reader.values(ROW_CHECKSUM.name, some))
         for name, numbers in (labels or {}).items():
-            values[name] = renumbered(values[name], numbers)
+            values[name] = renumber_classes(values[name], numbers)
             if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
                 values[name][~values[f"{name}_valid"]] = 0  # what is missing has no class
         kept = {name: value for name, value in values.items() if name in wanted}
         if unread and reader.manifest.has_column(SEEK_INDEX.name):
-            kept |= dict(_values(reader, [c for c in builder.columns if c.name == SEEK_INDEX.name], some))
+            kept |= dict(_read_values(reader, [c for c in builder.columns if c.name == SEEK_INDEX.name], some))
         else:
             kept |= index_values(builder.columns, images)
         nbytes = sum(map(len, images))
@@ -79,19 +80,21 @@ def copy_records(
         copied(len(some), nbytes)
 
 
-def renumbered(labels: Any, numbers: NDArray[np.int64]) -> Any:
-    """Class numbers by other ones: of a fixed column an array, of a ragged one the bytes of each record."""
+def renumber_classes(labels: Any, numbers: NDArray[np.int64]) -> Any:
+    """Maps class numbers to new ones: a fixed column as an array, a ragged one as bytes per record."""
     if isinstance(labels, np.ndarray):
         return numbers[labels]
     return [numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes() for value in labels]
 
 
-def _batches(reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _batch_records(reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Splits record numbers into batches of limited count and bytes."""
     step = max(1, min(_RECORDS, _BYTES // reader.manifest.mean_nbytes))
     return (records[start : start + step] for start in range(0, len(records), step))
 
 
-def _values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
+def _read_values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
+    """Yields name and values of each column, for some records."""
     for column in columns:
         if column.kind == "fixed":
             yield column.name, reader.values(column.name, some)
@@ -99,7 +102,8 @@ def _values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int64]) 
             yield column.name, [bytes(reader.value(column.name, i)) for i in some.tolist()]
 
 
-def _refuse(reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any) -> None:
+def _refuse_damaged(reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any) -> None:
+    """Raises :class:`CorruptRecordError` for the first record whose checksum differs."""
     wrong = np.flatnonzero(found != expected)
     if len(wrong):
         i = int(wrong[0])

@@ -1,4 +1,4 @@
-"""``index``: gives a store of image files its seek index."""
+"""``index``: adds a seek index to a store of image files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from packstore.stores.builder.interrupted import remove_published_run
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IndexReport:
-    """What adding a seek index did.
+    """Result of adding a seek index.
 
     Attributes:
         path: The store.
         manifest: Its manifest, as it is now.
-        written: Whether anything was to be done: False if the store had an index.
+        written: False if the store already had an index, so that nothing was written.
         seconds: How long it took.
     """
 
@@ -40,23 +40,24 @@ class IndexReport:
 
 
 def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallback = False) -> IndexReport:
-    """Gives a store of image files a seek index, by which loaders decode of a crop little more than it needs.
+    """Adds a seek index to a store of image files, so that loaders can decode a crop without decoding the whole
+    image.
 
-    The store is written again beside itself, each record checked, and takes its place when it is complete: it has the
-    bytes that it would have if it had been packed with an index. At a URL it is written on this machine first, and
-    becomes a new version. Programs that have the store open keep reading the old one.
+    Copies the store beside itself, checks each record, and replaces the store when the copy is complete. The result has
+    the same bytes as a store that was packed with an index. A store at a URL is written on this machine first and
+    uploaded as a new version. Programs that have the store open keep reading the old one.
 
     Args:
         store: The store, a path or a URL.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        What was done; nothing if the store has an index.
+        The report. Nothing is written if the store has an index.
 
     Raises:
         UsageError: Its encoding is not ``original``.
         StoreError: The store does not open; :class:`CorruptRecordError` for a damaged record.
-        DestinationError: There is no room for it.
+        DestinationError: The disk has no room for the copy.
     """
     refuse_empty(store)
     place = location(store)

@@ -1,4 +1,4 @@
-"""Keys of stores, by which records that are there twice are found. Memory is 16 bytes a record."""
+"""Finds records with equal keys, within a store or across stores. Takes 16 bytes of memory a record."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from packstore.stores.base import Reader
 
 
 class StoreKeys:
-    """Finds records of a store by their keys. Not for a store that changes."""
+    """Index of a store's keys. Valid as long as the store does not change."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        hashes = key_hashes([reader])
+        hashes = hash_keys([reader])
         self._order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._order]
 
@@ -25,7 +25,7 @@ class StoreKeys:
         return self.find(key) is not None
 
     def find(self, key: str) -> int | None:
-        """Returns the first record with this key, None for none."""
+        """Returns the first record with this key, or None."""
         wanted = np.uint64(xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")))
         place = int(np.searchsorted(self._hashes, wanted))
         while place < len(self._hashes) and self._hashes[place] == wanted:
@@ -36,16 +36,16 @@ class StoreKeys:
         return None
 
 
-def key_hashes(readers: Iterable[Reader]) -> NDArray[np.uint64]:
-    """``uint64``, the XXH3-64 of each key of these stores, in order."""
+def hash_keys(readers: Iterable[Reader]) -> NDArray[np.uint64]:
+    """Hashes all keys of the stores with XXH3-64, in order: ``uint64 (N,)``."""
     readers = list(readers)
     keys = (key for reader in readers for part in reader.parts() for key in part.ragged("key"))
     return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, sum(map(len, readers)))
 
 
 def repeated_keys(readers: Sequence[Reader]) -> Iterator[str]:
-    """Keys that more than one record of these stores has, each once for every record but its first."""
-    hashes = key_hashes(readers)
+    """Yields keys that occur more than once in the stores: each once per record after its first."""
+    hashes = hash_keys(readers)
     ordered = np.sort(hashes)
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     if not len(repeated):
@@ -60,19 +60,19 @@ def repeated_keys(readers: Sequence[Reader]) -> Iterator[str]:
         seen.add(key)
 
 
-def key_digests(keys: Iterable[bytes | memoryview], count: int) -> NDArray[np.uint64]:
-    """Computes the XXH3-128 of each key, ``(count, 2)``."""
+def digest_keys(keys: Iterable[bytes | memoryview], count: int) -> NDArray[np.uint64]:
+    """Digests each key with XXH3-128: ``uint64 (count, 2)``."""
     return np.frombuffer(b"".join(map(xxh3_128_digest, keys)), ">u8").astype(np.uint64).reshape(count, 2)
 
 
-def double_keys(digests: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Finds records whose key an earlier record has.
+def find_duplicates(digests: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Finds records whose key an earlier record has already.
 
     Args:
-        digests: ``(N, 2)``, of :func:`key_digests`.
+        digests: ``(N, 2)``, from :func:`digest_keys`.
 
     Returns:
-        The records, ``int64`` ascending, and for each the first record with its key.
+        Numbers of these records, ``int64`` ascending, and for each the first record with the same key.
     """
     order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal digests stay in the order of records
     ordered = digests[order]
@@ -84,8 +84,8 @@ def double_keys(digests: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray
     return records[ascending], firsts[ascending]
 
 
-def some_of(keys: Iterable[str], count: int = 3) -> tuple[list[str], int]:
-    """The first ``count`` keys, and how many there are."""
+def first_and_count(keys: Iterable[str], count: int = 3) -> tuple[list[str], int]:
+    """Returns the first ``count`` keys and the number of all keys. Consumes the iterable."""
     iterator = iter(keys)
     first = list(islice(iterator, count))
     return first, len(first) + sum(1 for _ in iterator)

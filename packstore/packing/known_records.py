@@ -11,27 +11,27 @@ from packstore.core.checksums import row_checksum
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.packing.batches import Packed
+from packstore.packing.batches import PackedBatch
 from packstore.packing.keys import StoreKeys
 from packstore.packing.plan import Plan
-from packstore.packing.records import packed_batches
+from packstore.packing.records import pack_batches
 from packstore.stores.base import Reader
 
 
 def count_same(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCallback) -> int:
-    """Counts the samples whose image and other fields, packed by the plan, are those of the store's record of that key.
+    """Counts the samples of a source that a store already has: same key, same image and same fields.
 
     Args:
         reader: The store.
-        plan: How the samples become records like those of the store.
-        keys: Of the samples to look at; the store has each.
+        plan: Its encoder makes records like those of the store.
+        keys: Keys of the samples to compare; the store has all of them.
         progress: Called after each batch.
     """
-    stored, encoder = StoreKeys(reader), plan.encoder()
+    stored, encoder = StoreKeys(reader), plan.make_encoder()
     known = (entry for entry in plan.source.entries() if entry.key in keys)
     same = seen = 0
-    for packed in packed_batches(plan, encoder, known, plan.options.workers or plan.source.workers()):
-        for key, checksum, fields in _rows(packed, plan, reader.manifest.columns):
+    for packed in pack_batches(plan, encoder, known, plan.options.workers or plan.source.workers()):
+        for key, checksum, fields in _packed_rows(packed, plan, reader.manifest.columns):
             record = stored.find(key)
             same += (
                 record is not None
@@ -43,7 +43,9 @@ def count_same(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCal
     return same
 
 
-def _rows(packed: Packed, plan: Plan, columns: tuple[Column, ...]) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+def _packed_rows(
+    packed: PackedBatch, plan: Plan, columns: tuple[Column, ...]
+) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     """Yields key, image checksum and row of each packed record."""
     dtypes = {column.name: NUMPY_DTYPE[column.dtype] for column in columns if column.kind == "fixed"}
     for place, entry in enumerate(packed.entries):
@@ -60,6 +62,6 @@ def _rows(packed: Packed, plan: Plan, columns: tuple[Column, ...]) -> Iterator[t
 
 
 def _row_checksum(reader: Reader, record: int) -> int:
-    """The checksum of a record's row, computed: not every store keeps it."""
+    """Computes the checksum of a record's fields, since not every store keeps it."""
     columns = reader.manifest.columns
     return row_checksum(columns, {c.name: reader.value(c.name, record) for c in columns[1:]})

@@ -1,4 +1,4 @@
-"""``merge``: several stores as one."""
+"""``merge``: combines several stores into one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import location
-from packstore.packing.composing import Composition, Copied, Linked, Piece, origin_of
-from packstore.packing.keys import repeated_keys, some_of
-from packstore.packing.plan import counted_options, made_alike, resolve_format
+from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, stores_origin
+from packstore.packing.keys import first_and_count, repeated_keys
+from packstore.packing.plan import record_counts, resolve_format, same_encoding_options
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
@@ -34,16 +34,16 @@ from packstore.stores.sharded import same_columns
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MergeReport:
-    """What a merge, or a selection, made.
+    """Result of ``merge`` or ``select``.
 
     Attributes:
         destination: The new store.
         manifest: Its manifest.
-        linked: Shards that were taken as they are; no byte of them was read or written.
-        copied: Records that were copied.
-        duplicates: Records left out because another store has their keys.
+        linked: Number of shards that were linked; none of their bytes were read or written.
+        copied: Number of records that were copied.
+        duplicates: Number of records left out because another store has their keys.
         seconds: How long it took.
-        moved: Records that ``select`` moved, by the split that they were in and the one that they are in now.
+        moved: Number of records that ``select`` moved, by (old split, new split).
     """
 
     destination: Path
@@ -90,29 +90,31 @@ def merge(
     overwrite: bool = False,
     progress: bool | ProgressCallback = False,
 ) -> MergeReport:
-    """Makes one store of several, with the records of the first, then those of the second, in each split.
+    """Combines several stores into one new store: in each split the records of the first, then those of the second,
+    and so on.
 
-    The new store is a directory of shards. Shards of the stores are linked into it where they have its format and
-    numbers of classes; what remains is copied, record by record and unchanged.
+    The new store is a directory of shards. Shards that have its format and class numbers are hard-linked into it; the
+    remaining records are copied unchanged.
 
     Args:
-        stores: Paths or URLs of two or more stores of one encoding, with the same columns in any order; the first's
-            is kept.
+        stores: Paths or URLs of two or more stores of one encoding, with the same columns in any order; the new store
+            has the first one's order.
         destination: Where the new store goes, a path or a URL; its suffix chooses the format.
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
         on_duplicate: What to do with a key that an earlier store has: ``raise``, or ``skip`` the record. ``unchecked``
-            reads no keys, for a caller who knows that all differ.
-        classes: All names of the column ``label`` in the order of their numbers; None for those of the first store in
-            their order, then the new ones of the second, and so on.
+            reads no keys; the caller knows that all differ.
+        classes: All class names of the column ``label``, in the order of their numbers. None: the first store's names,
+            then the new names of the second, and so on.
         overwrite: Replace an existing store.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        What was done.
+        The report.
 
     Raises:
-        StoreError: A store does not open, or they do not fit together; :class:`CorruptRecordError` for a bad record.
-        DestinationError: The destination may not be written.
+        StoreError: A store does not open, or the stores differ in encoding or columns; :class:`CorruptRecordError` for
+            a bad record.
+        DestinationError: The destination exists, or cannot be written.
     """
     options = MergeOptions(format=format, on_duplicate=on_duplicate, classes=classes, overwrite=overwrite)
     started = time.monotonic()
@@ -127,7 +129,7 @@ def merge(
 def run_composition(
     plan: Composition, progress: ProgressCallback, started: float, duplicates: int = 0
 ) -> MergeReport:  # fmt: skip
-    """Makes a planned store, and says what was done."""
+    """Writes the store of a composition; returns the report."""
     manifest = plan.write(progress)
     seconds = time.monotonic() - started
     return MergeReport(
@@ -138,8 +140,8 @@ def run_composition(
 def plan_merge(
     paths: Sequence[Path], destination: Path, options: MergeOptions, stack: ExitStack
 ) -> tuple[Composition, int]:
-    """What is to be done for :func:`merge`, and how many records are left out. Writes nothing; ``stack`` closes the
-    stores."""
+    """Plans a merge: returns the composition and the number of duplicates left out. Opens the stores, which
+    ``stack`` closes; writes nothing."""
     if len(paths) < 2:
         raise UsageError("merge takes two stores or more")
     refuse_empty(*paths, destination)
@@ -148,37 +150,37 @@ def plan_merge(
     format = resolve_format(destination, options.format)
     readers = [stack.enter_context(open_store(path)) for path in paths]
     columns = _merged_columns(readers, options.classes)
-    left_out = _duplicates(readers, options.on_duplicate)
+    left_out = _find_duplicates(readers, options.on_duplicate)
     first = readers[0].manifest
     names = list(dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)) or [""]
-    parts = [_linkable(reader, format, columns, left_out[i]) for i, reader in enumerate(readers)]
+    parts = [_linkable_shards(reader, format, columns, left_out[i]) for i, reader in enumerate(readers)]
     pieces: list[Piece] = []
     for name in names:
         for i, reader in enumerate(readers):
-            pieces += _of_split(reader, name, parts[i], columns, left_out[i])
+            pieces += _split_pieces(reader, name, parts[i], columns, left_out[i])
     counts: dict[str, int] = {}
     for reader in readers:
-        for option, count in counted_options(reader.manifest).items():
+        for option, count in record_counts(reader.manifest).items():
             counts[option] = counts.get(option, 0) + count
     options_kept = {k: v for k, v in first.options.items() if all(r.manifest.options.get(k) == v for r in readers)}
     skipped = tuple(s for reader in readers for s in reader.manifest.skipped)
-    base = replace(first, format=format, origin=origin_of(readers), options=options_kept | counts, skipped=skipped)
-    plan = Composition(destination, base, columns, tuple(pieces), True, shard_size_of(first), options.overwrite)
+    base = replace(first, format=format, origin=stores_origin(readers), options=options_kept | counts, skipped=skipped)
+    plan = Composition(destination, base, columns, tuple(pieces), True, largest_shard_bytes(first), options.overwrite)
     return plan, sum(map(len, left_out))
 
 
-def shard_size_of(manifest: Manifest) -> int | None:
-    """Bytes of images of the largest shard; None in a store of one file."""
+def largest_shard_bytes(manifest: Manifest) -> int | None:
+    """Returns the bytes of images of a store's largest shard; None for a store of one file."""
     return None if manifest.shards is None else max(1, int(manifest.shards.table["image_nbytes"].max()))
 
 
 def _merged_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> tuple[Column, ...]:
-    """The columns of all stores together, in the order of the first. Raises :class:`StoreError` where they differ in
-    more than that and their classes."""
+    """Joins the columns of all stores, in the order of the first, with the classes of all. Raises
+    :class:`StoreError` if columns differ in more than order and classes."""
     first = readers[0]
     for reader in readers[1:]:
         mine, other = first.manifest, reader.manifest
-        if mine.encoding == other.encoding and not mine.holds_files and not made_alike(mine, other):
+        if mine.encoding == other.encoding and not mine.holds_files and not same_encoding_options(mine, other):
             both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
             raise StoreError(f"the images of {both} were resized in different ways; convert one of them first")
     columns = join_columns(readers)
@@ -188,11 +190,12 @@ def _merged_columns(readers: Sequence[Reader], classes: Sequence[str] | None) ->
         return columns
     if not first.manifest.has_column("label"):
         raise UsageError("classes gives the order of the classes of 'label', and the stores have no column 'label'")
-    return tuple(replace(c, classes=_in_order(c.classes, classes)) if c.name == "label" else c for c in columns)
+    return tuple(replace(c, classes=_check_order(c.classes, classes)) if c.name == "label" else c for c in columns)
 
 
-def _in_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:
-    """Returns ``classes``. Raises :class:`UsageError` unless it names all classes of the stores, each once."""
+def _check_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:
+    """Returns ``classes`` as a tuple. Raises :class:`UsageError` unless it names every class of the stores exactly
+    once."""
     if merged is None:
         raise UsageError("classes gives the order of names, and the labels of the stores are plain numbers")
     repeated = next((name for i, name in enumerate(classes) if name in classes[:i]), None)
@@ -205,13 +208,14 @@ def _in_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[s
     return tuple(classes)
 
 
-def _duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
-    """For each store, the keys of its records that are left out. Raises :class:`StoreError` where none may be."""
+def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
+    """Returns, per store, the keys of its records to leave out. Raises :class:`StoreError` for duplicates under the
+    policy ``raise``."""
     left_out: list[set[str]] = [set() for _ in readers]
     if policy == "unchecked":
         return left_out
     if policy == "raise":
-        some, count = some_of(repeated_keys(readers))
+        some, count = first_and_count(repeated_keys(readers))
         if count:
             names = ", ".join(map(printable, some)) + (", …" if count > len(some) else "")
             raise StoreError(
@@ -228,8 +232,9 @@ def _duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
     return left_out
 
 
-def _linkable(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> ShardList | None:
-    """The shards of a store, where they can be taken as they are: each holds one split."""
+def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> ShardList | None:
+    """Returns the shards of a store if all can be linked unchanged: same format and columns, one split a shard. Else
+    None."""
     manifest = reader.manifest
     one_object = manifest.shards is None and reader.nbytes is not None  # whose digest nobody knows
     relative = links_from(manifest, reader.path) is not None
@@ -239,14 +244,14 @@ def _linkable(reader: Reader, format: str, columns: Sequence[Column], left_out: 
     return parts if all(len(runs) == 1 for runs in parts.runs) else None
 
 
-def _of_split(
+def _split_pieces(
     reader: Reader, split: str, parts: ShardList | None, columns: Sequence[Column], left_out: set[str]
 ) -> list[Piece]:
-    """What a store adds to a split."""
+    """Returns the pieces that one store adds to a split: its shards if they can be linked, else its records."""
     manifest = reader.manifest
     if parts is not None:
         chosen = [i for i, runs in enumerate(parts.runs) if runs[0][0] == split]
-        return [Linked(parts.take(chosen), split, manifest)] if chosen else []
+        return [LinkedShards(parts.take(chosen), split, manifest)] if chosen else []
     if split and split not in [s.name for s in manifest.splits]:
         return []
     whole = reader.split(split or None)
@@ -255,11 +260,11 @@ def _of_split(
         records = records[[reader.key(i) not in left_out for i in records.tolist()]]
     if not len(records):
         return []
-    return [Copied(reader, records, split, renumbering(manifest.columns, columns))]
+    return [CopiedRecords(reader, records, split, class_renumbering(manifest.columns, columns))]
 
 
-def renumbering(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
-    """New class numbers of the columns whose old ones mean something else in ``merged``."""
+def class_renumbering(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
+    """Maps old class numbers to new ones, for each column whose numbers change in ``merged``."""
     by_name = {column.name: column for column in columns}
     pairs = ((c.name, class_mapping(by_name[c.name], c)) for c in merged if c.name in by_name)
     return {name: numbers for name, numbers in pairs if numbers is not None}

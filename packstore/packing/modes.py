@@ -1,4 +1,4 @@
-"""The mode of a conversion's images: the one that was asked for, that of the source, or that of its first image."""
+"""Chooses the mode of a conversion's images: the requested one, the source's, or that of the first image."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from packstore.packing.options import KEEP, ConvertOptions
 from packstore.sources.base import Source, Survey
 
 
-def reading_of(source: Source, survey: Survey, options: ConvertOptions) -> Reading:
-    """How the images of a source are read. Reads its first image if an option says ``keep``.
+def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> Reading:
+    """Resolves how to read the images of a source. Reads its first image if an option says ``keep``.
 
     Image files are read as RGB unless asked otherwise; arrays and stores have a mode of their own.
 
     Raises:
-        UsageError: An option that cannot be answered here.
+        UsageError: An option does not apply to this source.
         SourceError: The first image cannot be read.
     """
     store = survey.store
@@ -41,14 +41,14 @@ def reading_of(source: Source, survey: Survey, options: ConvertOptions) -> Readi
         _refuse_narrower(reading, survey, options.mode)
         return replace(reading, mode=options.mode, chosen=True)
     if ENCODINGS[survey.encoding].layout is not None:
-        return _of_arrays(reading, options)
+        return _array_reading(reading, options)
     if KEEP not in (options.mode, options.depth, options.alpha):
         return reading
     return replace(reading, mode=_mode_to_keep(_first_mode(source, survey, options), options).name)
 
 
 def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> None:
-    """Raises :class:`UsageError` for options that would give floating point values of a source another mode."""
+    """Raises :class:`UsageError` for options that would change the mode of floating point values."""
     given = {name: getattr(options, name) for name in ("mode", "depth", "alpha", "frames")}
     named = [name for name, value in given.items() if value not in (None, KEEP, base.mode)]
     if named:
@@ -64,7 +64,7 @@ def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> 
 
 
 def _refuse_narrower(reading: Reading, survey: Survey, mode: str) -> None:
-    """Raises :class:`UsageError` if arrays shall become 8 bits, and no option says how."""
+    """Raises :class:`UsageError` if arrays would have to become 8 bits without an option that says how."""
     found, wanted = reading.pixels, parse_mode(mode)
     reduces = found.dtype != wanted.dtype and ENCODINGS[survey.encoding].layout is not None
     if reduces and (reading.depth is None or wanted.dtype != "uint8"):
@@ -74,8 +74,8 @@ def _refuse_narrower(reading: Reading, survey: Survey, mode: str) -> None:
         )
 
 
-def _of_arrays(reading: Reading, options: ConvertOptions) -> Reading:
-    """Arrays are kept as they are unless depth or alpha says otherwise."""
+def _array_reading(reading: Reading, options: ConvertOptions) -> Reading:
+    """Returns the reading for arrays: they keep their mode, unless depth or alpha asks for less."""
     mode = reading.pixels
     if reading.depth is not None and mode.dtype != "uint8":
         mode = mode_of(mode.channels, "uint8")
@@ -85,7 +85,8 @@ def _of_arrays(reading: Reading, options: ConvertOptions) -> Reading:
 
 
 def _mode_to_keep(found: Mode, options: ConvertOptions) -> Mode:
-    """The mode that keeps what the options say of the mode ``found``."""
+    """Returns the mode with those parts of ``found`` that the options keep; the rest becomes 8 bits, RGB, without
+    alpha."""
     if options.mode == KEEP:
         return found
     dtype = found.dtype if options.depth == KEEP else "uint8"
@@ -97,6 +98,7 @@ def _mode_to_keep(found: Mode, options: ConvertOptions) -> Mode:
 
 
 def _first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode:
+    """Reads the first image and returns its mode. Raises :class:`SourceError` if there is none or it cannot be read."""
     if not survey.counted:
         raise UsageError("keep reads the first image beforehand, and an iterable can be read once; name the mode")
     for entry in islice(source.some(options.split, survey.records, 1), 1):

@@ -1,4 +1,4 @@
-"""The options of a conversion."""
+"""Options of a conversion."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from packstore.sources.given import check_given
 from packstore.sources.ignoring import check_patterns
 
 KEEP = "keep"
-"""The value of ``mode``, ``depth`` and ``alpha`` that keeps what the first image has."""
+"""Value of ``mode``, ``depth`` and ``alpha``: as in the first image."""
 _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions:
-    """The keyword arguments of :func:`packstore.convert`, which describes them; validated."""
+    """Validated keyword arguments of :func:`packstore.convert`, which describes them."""
 
     source_kind: str | None = None
     labels: str | os.PathLike[str] | None = None
@@ -89,9 +89,9 @@ class ConvertOptions:
         if self.index is not None:
             true_or_false(index=self.index)
         if self.fit is not None and self.size is None:
-            raise UsageError("fit says how an image comes to a size: give a size too")
+            raise UsageError("fit needs a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":
-            as_normalization(self.normalize, parse_mode("F"))  # any scale: which is known with the images' mode
+            as_normalization(self.normalize, parse_mode("F"))  # only a check; the scale follows from the images' mode
         if self.source_kind is not None:
             SOURCES.check(self.source_kind)
         if self.cluster is not None and _CLUSTER.fullmatch(self.cluster) is None:
@@ -106,7 +106,7 @@ class ConvertOptions:
 
 
 def _check_mode(mode: str | None, depth: str | None, alpha: str | None, frames: str | None) -> None:
-    """Raises :class:`UsageError` for values that these options do not take."""
+    """Raises :class:`UsageError` for values that mode, depth, alpha and frames do not accept."""
     named = RGB.name if mode in (None, KEEP) else mode
     if not isinstance(named, str):
         raise UsageError(f"mode should be the name of a mode or keep, got {mode!r}")

@@ -1,4 +1,4 @@
-"""Plans a conversion: resolves its options against the source and estimates the size of the result."""
+"""Plans a conversion: resolves its options against the source, and estimates the size of the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from packstore.images.normalization import as_normalization
 from packstore.images.reading import ALL_FRAMES, Reading
 from packstore.images.seek_index import has_index
 from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.modes import reading_of
+from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_left, open_source
@@ -35,31 +35,31 @@ from packstore.stores.linked import folder_of
 
 DEFAULT_QUALITY = 90
 REMOTE_SHARD_BYTES = 256 << 20
-"""What a shard of a store at a URL has without ``--shard-size``: far more than a request costs, and little enough for a
-cache to hold some hundreds."""
+"""Default shard size of a store at a URL: large against the cost of a request, small enough for a cache to hold
+hundreds."""
 _LINKED_SHARD_BYTES = 50 * REMOTE_SHARD_BYTES  # of the source: links and a seek index are some 2% of them
 _SAMPLED = 24
-"""Images that are encoded for an estimate, spread over the source."""
+"""Number of images that are encoded to estimate the size of the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A conversion that is ready to run.
+    """Plan of a conversion, ready to run.
 
     Attributes:
         source: The opened source.
-        survey: What it holds.
-        destination: Where the store goes.
+        survey: Its survey.
+        destination: Path or URL of the store.
         format: Its format.
-        encode: How samples become records. Its ``normalization`` is still None when ``auto_normalize`` is set.
-        shape: Shape of every record, ``(H, W, 3)`` of its pixels, or None when they differ.
-        auto_normalize: Mean and standard deviation are to be computed first.
-        estimate_bytes: Size of the result, estimated.
-        free_bytes: Free space where it goes; None at a URL.
+        encode: Options of the encoder. ``normalization`` is still None if ``auto_normalize`` is set.
+        shape: Shape of every record, ``(H, W, 3)`` of its pixels; None if they differ.
+        auto_normalize: Mean and standard deviation must be computed first.
+        estimate_bytes: Estimated size of the store.
+        free_bytes: Free space at the destination; None at a URL.
         options: The options as given.
-        index: Whether the store has a seek index.
-        shards: Where shards end; None for a store of one file, which is none at a URL.
-        links_from: The folder in which relative links begin; None if links are absolute, or there are none.
+        index: The store gets a seek index.
+        shards: Rule by which shards are cut; None for a store of one file. A store at a URL always has shards.
+        links_from: Base folder of relative links; None for absolute links or none.
     """
 
     source: Source
@@ -76,18 +76,20 @@ class Plan:
     shards: ShardRule | None = None
     links_from: Path | None = None
 
-    def encoder(self) -> Encoder:
+    def make_encoder(self) -> Encoder:
+        """Makes the encoder of the plan."""
         return make_encoder(self.encode, self.survey, self.shape, reencode=self.options.quality is not None)
 
 
 def make_plan(
     source: Path, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
 ) -> Plan:
-    """Examines source and destination and resolves all options that are left open. Writes nothing.
+    """Opens and surveys the source, checks the destination, and resolves all open options. Writes nothing; the
+    caller closes the plan's source.
 
     Raises:
-        UsageError: Options that do not go together, or with this source; a source that is a URL.
-        SourceError: The source cannot be read or has nothing to pack.
+        UsageError: Options that contradict each other or the source.
+        SourceError: The source cannot be read or contains nothing to pack.
         DestinationError: The destination exists, lies inside the source or has too little space.
     """
     refuse_empty(source)
@@ -109,18 +111,18 @@ def make_plan(
         skip_bad=options.on_error == "skip",
         progress=progress,
     )
-    return plan_of(opened, destination, options, progress)
+    return plan_source(opened, destination, options, progress)
 
 
-def plan_of(
+def plan_source(
     opened: Source, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
 ) -> Plan:
-    """The plan for an opened source, which is closed if there is none; see :func:`make_plan`."""
+    """Plans the conversion of an opened source, see :func:`make_plan`. Closes the source if that fails."""
     try:
         remote, format = isinstance(destination, UrlPath), resolve_format(destination, options.format)
         survey = opened.survey(options.split, progress)
         ask_about_left(opened, survey)
-        reading = reading_of(opened, survey, options)
+        reading = resolve_reading(opened, survey, options)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
         probe = _Probe(opened, options)
         shape = _uniform_shape(encode, survey, probe)
@@ -138,7 +140,7 @@ def plan_of(
             index=has_index(options.index, encode.encoding),
             links_from=folder_of(destination) if options.link == "relative" else None,
         )
-        encoder = plan.encoder()
+        encoder = plan.make_encoder()
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
             raise UsageError(
                 f"nothing is decoded for the encoding {encode.encoding} of this source, so a decoder cannot apply; "
@@ -150,13 +152,13 @@ def plan_of(
         if options.link:
             _check_link(plan, encoder)
         sampled = probe.encoded_sizes(encoder, survey.records)
-        plan = replace(plan, estimate_bytes=_estimate(plan, encoder, [size for _, size in sampled]))
+        plan = replace(plan, estimate_bytes=_estimate_bytes(plan, encoder, [size for _, size in sampled]))
         usual = _LINKED_SHARD_BYTES if options.link else REMOTE_SHARD_BYTES
         shard_bytes = options.shard_bytes or (usual if remote else None)
         if shard_bytes is not None:
             image = encoder.columns()[0]
             nbytes = image.record_nbytes if image.kind == "fixed" else None
-            plan = replace(plan, shards=ShardRule.of(shard_bytes, nbytes, sampled))
+            plan = replace(plan, shards=ShardRule.for_size(shard_bytes, nbytes, sampled))
     except BaseException:
         opened.close()
         raise
@@ -164,7 +166,7 @@ def plan_of(
 
 
 def _check_link(plan: Plan, encoder: Encoder) -> None:
-    """Raises :class:`UsageError` unless records are the source's own bytes."""
+    """Raises :class:`UsageError` unless the records are the source's bytes unchanged."""
     if plan.encode.encoding != "original" or not encoder.passes_through:
         raise UsageError(
             f"link keeps files as they are, and images of this source would become {plan.encode.encoding}; leave "
@@ -175,7 +177,7 @@ def _check_link(plan: Plan, encoder: Encoder) -> None:
 def make_encoder(
     encode: EncodeOptions, survey: Survey, shape: tuple[int, ...] | None, *, reencode: bool = False
 ) -> Encoder:
-    """The encoder for what a source yields. ``reencode`` makes new JPEG records even of a ``jpeg`` store's."""
+    """Makes the encoder for the images of a source. ``reencode`` encodes again even the records of a ``jpeg`` store."""
     store = survey.store
     files = ENCODINGS[survey.encoding].layout is None
     mode = survey.mode if store is None else store.image.mode
@@ -189,7 +191,7 @@ def make_encoder(
 
 
 def check_space(plan: Plan) -> None:
-    """Raises :class:`DestinationError` when the estimated result does not fit into the free space."""
+    """Raises :class:`DestinationError` if the estimated store exceeds the free space."""
     if plan.free_bytes is not None and plan.estimate_bytes > plan.free_bytes:
         raise DestinationError(
             f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "
@@ -198,7 +200,8 @@ def check_space(plan: Plan) -> None:
 
 
 def resolve_format(destination: Path, format: str | None) -> str:
-    """The format of a store at ``destination``, by its suffix unless it is given."""
+    """Returns ``format``, or the format that the suffix of ``destination`` names. Raises :class:`UsageError` for an
+    unknown suffix."""
     found = format or format_of(destination)
     if found is None:
         *others, last = (suffix for known in FORMATS.values() for suffix in known.suffixes)
@@ -210,7 +213,7 @@ def resolve_format(destination: Path, format: str | None) -> str:
 
 
 def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
-    """Raises :class:`UsageError` where images would change their size and what belongs to their pixels would not."""
+    """Raises :class:`UsageError` if images would be resized, but not the columns that belong to their pixels."""
     names = [column.name for column in survey.columns if column.traits.moves or column.traits.has_images]
     if names and (encode.size is not None or encode.resize is not None or encode.max_side is not None):
         raise UsageError(
@@ -220,6 +223,7 @@ def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
 
 
 def _check_places(source: Path, destination: Path) -> None:
+    """Raises if the source is missing, or if source and destination are equal or one lies inside the other."""
     if find_bridge(source) is not None:
         return  # only the library knows where its files lie
     shown = printable(str(destination))
@@ -242,7 +246,8 @@ def _check_places(source: Path, destination: Path) -> None:
 
 
 def check_destination(destination: Path, options: ConvertOptions) -> None:
-    """Raises :class:`DestinationError` where a store may not be written. A run looks at a URL itself."""
+    """Raises :class:`DestinationError` if a store cannot be written to a path. Does not look at a URL: the run does
+    that itself."""
     shown = printable(str(destination))
     if isinstance(destination, UrlPath):
         return
@@ -267,7 +272,7 @@ def check_destination(destination: Path, options: ConvertOptions) -> None:
 def _resolve_encoding(
     format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
 ) -> tuple[EncodeOptions, bool]:
-    """The encoding and its options with all defaults filled in; and whether the normalisation is to be computed."""
+    """Returns the encode options with all defaults filled in, and if the normalisation must be computed."""
     source: type[Encoding] = ENCODINGS[survey.encoding]
     normalized = source.layout == "CHW"
     default = None if normalized else FORMATS[format].default_encoding
@@ -327,18 +332,19 @@ class _Probe:
         self._source = source
         self._split = options.split
 
-    def entries(self, records: int) -> Iterator[Entry]:
-        # Fewer of few: in a small source the samples would take as long as a good part of the conversion.
+    def sample_entries(self, records: int) -> Iterator[Entry]:
+        # Fewer in a small source, for which they would take a large part of the conversion's time.
+        """Yields some entries, spread over the source, ready to be read."""
         count = max(8, min(_SAMPLED, records // 100))
         return self._source.some(self._split, records, count)
 
     def encoded_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
-        """Bytes of samples in the source, and as records; none where these are known without. Bad samples are left to
-        the conversion, which has a policy for them."""
+        """Encodes the samples; returns (bytes in the source, bytes as a record) of each, without bad samples. Empty
+        if the sizes are known without encoding."""
         sizes: list[tuple[int, int]] = []
         if encoder.passes_through or encoder.columns()[0].kind == "fixed":
             return sizes
-        for entry in self.entries(records):
+        for entry in self.sample_entries(records):
             try:
                 record = encoder(entry.key, self._source.image(entry)).record
                 sizes.append((entry.size_bytes, memoryview(record).nbytes))
@@ -347,11 +353,11 @@ class _Probe:
         return sizes
 
     def shapes(self, encode: EncodeOptions, survey: Survey) -> dict[tuple[int, ...], str]:
-        """The shapes of sampled images, each with the key of an image that has it."""
+        """Returns the shapes of the samples, each with the key of an image that has it."""
         pixels = replace(encode, encoding=encode.reading.pixels.dtype, size=None, normalization=None)
         encoder = make_encoder(pixels, survey, None)
         found: dict[tuple[int, ...], str] = {}
-        for entry in self.entries(survey.records):
+        for entry in self.sample_entries(survey.records):
             try:
                 shape = encoder(entry.key, self._source.image(entry)).shape
             except SampleError:
@@ -362,7 +368,8 @@ class _Probe:
 
 
 def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tuple[int, ...] | None:
-    """The shape of all records' pixels when it has to be the same, ``(H, W, 3)``."""
+    """Returns the shape ``(H, W, 3)`` that the encoding demands of all records; None if they may differ. Raises
+    :class:`UsageError` if the samples differ and the encoding needs one shape."""
     layout = ENCODINGS[encode.encoding].layout
     if layout is None:
         return None
@@ -386,7 +393,8 @@ def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tupl
     return next(iter(shapes), None)
 
 
-def _estimate(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
+def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
+    """Estimates the size of the store, from the sizes of some records."""
     survey, records = plan.survey, plan.survey.records
     image = encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns)) + survey.value_bytes
@@ -404,13 +412,14 @@ def _estimate(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
     return images + columns + container.overhead_bytes + (images // _INDEX_SHARE if plan.index else 0)
 
 
-_LINK_BYTES = 8 * 4 + 80  # a record: numbers and a path
-_INDEX_SHARE = 120  # of the bytes of photos that their seek index takes
+_LINK_BYTES = 8 * 4 + 80  # per record: numbers and a path
+_INDEX_SHARE = 120  # a seek index takes 1/120 of the bytes of photos
 _GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
 
 
 def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
-    """The options that shaped the records, as the manifest keeps them and :func:`encode_options` reads them back."""
+    """Returns the options that shaped the records, as the manifest stores them; :func:`encode_options` reads them
+    back."""
     encode = plan.encode
     size = encode.size
     options: dict[str, str | int | float | bool | None] = {
@@ -432,31 +441,31 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
             options[name] = json.dumps(given)
     store = plan.survey.store
     if store is not None and not encode.resizes:
-        # What shaped the pixels is what shaped them in the first place.
+        # The pixels are unchanged, so the options with which they were made still describe them.
         options.update({name: store.options.get(name) for name in _GEOMETRY})
         options["exif_transpose"] = encode.exif_transpose or bool(store.options.get("exif_transpose"))
         options["split"] = options["split"] or store.options.get("split")
-        if plan.encoder().passes_through:
+        if plan.make_encoder().passes_through:
             options["quality"] = store.options.get("quality")
             if "progressive" in store.options:
                 options["progressive"] = store.options["progressive"]
     return options
 
 
-def counted_options(manifest: Manifest) -> dict[str, int]:
-    """Counts of records that a manifest has among its options."""
+def record_counts(manifest: Manifest) -> dict[str, int]:
+    """Returns the counts of records in a manifest's options: integers that are not geometry, quality or split."""
     known = (*_GEOMETRY, "quality", "split")
     return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
 
 
-def made_alike(manifest: Manifest, other: Manifest) -> bool:
-    """Whether two stores were made by the same options, so that equal images give equal records."""
+def same_encoding_options(manifest: Manifest, other: Manifest) -> bool:
+    """Tells if two stores were made with the same options, so that equal images have equal records."""
     names = (*_GEOMETRY, "quality", "progressive") if manifest.encoding == other.encoding else _GEOMETRY
     return all(manifest.options.get(name) == other.options.get(name) for name in names)
 
 
 def encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = MAX_PIXELS) -> EncodeOptions:
-    """The encode options by which the records of a store were made, from its manifest."""
+    """Restores the encode options of a store from its manifest."""
     o = manifest.options
     size = o.get("size")
     return EncodeOptions(

@@ -1,4 +1,4 @@
-"""Records of a plan on their way into a builder: those of a whole conversion, or of one shard."""
+"""Packs the records of a plan into a store builder: of a whole conversion, or of one shard."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from packstore.packing.batches import (
     PASS_BYTES,
     PASS_RECORDS,
     Linker,
-    Packed,
-    batches,
+    PackedBatch,
     pack,
+    split_batches,
 )
 from packstore.packing.plan import Plan, recorded_options
 from packstore.packing.shard_rule import ShardCuts
-from packstore.packing.values import AtRest, as_columns
+from packstore.packing.values import ValueConverter, stack_values
 from packstore.sources.base import Entry, Survey
 from packstore.sources.ledger import file_counts
 from packstore.stores import create_store
@@ -39,15 +39,15 @@ from packstore.stores.builder import StoreBuilder
 
 @dataclass(slots=True)
 class PackedShard:
-    """What packing the entries of one shard gave.
+    """Result of packing one shard.
 
     Attributes:
-        manifest: Of the shard; None where all of its samples were skipped, so that the store has no such shard.
+        manifest: Manifest of the shard; None if all of its samples were skipped, so that there is no shard.
         skipped: Samples left out by policy.
-        counted: How many records are to be counted under which names in the manifest's options.
-        kept: Files that were kept as they are and should have been rewritten, by reason.
-        oriented: Images with an EXIF orientation by which they are to be turned.
-        palette: Of which classes how many images are PNG with a palette; class 0 without labels.
+        counted: Numbers of records to add to the manifest's options, by option.
+        kept: Number of progressive files that could not be made baseline, by reason.
+        oriented: Number of images whose EXIF orientation asks for a rotation or flip.
+        palette: Number of PNG files with a palette, by class; class 0 without labels.
         source_bytes: Bytes of the images that were read.
     """
 
@@ -63,63 +63,66 @@ class PackedShard:
 def pack_shard(
     plan: Plan, entries: Iterable[Entry], path: Path, progress: ProgressCallback = no_progress
 ) -> PackedShard:
-    """Packs one shard of a plan to ``path``: the very bytes that it has in the store of the whole plan.
+    """Packs one shard of a plan to ``path``, with the same bytes that it has in the store of the whole plan.
 
-    No other shard is needed for it, so the shards of a plan can be packed in any order and by any number of machines.
+    It needs no other shard, so the shards of a plan can be packed in any order and by any number of machines.
 
     Args:
-        plan: Its normalisation is not to be computed any more.
-        entries: Those of the shard, see :meth:`packstore.packing.shard_rule.ShardRule.shards`.
-        path: Where the shard goes.
+        plan: The plan, its normalisation already computed.
+        entries: Entries of the shard, see :meth:`packstore.packing.shard_rule.ShardRule.shards`.
+        path: Destination of the shard.
         progress: Called after each batch.
     """
-    encoder, done = plan.encoder(), PackedShard()
-    columns, workers = columns_of(plan, encoder), plan.options.workers or plan.source.workers()
+    encoder, result = plan.make_encoder(), PackedShard()
+    columns, workers = store_columns(plan, encoder), plan.options.workers or plan.source.workers()
     with create_store(path, format=plan.format, encoding=plan.encode.encoding, columns=columns) as builder:
-        describe(builder, plan, encoder)
-        for packed in packed_batches(plan, encoder, iter(entries), workers):
+        describe_store(builder, plan, encoder)
+        for packed in pack_batches(plan, encoder, iter(entries), workers):
             append_packed(builder, packed, plan.survey)
-            done.skipped += packed.skipped
-            done.kept.update(packed.kept)
-            done.oriented += len(packed.oriented)
-            done.counted.update(how for _, how in packed.unified)
-            done.palette.update(label_of(packed.seen[place]) for place in packed.palette)
-            done.source_bytes += packed.source_bytes
-            progress(Progress("pack", builder.records + len(done.skipped), None, done.source_bytes))
+            result.skipped += packed.skipped
+            result.kept.update(packed.kept)
+            result.oriented += len(packed.oriented)
+            result.counted.update(how for _, how in packed.unified)
+            result.palette.update(label_of(packed.seen[place]) for place in packed.palette)
+            result.source_bytes += packed.source_bytes
+            progress(Progress("pack", builder.records + len(result.skipped), None, result.source_bytes))
         if builder.records:
-            done.manifest = builder.commit()
-    return done
+            result.manifest = builder.commit()
+    return result
 
 
 def label_of(entry: Entry) -> int:
-    """The class by which images with a palette are counted: the first label; 0 without labels."""
+    """Returns the class by which an entry is counted: its first label; 0 without labels."""
     return entry.labels[0] if entry.labels else 0
 
 
-def describe(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
+def describe_store(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
+    """Sets origin, normalisation, options and versions of a builder."""
     builder.describe(
-        origin=origin_of(plan),
+        origin=source_origin(plan),
         normalization=plan.encode.normalization,
         options=recorded_options(plan),
         versions={"packstore": packstore.__version__} | encoder.versions(),
     )
 
 
-def packed_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int) -> Iterator[Packed]:
+def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int) -> Iterator[PackedBatch]:
+    """Packs entries with ``workers`` threads; yields the batches in order."""
     limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
-    at_rest = AtRest(plan.survey)
+    converter = ValueConverter(plan.survey)
     linker = Linker(source, plan.links_from) if plan.options.link else None
     return ordered_pieces(
-        lambda batch: pack(batch, source, encoder, at_rest, skip, plan.index, linker),
-        batches(source.fetch(entries), *limits, source.nbytes),
+        lambda batch: pack(batch, source, encoder, converter, skip, plan.index, linker),
+        split_batches(source.fetch(entries), *limits, source.nbytes),
         workers,
         size=lambda packed: packed.record_bytes,
     )
 
 
-def _first_of_shards(packed: Packed, cuts: ShardCuts) -> set[int]:
-    """Positions in ``packed.entries`` with which shards begin; the entry that begins one may have been skipped."""
+def _shard_starts(packed: PackedBatch, cuts: ShardCuts) -> set[int]:
+    """Returns the positions in ``packed.entries`` at which shards begin, also if the entry that begins the shard was
+    skipped. Advances ``cuts``."""
     firsts, place = set(), 0
     for entry in packed.seen:
         if cuts.begins(entry):
@@ -128,10 +131,11 @@ def _first_of_shards(packed: Packed, cuts: ShardCuts) -> set[int]:
     return firsts
 
 
-def append_packed(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: ShardCuts | None = None) -> None:
+def append_packed(builder: StoreBuilder, packed: PackedBatch, survey: Survey, cuts: ShardCuts | None = None) -> None:
+    """Appends a packed batch to a builder, which begins a new shard at each of the ``cuts``."""
     entries = packed.entries
     has_shape = any(column.name == "shape" for column in builder.columns)
-    firsts = _first_of_shards(packed, cuts) if cuts is not None else set()
+    firsts = _shard_starts(packed, cuts) if cuts is not None else set()
     first = 0
     while first < len(entries):
         if first in firsts:
@@ -148,7 +152,7 @@ def append_packed(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: S
         if survey.labels:
             labels = zip(*(entry.labels for entry in entries[run]), strict=True)
             values.update({c.name: np.array(v, np.int64) for c, v in zip(survey.labels, labels, strict=True)})
-        values.update(as_columns(survey.columns, sampled))
+        values.update(stack_values(survey.columns, sampled))
         if has_shape:
             values["shape"] = np.array(packed.shapes[run], np.int32)
         if packed.indexes is not None:
@@ -166,14 +170,16 @@ def append_packed(builder: StoreBuilder, packed: Packed, survey: Survey, cuts: S
         builder.cut()
 
 
-def columns_of(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
+def store_columns(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
+    """Returns all columns of a plan's store: image, shape, the survey's, key, checksums, seek index and links."""
     image, *shape = encoder.columns()
     index = (SEEK_INDEX,) if plan.index else ()
     links = LINK_COLUMNS if plan.options.link else ()
     return (image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM, *index, *links)
 
 
-def origin_of(plan: Plan) -> Origin:
+def source_origin(plan: Plan) -> Origin:
+    """Returns kind, name and file counts of a plan's source, for the manifest."""
     name = plan.source.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8")
     store = plan.survey.store
     digest = store.dataset_digest if store else None

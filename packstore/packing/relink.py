@@ -1,4 +1,4 @@
-"""``link``: gives a linked store other links to the same images."""
+"""``link``: changes the links of a linked store; the images stay the same."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _STEP = 64  # records that a thread compares at a time
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RelinkReport:
-    """What :func:`relink` did.
+    """Result of :func:`relink`.
 
     Attributes:
         path: The store.
-        manifest: Its manifest, as it is now.
-        files: Files that its links lead to.
-        moved: Files among them that its links did not lead to before.
-        proven: Images that were read and compared with their checksums, since their files have other states.
-        seconds: How long it took.
+        manifest: Its new manifest.
+        files: Number of files that the links name.
+        moved: Number of these files whose path has changed.
+        proven: Number of images that were read and compared with their checksums, because size or time of their file
+            differs.
+        seconds: Duration.
     """
 
     path: Path
@@ -58,21 +59,21 @@ def relink(
     links: Literal["absolute", "relative"] | None = None,
     progress: bool | ProgressCallback = False,
 ) -> RelinkReport:
-    """Writes a linked store again with other links: after its files were moved, or to move them along with it.
+    """Rewrites a linked store with new links, after its files were moved or to make it movable together with them.
 
-    All files must be where the new links lead. Images of those that have another size or time of modification than
-    before are read and compared with their checksums. The store takes its place when it is complete.
+    All files must exist at the new paths. Images of files whose size or time of modification has changed are read and
+    compared with their checksums. The new store replaces the old one when it is complete.
 
     Args:
         store: The store, a path or a URL.
-        rebase: A folder, file or URL where files lay, and the one where they lie now.
-        links: Whether links are to be absolute paths, or relative to the folder of the store; None leaves that.
+        rebase: Old and new folder, file or URL.
+        links: ``absolute`` paths, or paths ``relative`` to the folder of the store; None keeps the kind.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Raises:
-        UsageError: The store is not linked, or none of its files lay in the old folder.
-        StoreError: A file is not there, or an image in it is another one.
-        DestinationError: There is no room for the new store.
+        UsageError: The store is not linked, or none of its files is in the old folder.
+        StoreError: A file is missing, or its bytes have changed.
+        DestinationError: The disk has no room for the new store.
     """
     refuse_empty(store)
     place = location(store)
@@ -80,20 +81,20 @@ def relink(
         check_paths(store)
     if links not in (None, "absolute", "relative"):
         raise UsageError(f"links should be 'absolute' or 'relative', got {links!r}")
-    moves = None if rebase is None else (_absolute(rebase[0]), _absolute(rebase[1]))
+    moves = None if rebase is None else (_absolute_path(rebase[0]), _absolute_path(rebase[1]))
     started = time.monotonic()
     with open_store(place) as reader, progress_callback(progress) as report:
         manifest, shown = reader.manifest, printable(str(place))
         if not manifest.is_linked:
             raise UsageError(f"{shown} holds its images, so it has no links; convert --link makes a linked store")
         own = folder_of(reader.path)
-        places = {old: _moved(old, moves) for old in linked_files(reader, own)}
+        places = {old: _rebase(old, moves) for old in linked_files(reader, own)}
         moved = sum(old != new for old, new in places.items())
         if moves is not None and not moved:
             some = ", ".join(printable(old) for old in [*places][:3])
             raise UsageError(f"no file of {shown} lies in {printable(moves[0])}; it points to {some}")
-        states = {new: _state(new) for new in places.values()}
-        proven = _prove(reader, places, states, report)
+        states = {new: _file_state(new) for new in places.values()}
+        proven = _verify_changed(reader, places, states, report)
         asked = manifest.options.get("link") if links is None else links
         folder = own if asked == "relative" else None
 
@@ -110,20 +111,22 @@ def relink(
     return RelinkReport(place, manifest, len(states), moved, proven, time.monotonic() - started)
 
 
-def _absolute(path: str | os.PathLike[str]) -> str:
+def _absolute_path(path: str | os.PathLike[str]) -> str:
+    """Returns a path as absolute, without ``..`` and without resolving links; a URL unchanged."""
     refuse_empty(path)
     found = location(path)
     return str(found) if isinstance(found, UrlPath) else os.path.abspath(found)  # noqa: PTH100 - it removes `..`
 
 
-def _moved(place: str, moves: tuple[str, str] | None) -> str:
+def _rebase(place: str, moves: tuple[str, str] | None) -> str:
+    """Replaces the old prefix of a path by the new one; returns other paths unchanged."""
     if moves is None or not f"{place}/".startswith(f"{moves[0].rstrip('/')}/"):
         return place
     return f"{moves[1].rstrip('/')}{place[len(moves[0].rstrip('/')) :]}"
 
 
-def _state(place: str) -> FileState:
-    """The state of a file. Raises :class:`StoreError` if it is not there."""
+def _file_state(place: str) -> FileState:
+    """Returns size and times of a file or object. Raises :class:`StoreError` if it does not exist."""
     try:
         if not is_url(place):
             return file_state(place)
@@ -136,10 +139,13 @@ def _state(place: str) -> FileState:
         raise StoreError(f"{printable(place)} cannot be read ({reason}); nothing was changed") from None
 
 
-def _prove(reader: Reader, places: dict[str, str], states: dict[str, FileState], progress: ProgressCallback) -> int:
-    """Compares the images of files that are not as they were with their checksums, and returns how many.
+def _verify_changed(
+    reader: Reader, places: dict[str, str], states: dict[str, FileState], progress: ProgressCallback
+) -> int:
+    """Compares the images of files whose state has changed with their checksums; returns their number.
 
-    Raises :class:`StoreError` that names the first that differs."""
+    Raises :class:`StoreError` that names the first image that differs.
+    """
     files = LinkedFiles()
 
     def check(first: int) -> int:

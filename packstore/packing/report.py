@@ -1,4 +1,4 @@
-"""``ConvertReport``: what a conversion did."""
+"""``ConvertReport``: the result of a conversion."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from packstore.stores import open_store
 from packstore.stores.base import disk_bytes
 
 Labels = Counter[int] | NDArray[np.int64]
-"""How many records have which label."""
+"""Number of records by label."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ConvertReport:
-    """What a conversion did.
+    """Result of a conversion.
 
     Attributes:
         destination: The store.
@@ -35,16 +35,16 @@ class ConvertReport:
         disk_bytes: Bytes that the store takes on disk.
         seconds: From the survey to the published store.
         skipped: Samples left out by policy.
-        ledger: Every file of the source with its role; empty where it has none of its own.
-        resumed: Records that an interrupted run had packed already.
-        kept: Progressive files that were to become baseline and that this run kept as they are, by reason.
+        ledger: Every file of the source with its role; empty if the source has no files of its own.
+        resumed: Number of records that an interrupted run had packed.
+        kept: Number of progressive files that could not be made baseline and were kept unchanged, by reason.
         palette: Classes whose images are all PNG files with a palette, which may be masks; ``""`` stands for a whole
             dataset without classes.
-        oriented: Images with an EXIF orientation by which they are to be turned, also those of an interrupted run. What
-            was made of it, :attr:`orientation` says.
-        unified: Images of other modes that lost nothing by the store's, also those of an interrupted run: how many, by
-            how, one of :data:`packstore.images.losses.UNIFIED`.
-        notes: See :class:`packstore.sources.base.Survey`.
+        oriented: Number of images whose EXIF orientation asks for a rotation or flip, those of an interrupted run
+            included. :attr:`orientation` says if it was applied.
+        unified: Number of images of other modes converted to the store's without loss, those of an interrupted run
+            included, by conversion, one of :data:`packstore.images.losses.UNIFIED`.
+        notes: Remarks of the source for the user, see :class:`packstore.sources.base.Survey`.
     """
 
     destination: Path
@@ -63,7 +63,7 @@ class ConvertReport:
 
     @property
     def orientation(self) -> Literal["not applied", "applied", "applied when loading"]:
-        """What becomes of the images' EXIF orientation."""
+        """Says if the EXIF orientation was applied, when packing or at loading."""
         if not self.manifest.options.get("exif_transpose"):
             return "not applied"
         return "applied when loading" if turned_by_readers(self.manifest) else "applied"
@@ -78,14 +78,15 @@ class ConvertReport:
         )
 
 
-def unified_of(manifest: Manifest) -> dict[str, int]:
-    """How many images of other modes became the store's, by how."""
+def unified_counts(manifest: Manifest) -> dict[str, int]:
+    """Reads from the manifest how many images of other modes were converted without loss, by conversion."""
     return {name: count for name in UNIFIED if isinstance(count := manifest.options.get(name), int)}
 
 
-def report_of(
+def make_report(
     plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], resumed: int
 ) -> ConvertReport:
+    """Builds the report of a finished conversion; measures the store's bytes on disk."""
     return ConvertReport(
         destination=plan.destination,
         manifest=manifest,
@@ -96,13 +97,13 @@ def report_of(
         ledger=plan.survey.ledger,
         resumed=resumed,
         oriented=int(manifest.options.get("exif_oriented") or 0),
-        unified=unified_of(manifest),
+        unified=unified_counts(manifest),
         notes=plan.survey.notes,
     )
 
 
-def all_palette(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
-    """The classes all of whose images are among those counted in ``palette``, by label."""
+def stored_palette_classes(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
+    """Returns the classes whose records are all PNG files with a palette; reads the store's labels."""
 
     def counts() -> NDArray[np.int64]:
         with open_store(plan.destination) as reader:
@@ -114,7 +115,14 @@ def all_palette(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[
 def palette_classes(
     plan: Plan, manifest: Manifest, palette: Counter[int], counts: Callable[[], Labels]
 ) -> tuple[str, ...]:
-    """:func:`all_palette`, where ``counts`` returns the number of records by label."""
+    """Returns the classes whose records are all PNG files with a palette.
+
+    Args:
+        plan: The conversion.
+        manifest: Of the store.
+        palette: Number of palette files by label.
+        counts: Returns the number of records by label; called only if needed.
+    """
     if not palette:
         return ()
     if manifest.classes is None:

@@ -1,4 +1,4 @@
-"""Going on from an interrupted conversion: what makes two the same, and the records that need no packing.
+"""Resumes an interrupted conversion: recognises the same conversion, and returns the records that it has packed.
 
 The protocol is in :mod:`packstore.stores.builder.journal`.
 """
@@ -21,9 +21,9 @@ from packstore.core.manifest import Column, Skipped
 from packstore.images.encode import Encoder
 from packstore.images.reading import EXPECTED
 from packstore.images.seek_index import make_indexes
-from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, Packed
+from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, PackedBatch
 from packstore.packing.plan import Plan, recorded_options
-from packstore.packing.values import nbytes_at_rest
+from packstore.packing.values import stored_nbytes
 from packstore.sources.base import Entry
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.journal import Identity, SourcePosition
@@ -31,13 +31,15 @@ from packstore.stores.builder.journal import Identity, SourcePosition
 _log = logging.getLogger(__name__)
 
 
-def identity_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> Identity:
-    """What makes the records of a conversion what they are. Threads, or what happens to bad samples, do not."""
-    return Identity(fingerprint_of(plan, encoder, columns), partial(_source_change, plan))
+def conversion_identity(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> Identity:
+    """Returns the identity by which an interrupted run of the same conversion is recognised. Threads and the policy
+    for bad samples do not count."""
+    return Identity(conversion_fingerprint(plan, encoder, columns), partial(_source_change_message, plan))
 
 
-def fingerprint_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
-    """What the records of a conversion follow from, as JSON values by name. Loads the libraries that make them."""
+def conversion_fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
+    """Collects everything that determines the records of a conversion, as JSON values by name. Loads the libraries
+    of the encoder, for their versions."""
     survey, options = plan.survey, recorded_options(plan)
     normalization = plan.encode.normalization
     return {
@@ -63,18 +65,19 @@ def fingerprint_of(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> d
 
 
 class PositionTracker:
-    """How far a source was read: counts and digests the entries that were seen, and lists those that were skipped.
+    """Tracks how far a source has been read: counts and digests the entries, lists the skipped ones.
 
-    The digest is computed when it is asked for: a conversion that ends before its first receipt needs none.
+    The digest is computed on demand: a conversion that ends before its first receipt needs none.
 
     Attributes:
-        oriented: How many images have an EXIF orientation by which they are to be turned.
-        unified: How many images of other modes lost nothing by the store's, by how.
-        palette: Of which classes how many are PNG with a palette; class 0 without labels.
+        oriented: Number of images whose EXIF orientation asks for a rotation or flip.
+        unified: Number of images of other modes converted to the store's without loss, by conversion.
+        palette: Number of PNG files with a palette, by class; class 0 without labels.
     """
 
     def __init__(self, before: SourcePosition | None = None) -> None:
-        """``before`` is what an interrupted run, whose records come again, has counted already."""
+        """``before`` is the position of an interrupted run, whose records are replayed: what it counted is not
+        counted twice."""
         self.consumed = 0
         self.skipped: list[Skipped] = []
         self._counted_upto = before.counted_upto if before is not None else 0
@@ -92,8 +95,8 @@ class PositionTracker:
         palette: Sequence[int] = (),
         unified: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Entries that were read; those that were skipped, and positions of those with an EXIF orientation, of PNG with
-        a palette, and of images of other modes."""
+        """Adds entries that were read, the skipped ones among them; ``oriented``, ``palette`` and ``unified`` give
+        positions in ``seen``."""
         first = self._counted_upto - self.consumed
         self.oriented += sum(place >= first for place in oriented)
         self.unified.update(how for place, how in unified if place >= first)
@@ -105,14 +108,14 @@ class PositionTracker:
         self.skipped += skipped or ()
 
     def position(self) -> SourcePosition:
-        """For a receipt."""
+        """Returns the position for a receipt."""
         upto = max(self.consumed, self._counted_upto)
         palette, unified = tuple(sorted(self.palette.items())), tuple(sorted(self.unified.items()))
         skipped = tuple(self.skipped)
         return SourcePosition(self.consumed, self.digest(), skipped, upto, self.oriented, palette, unified)
 
     def digest(self) -> str:
-        """A digest of all entries: key, split, labels, size and times of modification and of change of each."""
+        """Digests key, split, labels, size and times of all entries so far."""
         for key, split, labels, size, _, modified, changed in self._pending:
             self._digest.update(repr((key, split, labels, size, modified, changed)).encode("utf-8", "surrogatepass"))
         self._pending = []
@@ -120,12 +123,13 @@ class PositionTracker:
 
 
 class ResumedRecords:
-    """The records of an interrupted run as if they had just been packed, and the entries that are left.
+    """Replays the records of an interrupted run as packed batches; then ``rest`` yields the entries that remain to
+    be packed.
 
     Attributes:
-        records: How many records the iteration has yielded.
-        rest: The entries to be packed, after the iteration.
-        position: How far the interrupted run had read the source; None where there is none.
+        records: Number of records that the iteration has yielded.
+        rest: Entries that remain to be packed; valid after the iteration.
+        position: Position of the interrupted run in the source; None if there is no such run.
     """
 
     def __init__(self, plan: Plan, builder: StoreBuilder) -> None:
@@ -137,13 +141,13 @@ class ResumedRecords:
         self._sampled = bool(plan.survey.sampled) or plan.survey.gives_keys
         self._has_index = plan.index
 
-    def __iter__(self) -> Iterator[Packed]:
-        """Yields the records up to the first one that is not proven."""
+    def __iter__(self) -> Iterator[PackedBatch]:
+        """Yields the records up to the first one that cannot be verified."""
         if self._run is None:
             return
         run, entries = self._run, self.rest
         skipped = {s.key: s for s in run.position.skipped}
-        packed = _empty()
+        packed = _empty_batch()
         for entry in islice(entries, run.position.consumed):
             nbytes = 0
             if entry.key in skipped:
@@ -153,7 +157,7 @@ class ResumedRecords:
                     data, checksum = run.image(self.records)
                     fields = run.fields(self.records) if self._varies or self._sampled else {}
                 except StoreError as doubt:
-                    # Usually one of the last seconds: the killed run had noted it and not yet written it.
+                    # Usually a record of the last seconds: the killed run had noted it but not written it yet.
                     _log.info("going on from record %d: %s", self.records, printable(str(doubt)))
                     self.rest = chain([entry], entries)
                     break
@@ -164,29 +168,30 @@ class ResumedRecords:
                 nbytes = len(data)
                 if self._sampled:
                     packed.values.append(fields)
-                    nbytes += nbytes_at_rest(fields)
+                    nbytes += stored_nbytes(fields)
                 self.records += 1
             packed.seen.append(entry)
             packed = packed._replace(
                 source_bytes=packed.source_bytes + entry.size_bytes, record_bytes=packed.record_bytes + nbytes
             )
             if packed.record_bytes >= PASS_BYTES or len(packed.seen) >= PASS_RECORDS:
-                yield self._indexed(packed)
-                packed = _empty()
+                yield self._with_indexes(packed)
+                packed = _empty_batch()
         if packed.seen:
-            yield self._indexed(packed)
+            yield self._with_indexes(packed)
 
-    def _indexed(self, packed: Packed) -> Packed:
-        """Makes seek indexes again, for a store that has them: they follow from the files."""
+    def _with_indexes(self, packed: PackedBatch) -> PackedBatch:
+        """Recomputes the seek indexes if the store has them: they follow from the files."""
         return packed._replace(indexes=make_indexes(packed.records)) if self._has_index else packed
 
 
-def _empty() -> Packed:
-    return Packed([], [], [], [], [], [], [], 0, 0)
+def _empty_batch() -> PackedBatch:
+    return PackedBatch([], [], [], [], [], [], [], 0, 0)
 
 
-def _source_change(plan: Plan, before: SourcePosition) -> str | None:
-    """Why what an interrupted run has made does not fit the source as it is now, or None."""
+def _source_change_message(plan: Plan, before: SourcePosition) -> str | None:
+    """Returns why an interrupted run cannot be resumed with the source as it is now; None if it can. Lists the
+    entries that were read, again."""
     if before.skipped and plan.options.on_error != "skip":
         return f"it skipped {len(before.skipped)} bad samples"
     now = PositionTracker()

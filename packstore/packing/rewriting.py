@@ -1,4 +1,4 @@
-"""Stores written again where they lie, with other columns or links: the same records in the same shards."""
+"""Rewrites a store in place with other columns or links; records and shards stay the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.urls import UrlPath
 from packstore.packing.copying import Links, copy_records
-from packstore.packing.plan import counted_options
+from packstore.packing.plan import record_counts
 from packstore.packing.stand_in import stand_in
 from packstore.stores import create_store
 from packstore.stores.base import Reader
@@ -30,19 +30,20 @@ def rewrite(
     links: Links | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Writes an open store again beside itself, and puts the new one in its place; at a URL, as a new version.
+    """Copies an open store beside itself with other columns or links, and replaces it with the copy. At a URL the
+    copy becomes a new version.
 
     Args:
-        reader: The store, whose readers keep the old one.
-        columns: Its new columns.
-        stage: What is done, for ``progress``.
+        reader: The store. Readers that are open keep the old one.
+        columns: Columns of the copy.
+        stage: Name of the stage in progress reports.
         progress: Called after each batch.
         links: New links of a linked store; None for the old ones.
-        options: Options of its manifest that change.
+        options: Changed options of its manifest.
 
     Raises:
         CorruptRecordError: A record does not match its checksum.
-        DestinationError: There is no room for it.
+        DestinationError: The disk has no room for the copy.
     """
     if links is None:
         links = partial(link_values, folder=links_from(reader.manifest, reader.path))
@@ -64,7 +65,7 @@ def _write(
 ) -> Manifest:
     manifest, done, done_bytes = reader.manifest, 0, 0
 
-    def copied(records: int, nbytes: int) -> None:
+    def report_copied(records: int, nbytes: int) -> None:
         nonlocal done, done_bytes
         done, done_bytes = done + records, done_bytes + nbytes
         progress(Progress(stage, done, manifest.records, done_bytes))
@@ -79,7 +80,7 @@ def _write(
         sharded=manifest.shards is not None,
         overwrite=True,
     ) as builder:
-        counted = counted_options(manifest)
+        counted = record_counts(manifest)
         kept = {name: value for name, value in manifest.options.items() if name not in counted}
         builder.describe(
             origin=manifest.origin,
@@ -93,5 +94,5 @@ def _write(
             for name, first, last in splits:
                 records = np.arange(max(first, start), min(last, stop))
                 if len(records):
-                    copy_records(reader, records, builder, name, copied=copied, links=links)
+                    copy_records(reader, records, builder, name, copied=report_copied, links=links)
         return builder.commit(counted=counted, skipped=manifest.skipped)

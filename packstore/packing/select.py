@@ -1,8 +1,8 @@
-"""``select``: a new store of some records of a store, in new splits, with other classes or fewer columns.
+"""``select``: makes a new store from some records of a store, with other splits, classes or fewer columns.
 
-What is drawn, is drawn by key: each record has a number, the XXH3-64 of its key with the seed, and those with the least
-numbers are taken. So a choice depends neither on the order of the records nor on how they lie in shards, and a record
-keeps its place when others come.
+Random draws depend on the key alone: each record gets the XXH3-64 of its key with the seed, and the records with the
+lowest numbers are taken. So a draw depends neither on the order of the records nor on shards, and stays stable when
+records are added.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from packstore.core.progress import Progress, ProgressCallback, progress_callbac
 from packstore.core.registry import FORMATS
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import location
-from packstore.packing.composing import Composition, Copied, Linked, Piece, origin_of
-from packstore.packing.merge import MergeReport, run_composition, shard_size_of
-from packstore.packing.plan import counted_options, resolve_format
+from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, stores_origin
+from packstore.packing.merge import MergeReport, largest_shard_bytes, run_composition
+from packstore.packing.plan import record_counts, resolve_format
 from packstore.packing.where import Where, parse_where
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -44,7 +44,7 @@ _MAX_SEED = 1 << 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectOptions:
-    """The keyword arguments of :func:`packstore.select`, which describes them; validated."""
+    """Validated keyword arguments of :func:`packstore.select`, which describes them."""
 
     where: str | None = None
     sample: int | None = None
@@ -113,37 +113,37 @@ def select(
     overwrite: bool = False,
     progress: bool | ProgressCallback = False,
 ) -> MergeReport:
-    """Makes a new store of some records of a store; records are copied unchanged, whole shards are linked.
+    """Makes a new store from some records of a store; copies records unchanged, hard-links whole shards.
 
     Args:
-        store: The store, or its URL. It stays as it is.
-        destination: Where the new store goes, a path or a URL; its suffix chooses the format.
-        where: Which records, see :mod:`packstore.packing.where`: ``label in (cat, dog) and split == train``.
-        sample: How many of them, drawn at random.
-        per_class: At most how many of each class, drawn at random before ``sample``.
-        splits: New splits and their shares, ``{"train": 0.9, "val": 0.1}``, drawn at random of all records, whatever
-            split they are in: the report's ``moved`` counts those that change it. None keeps the splits.
+        store: Path or URL of the store, which is not changed.
+        destination: Path or URL of the new store; its suffix chooses the format.
+        where: Condition on the records, see :mod:`packstore.packing.where`: ``label in (cat, dog) and split == train``.
+        sample: Number of records to draw at random.
+        per_class: Maximum per class, drawn at random before ``sample``.
+        splits: New splits and their shares, ``{"train": 0.9, "val": 0.1}``, drawn at random from all records;
+            the report's ``moved`` counts the records that change their split. None keeps the splits.
         stratify: The sample, and each new split, has the same share of every class.
-        whole_shards: Take shards as they are, and draw whole ones: nothing is copied, and no shard is opened.
-        seed: Of all that is drawn. The same seed draws the same records of equal stores.
-        drop: Report of :func:`packstore.audit` as JSON: the records that its findings take out are left out, before
-            anything is drawn.
-        drop_kinds: Kinds of findings that count.
+        whole_shards: Draw whole shards: nothing is copied, and no shard is opened.
+        seed: Seed of all draws. The same seed draws the same records from equal stores.
+        drop: Report of :func:`packstore.audit` as JSON; the records that its findings name are left out before anything
+            is drawn.
+        drop_kinds: Kinds of findings that lead to leaving out.
         drop_columns: Columns to leave out.
         relabel: New names of classes: a mapping, or a CSV file with the columns ``old,new``. Two classes with one new
-            name become one; an empty one leaves the records out.
+            name are joined; an empty name leaves the records out.
         format: ``lmdb``, ``hdf5`` or ``pth`` instead of going by the suffix.
-        shard_size: About how many bytes of images a shard has; None for shards as in the store, or one file.
+        shard_size: About how many bytes of images a shard has; None for the size of the store's shards, or one file.
         overwrite: Replace an existing store.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        What was done.
+        The report.
 
     Raises:
-        UsageError: A condition, class, column or split that there is not.
+        UsageError: The condition is wrong, or a class, column or split does not exist.
         StoreError: The store does not open, or no record is chosen; :class:`CorruptRecordError` for a damaged one.
-        DestinationError: The destination may not be written.
+        DestinationError: The destination exists, or cannot be written.
     """
     options = SelectOptions(
         where=where,
@@ -172,45 +172,45 @@ def select(
 def plan_select(
     path: Path, destination: Path, options: SelectOptions, stack: ExitStack, progress: ProgressCallback
 ) -> Composition:
-    """What is to be done for :func:`select`. Writes nothing; ``stack`` closes the store."""
+    """Plans a selection. Opens the store, which ``stack`` closes; writes nothing."""
     refuse_empty(path, destination)
     refuse_inside(destination, path)
     format = resolve_format(destination, options.format)
     reader = stack.enter_context(open_store(path))
     manifest = reader.manifest
     where = parse_where(options.where, manifest) if options.where is not None else None
-    columns, labels, gone = _columns(manifest, options)
+    columns, labels, gone = _select_columns(manifest, options)
     if options.whole_shards:
-        pieces = _whole_shards(reader, where, options, format)
+        pieces = _select_shards(reader, where, options, format)
     else:
-        chosen = _chosen(reader, where, gone, options, progress)
+        chosen = _choose_records(reader, where, gone, options, progress)
         same = manifest.format == format and columns == manifest.columns and options.shard_size is None
         link = same and links_from(manifest, path) is None
-        pieces = _pieces(
+        pieces = _make_pieces(
             reader,
             chosen,
             list_shards(path, manifest, reader.part_places()) if link and manifest.shards else None,
             labels,
         )
     kept = sum(piece.count for piece in pieces)
-    counted = {} if kept == len(reader) else dict.fromkeys(counted_options(manifest))
+    counted = {} if kept == len(reader) else dict.fromkeys(record_counts(manifest))
     base = replace(
         manifest,
         format=format,
-        origin=origin_of([reader]),
+        origin=stores_origin([reader]),
         options={k: v for k, v in manifest.options.items() if k not in counted},
         skipped=manifest.skipped if kept == len(reader) else (),
     )
-    size = options.shard_bytes or shard_size_of(manifest)
-    moved = _moves(manifest, pieces) if options.splits is not None else {}
+    size = options.shard_bytes or largest_shard_bytes(manifest)
+    moved = _count_moves(manifest, pieces) if options.splits is not None else {}
     return Composition(destination, base, columns, tuple(pieces), size is not None, size, options.overwrite, moved)
 
 
-def _moves(manifest: Manifest, pieces: Sequence[Piece]) -> dict[tuple[str, str], int]:
-    """Counts the records that change their split, by the old and the new one."""
+def _count_moves(manifest: Manifest, pieces: Sequence[Piece]) -> dict[tuple[str, str], int]:
+    """Counts the records that change their split, by (old split, new split)."""
     counts = Counter[tuple[str, str]]()
     for piece in pieces:
-        if isinstance(piece, Copied):
+        if isinstance(piece, CopiedRecords):
             for split in manifest.splits:
                 inside = (piece.records >= split.start) & (piece.records < split.stop)
                 counts[split.name, piece.split] += int(np.count_nonzero(inside))
@@ -220,10 +220,11 @@ def _moves(manifest: Manifest, pieces: Sequence[Piece]) -> dict[tuple[str, str],
     return {(old, new): count for (old, new), count in counts.items() if count and old and old != new}
 
 
-def _columns(
+def _select_columns(
     manifest: Manifest, options: SelectOptions
 ) -> tuple[tuple[Column, ...], dict[str, NDArray[np.int64]], list[int]]:
-    """The columns of the new store, new class numbers by column, and the classes whose records are left out."""
+    """Returns the new store's columns, the maps of class numbers by column, and the class numbers whose records are
+    left out."""
     dropped = set(options.drop_columns)
     needed = {*_NEEDED, *(companion.name for column in manifest.columns for companion in column.companions)}
     for name in options.drop_columns:
@@ -241,7 +242,7 @@ def _columns(
     if place is None or columns[place].classes is None:
         raise UsageError("relabel needs a column 'label' with names of classes")
     classes = columns[place].classes or ()
-    names = options.relabel if isinstance(options.relabel, Mapping) else _read_names(Path(options.relabel))
+    names = options.relabel if isinstance(options.relabel, Mapping) else _read_relabel(Path(options.relabel))
     unknown = [name for name in names if name not in classes]
     if unknown:
         raise UsageError(f"relabel names a class that the store lacks: {printable(unknown[0])!r}")
@@ -252,8 +253,8 @@ def _columns(
     return tuple(columns), {"label": numbers}, [i for i, name in enumerate(renamed) if not name]
 
 
-def _read_names(path: Path) -> dict[str, str]:
-    """New names of classes from a CSV file with the columns ``old,new``."""
+def _read_relabel(path: Path) -> dict[str, str]:
+    """Reads new class names from a CSV file with the columns ``old,new``."""
     shown = printable(str(path))
     names: dict[str, str] = {}
     try:
@@ -272,8 +273,8 @@ def _read_names(path: Path) -> dict[str, str]:
     return names
 
 
-class _PartRows:
-    """The records of a file of a store, for a condition."""
+class _FileRecords:
+    """Records of one file of a store, for a condition to test."""
 
     def __init__(self, reader: Reader, splits: Sequence[str]) -> None:
         self._reader = reader
@@ -293,32 +294,34 @@ class _PartRows:
 
 
 def _split_names(manifest: Manifest) -> list[str]:
+    """Returns the split name of every record; ``""`` in a store without splits."""
     return [name for split in manifest.splits for name in [split.name] * len(split)] or [""] * manifest.records
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """Records that were chosen: ``int64`` numbers in order, by split."""
+    """Chosen records by split: ``int64`` numbers in ascending order."""
 
     by_split: Mapping[str, NDArray[np.int64]]
 
 
-def _chosen(
+def _choose_records(
     reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
 ) -> _Chosen:
+    """Applies condition, dropped classes, audit report and random draws; returns the records of each new split."""
     manifest = reader.manifest
     chosen: NDArray[np.int64] = np.arange(len(reader))
     if where is not None and where.columns <= {"split"} and not gone:
-        # By name of split alone, so no file is opened.
-        kept = [where(_PartRows(reader, [split.name]))[0] for split in manifest.splits]
+        # The name of the split is enough, so no file is opened.
+        kept = [where(_FileRecords(reader, [split.name]))[0] for split in manifest.splits]
         ranges = [np.arange(s.start, s.stop) for s, keep in zip(manifest.splits, kept, strict=True) if keep]
         chosen = np.concatenate(ranges) if ranges else chosen[:0]
     elif where is not None or gone:
         names, masks, start = _split_names(manifest), [], 0
         for part in reader.parts():
-            rows = _PartRows(part, names[start : start + len(part)])
+            rows = _FileRecords(part, names[start : start + len(part)])
             mask = np.ones(len(part), np.bool_) if where is None else where(rows)
-            masks.append(mask & ~np.isin(_labels(part), gone) if gone else mask)
+            masks.append(mask & ~np.isin(_file_classes(part), gone) if gone else mask)
             start += len(part)
             progress(Progress("select", start, len(reader), 0))
         chosen = np.flatnonzero(np.concatenate(masks))
@@ -328,26 +331,26 @@ def _chosen(
         chosen = np.setdiff1d(chosen, dropped, assume_unique=True)
     drawn = options.per_class is not None or options.sample is not None or options.splits is not None
     if drawn:
-        chosen = _drawn(reader, chosen, options)
+        chosen = _draw_sample(reader, chosen, options)
     if options.splits is not None:
-        groups = _groups(reader, chosen, options.stratify)
-        order = _draws(reader, chosen, options.seed, "splits")
-        return _Chosen(_split_up(chosen, groups, order, options.splits, "records"))
+        groups = _classes_of(reader, chosen, options.stratify)
+        order = _draw_numbers(reader, chosen, options.seed, "splits")
+        return _Chosen(_draw_splits(chosen, groups, order, options.splits, "records"))
     if not manifest.splits:
         return _Chosen({"": chosen})
     found = {s.name: chosen[(chosen >= s.start) & (chosen < s.stop)] for s in manifest.splits}
     return _Chosen({name: records for name, records in found.items() if len(records)})
 
 
-def _draws(reader: Reader, records: NDArray[np.int64], seed: int, what: str) -> NDArray[np.uint64]:
-    """``uint64``, a number for each record, by its key."""
+def _draw_numbers(reader: Reader, records: NDArray[np.int64], seed: int, what: str) -> NDArray[np.uint64]:
+    """Hashes the key of each record with the seed and a purpose: ``uint64``, the order of a random draw."""
     salt = what.encode("ascii") + b"\0"
     keys = (salt + bytes(reader.value("key", record)) for record in records.tolist())
     return np.fromiter((xxh3_64_intdigest(key, seed=seed) for key in keys), np.uint64, len(records))
 
 
-def _groups(reader: Reader, records: NDArray[np.int64], by_class: bool) -> NDArray[np.int64]:
-    """The class of each record, or 0 for all."""
+def _classes_of(reader: Reader, records: NDArray[np.int64], by_class: bool) -> NDArray[np.int64]:
+    """Returns the class number of each record, -1 if it has none; 0 for all unless ``by_class``."""
     if not by_class:
         return np.zeros(len(records), np.int64)
     if not reader.manifest.has_column("label"):
@@ -360,40 +363,40 @@ def _groups(reader: Reader, records: NDArray[np.int64], by_class: bool) -> NDArr
     return labels
 
 
-def _labels(reader: Reader) -> NDArray[np.int64]:
-    """The class numbers of a file's records; -1 where one is missing."""
-    return _groups(reader, np.arange(len(reader)), True)
+def _file_classes(reader: Reader) -> NDArray[np.int64]:
+    """Returns the class numbers of all records of a file; -1 if one is missing."""
+    return _classes_of(reader, np.arange(len(reader)), True)
 
 
-def _drawn(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
-    """The records of ``chosen`` that per_class and sample leave."""
+def _draw_sample(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
+    """Draws the records that ``per_class`` and ``sample`` ask for."""
     if options.per_class is not None:
-        groups = _groups(reader, chosen, True)
-        draws = _draws(reader, chosen, options.seed, "per class")
+        groups = _classes_of(reader, chosen, True)
+        draws = _draw_numbers(reader, chosen, options.seed, "per class")
         order = np.lexsort((draws, groups))
         _, firsts = np.unique(groups[order], return_index=True)
         ranks = np.arange(len(order)) - np.repeat(firsts, np.diff([*firsts, len(order)]))
         chosen = np.sort(chosen[order[ranks < options.per_class]])
     if options.sample is not None and options.sample < len(chosen):
-        groups = _groups(reader, chosen, options.stratify)
-        draws = _draws(reader, chosen, options.seed, "sample")
+        groups = _classes_of(reader, chosen, options.stratify)
+        draws = _draw_numbers(reader, chosen, options.seed, "sample")
         share = options.sample / len(chosen)
-        taken = _shared_out(chosen, groups, draws, {"taken": share, "left": 1 - share})
+        taken = _draw_parts(chosen, groups, draws, {"taken": share, "left": 1 - share})
         chosen = taken.get("taken", chosen[:0])
     elif options.sample is not None and options.sample > len(chosen):
         raise StoreError(f"a sample of {options.sample:,} records is asked for, and there are {len(chosen):,}")
     return chosen
 
 
-def _split_up(
+def _draw_splits(
     records: NDArray[np.int64],
     groups: NDArray[np.int64],
     draws: NDArray[np.uint64],
     shares: Mapping[str, float],
     what: str,
 ) -> dict[str, NDArray[np.int64]]:
-    """As :func:`_shared_out`. Raises :class:`StoreError` where a split would be empty."""
-    found = _shared_out(records, groups, draws, shares)
+    """Draws parts like :func:`_draw_parts`. Raises :class:`StoreError` if one would be empty."""
+    found = _draw_parts(records, groups, draws, shares)
     empty = next((name for name in shares if name not in found), None)
     if empty is not None and len(records):
         raise StoreError(
@@ -402,20 +405,21 @@ def _split_up(
     return found
 
 
-def _shared_out(
+def _draw_parts(
     records: NDArray[np.int64], groups: NDArray[np.int64], draws: NDArray[np.uint64], shares: Mapping[str, float]
 ) -> dict[str, NDArray[np.int64]]:
-    """The records, drawn into parts of these shares: of all, and as nearly as whole numbers go of each group."""
+    """Divides records at random into parts with the given shares, each group as evenly as whole numbers allow.
+    Leaves out empty parts."""
     order = np.lexsort((draws, groups))
     names, weights = list(shares), np.array(list(shares.values()))
     counts = np.unique(groups, return_counts=True)[1]
-    # What is left over by rounding down in one group goes on to the next, so that the whole has its shares too.
+    # The rounding error of a group is carried to the next, so that the total has its shares too.
     taken: dict[str, list[NDArray[np.int64]]] = {name: [] for name in names}
     owed = np.zeros(len(names))
     start = 0
     for count in counts.tolist():
         owed += weights * count
-        whole_numbers = _rounded(owed, count)
+        whole_numbers = _round_to_total(owed, count)
         owed -= whole_numbers
         stops = start + np.cumsum(whole_numbers)
         for name, first, last in zip(names, [start, *stops[:-1]], stops, strict=True):
@@ -425,8 +429,8 @@ def _shared_out(
     return {name: some for name, some in found.items() if len(some)}
 
 
-def _rounded(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Whole numbers near ``wanted``, not negative, that add up to ``total``."""
+def _round_to_total(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Rounds ``wanted`` to non-negative whole numbers that add up to ``total``."""
     floors = np.maximum(np.floor(wanted + 1e-9), 0).astype(np.int64)
     while int(floors.sum()) > total:
         floors[int(np.argmax(floors - wanted))] -= 1
@@ -435,15 +439,15 @@ def _rounded(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     return floors
 
 
-def _pieces(
+def _make_pieces(
     reader: Reader, chosen: _Chosen, parts: ShardList | None, labels: Mapping[str, NDArray[np.int64]]
 ) -> list[Piece]:
-    """What the new store is made of: whole shards where all of their records are chosen."""
+    """Returns the pieces of the new store: links shards whose records are all chosen, copies other records."""
     pieces: list[Piece] = []
     starts = reader.manifest.shards.starts if reader.manifest.shards is not None else np.array([0, len(reader)])
     for split, records in chosen.by_split.items():
         if parts is None:
-            pieces.append(Copied(reader, records, split, labels))
+            pieces.append(CopiedRecords(reader, records, split, labels))
             continue
         edges = np.searchsorted(records, starts)
         whole_shards = np.diff(edges) == np.diff(starts)
@@ -457,16 +461,16 @@ def _pieces(
             while last < len(parts) and whole_shards[last]:
                 last += 1
             if edges[number] > first:
-                pieces.append(Copied(reader, records[first : edges[number]], split, labels))
-            pieces.append(Linked(parts.take(range(number, last)), split, reader.manifest))
+                pieces.append(CopiedRecords(reader, records[first : edges[number]], split, labels))
+            pieces.append(LinkedShards(parts.take(range(number, last)), split, reader.manifest))
             first, number = int(edges[last]), last
         if first < len(records):
-            pieces.append(Copied(reader, records[first:], split, labels))
+            pieces.append(CopiedRecords(reader, records[first:], split, labels))
     return pieces
 
 
-def _whole_shards(reader: Reader, where: Where | None, options: SelectOptions, format: str) -> list[Piece]:
-    """Whole shards, chosen by their splits and drawn by the digests of their records; none is opened."""
+def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, format: str) -> list[Piece]:
+    """Chooses whole shards by split, and draws them by the digests of their records. Opens no shard."""
     manifest = reader.manifest
     shown = printable(str(reader.path))
     if manifest.shards is None or manifest.format != format or links_from(manifest, reader.path) is not None:
@@ -478,13 +482,13 @@ def _whole_shards(reader: Reader, where: Where | None, options: SelectOptions, f
     if mixed is not None:
         raise UsageError(f"{manifest.shards.name(mixed)} holds records of several splits; leave whole shards out")
     names = [runs[0][0] for runs in parts.runs]
-    kept = {name: where is None or bool(where(_PartRows(reader, [name]))[0]) for name in set(names)}
+    kept = {name: where is None or bool(where(_FileRecords(reader, [name]))[0]) for name in set(names)}
     numbers = np.array([i for i, name in enumerate(names) if kept[name]], np.int64)
     if options.splits is None:
         by_split = {name: [i for i in numbers.tolist() if names[i] == name] for name in dict.fromkeys(names)}
     else:
         digests = [parts.rows["records_digest"][i].tobytes() for i in numbers.tolist()]
         draws = np.array([xxh3_64_intdigest(digest, seed=options.seed) for digest in digests], np.uint64)
-        shared = _split_up(numbers, np.zeros(len(numbers), np.int64), draws, options.splits, "shards")
+        shared = _draw_splits(numbers, np.zeros(len(numbers), np.int64), draws, options.splits, "shards")
         by_split = {name: some.tolist() for name, some in shared.items()}
-    return [Linked(parts.take(some), name, manifest) for name, some in by_split.items() if some]
+    return [LinkedShards(parts.take(some), name, manifest) for name, some in by_split.items() if some]

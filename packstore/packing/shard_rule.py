@@ -1,7 +1,7 @@
-"""Where a conversion ends its shards: by what is known of the samples before the first one is read.
+"""Decides which samples of a conversion go into which shard, before any of them is read.
 
-So a cut depends on no record: not on how large it came out, and not on whether a bad sample was left out. Any machine
-can make any shard of a plan, and makes the same bytes.
+So a cut does not depend on records: not on their size, and not on whether a bad sample was skipped. Any machine can
+make any shard of a plan, and makes the same bytes.
 """
 
 from __future__ import annotations
@@ -15,38 +15,37 @@ from packstore.sources.base import Entry
 
 @dataclass(frozen=True, slots=True)
 class ShardRule:
-    """How many samples go into a shard. A shard holds samples of one split.
+    """Limit on the samples of a shard. A shard contains samples of one split.
 
     Attributes:
-        by: What is counted: ``samples``, or their ``bytes`` in the source.
-        limit: The most of these in a shard; a sample that is larger has a shard to itself.
+        by: Unit of the limit: ``samples``, or ``bytes`` of samples in the source.
+        limit: Maximum per shard; a larger sample gets a shard of its own.
     """
 
     by: Literal["samples", "bytes"]
     limit: int
 
     @classmethod
-    def of(cls, shard_size: int, record_nbytes: int | None, sampled: Sequence[tuple[int, int]]) -> ShardRule:
-        """The rule by which shards have about ``shard_size`` bytes of images.
+    def for_size(cls, shard_size: int, record_nbytes: int | None, sampled: Sequence[tuple[int, int]]) -> ShardRule:
+        """Returns the rule that gives shards about ``shard_size`` bytes of images.
 
         Args:
             shard_size: Bytes.
-            record_nbytes: Bytes of each record, where all have the same.
-            sampled: Bytes in the source and bytes as a record, of some samples; empty where records are the source's
-                bytes.
+            record_nbytes: Bytes of each record if all have the same size, else None.
+            sampled: (bytes in the source, bytes as a record) of some samples; empty if records are the source's bytes.
         """
         if record_nbytes is not None:
             return cls("samples", max(1, shard_size // max(1, record_nbytes)))
         before, after = (sum(sizes) for sizes in zip(*sampled, strict=True)) if sampled else (1, 1)
         return cls("bytes", max(1, shard_size * max(1, before) // max(1, after)))
 
-    def cuts(self) -> ShardCuts:
-        """What follows the entries of a source and says where shards begin."""
+    def make_cuts(self) -> ShardCuts:
+        """Returns a tracker that tells for each entry if it begins a shard."""
         return ShardCuts(self)
 
     def shards(self, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-        """``entries``, which are all of a source, as those of each shard."""
-        cuts = self.cuts()
+        """Groups the entries of a source into lists, one list per shard."""
+        cuts = self.make_cuts()
         shard: list[Entry] = []
         for entry in entries:
             if cuts.begins(entry) and shard:
@@ -58,17 +57,17 @@ class ShardRule:
 
 
 class ShardCuts:
-    """Follows the entries of a source in order."""
+    """Tracks the entries of a source in order, and tells which begin a shard."""
 
     def __init__(self, rule: ShardRule) -> None:
         self._rule = rule
         self._split: str | None = None
-        self._held = 0
+        self._filled = 0
 
     def begins(self, entry: Entry) -> bool:
-        """Whether a shard begins with ``entry``, the next one."""
+        """Advances to ``entry`` and tells if it begins a shard. Call it once for each entry, in order."""
         weight = entry.size_bytes if self._rule.by == "bytes" else 1
-        begins = entry.split != self._split or self._held + weight > self._rule.limit
-        self._held = weight + (0 if begins else self._held)
+        begins = entry.split != self._split or self._filled + weight > self._rule.limit
+        self._filled = weight + (0 if begins else self._filled)
         self._split = entry.split
         return begins

@@ -1,4 +1,4 @@
-"""Stores that go to a URL and have to be made on this machine first."""
+"""Local work folders in which stores for a URL are made before they are uploaded."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from packstore.stores.remote.head import read_version
 
 _AT_ONCE = 64
 NOTE = "publishing.json"
-"""The name of a file beside a stand-in: what a run is about to publish."""
+"""Name of the file in a work folder that notes which version a run is about to publish."""
 
 
 def stand_in_folder(url: UrlPath, number: int = 0) -> Path:
-    """The folder in which this user makes what goes to a URL, in the system's folder for temporary files (TMPDIR).
+    """Creates and returns this user's work folder for a URL, in the system's temporary folder (TMPDIR).
 
-    The same for each run, so that one that is interrupted leaves nothing that the next does not find; several runs at
-    once take several numbers. Raises :class:`DestinationError` where somebody else has made it."""
+    The path is the same for each run, so that a run finds what an interrupted one left. Simultaneous runs use different
+    numbers. Raises :class:`DestinationError` if the folder belongs to another user.
+    """
     root = Path(tempfile.gettempdir(), f"packstore-{os.getuid() if hasattr(os, 'getuid') else 'user'}")
     digest = hashlib.sha256(str(url).encode("utf-8", "surrogateescape")).hexdigest()
     folder = root / f"{digest[:16]}-{number}"
@@ -45,10 +46,11 @@ def stand_in_folder(url: UrlPath, number: int = 0) -> Path:
 
 @contextmanager
 def stand_in(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
-    """A local path of the same name, and a work directory that no other process has meanwhile.
+    """Locks a work folder for a URL; yields a local path for the store, and a work directory.
 
-    What is there in the end is removed."""
-    folder, work = _held_folder(url)
+    Removes an unfinished store at that path before and after, and removes the work directory.
+    """
+    folder, work = _lock_folder(url)
     path = folder / url.name
     try:
         remove_unfinished(path)  # of a run that was killed
@@ -59,24 +61,25 @@ def stand_in(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
         remove_empty(folder)
 
 
-def _held_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
-    """The first folder for a URL in which no other process is at work, and its work directory."""
+def _lock_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
+    """Locks the first free work folder for a URL. Raises :class:`DestinationError` if other processes lock all of
+    them."""
     for number in range(_AT_ONCE):
         folder = stand_in_folder(url, number)
         with suppress(DestinationError):
             return folder, WorkDirectory(folder / "upload")
-    raise DestinationError(f"{_AT_ONCE} processes of this machine write to {url} already; wait for some of them")
+    raise DestinationError(f"{_AT_ONCE} processes of this machine write to {url} already; wait until one has finished")
 
 
 def note_publishing(note: Path, request: Mapping[str, Any], version: int, manifest: Manifest) -> None:
-    """Notes what a run was asked for, and what it is about to publish for that."""
+    """Writes the note: request of this run, and the version that it is about to publish."""
     with writing(note):
         note.write_text(json.dumps({"request": request, "version": version, "digest": manifest.digest}), "utf-8")
 
 
-def published_by(url: UrlPath, note: Path) -> tuple[Any, Manifest] | None:
-    """What a run was asked for that was killed when its version was there already, and that version; None where the
-    note of no such run lies here."""
+def read_published(url: UrlPath, note: Path) -> tuple[Any, Manifest] | None:
+    """Reads the note of a run that was killed after publishing; returns its request and the published manifest. None
+    if there is no such note, or if its version was never published."""
     try:
         noted = json.loads(note.read_bytes())
         found = read_version(open_objects(url), noted["version"])

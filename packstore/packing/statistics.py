@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the images of a plan that is to be normalised by its own."""
+"""Computes mean and standard deviation of a source's images, for `--normalize auto`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from packstore.core.errors import SampleError
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import DatasetStatistics
-from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, batches
+from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, split_batches
 from packstore.packing.plan import Plan, make_encoder
 from packstore.sources.base import Entry
 
 
-def normalized(plan: Plan, workers: int, progress: ProgressCallback) -> Plan:
-    """The plan with the normalisation that it asks to compute."""
+def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Plan:
+    """Returns the plan with its normalisation computed, if it asks for ``auto``; else the plan unchanged."""
     if not plan.auto_normalize:
         return plan
-    normalization = _statistics(plan, workers, progress).normalization()
+    normalization = _compute_statistics(plan, workers, progress).normalization()
     return replace(plan, encode=replace(plan.encode, normalization=normalization), auto_normalize=False)
 
 
-def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
-    """Mean and standard deviation over the training split (or all, where there is none), as the images will be
-    stored: resized, cropped."""
+def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
+    """Computes mean and standard deviation over the training split, or over all records if there is none. Reads and
+    encodes every image as it will be stored: resized and cropped."""
     names = list(plan.survey.splits)
     split = next((name for name in names if name.lower().startswith("train")), None)
     total = plan.survey.splits[split] if split else plan.survey.records
@@ -54,7 +54,7 @@ def _statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Dataset
     statistics = DatasetStatistics(mode)
     done = done_bytes = 0
     entries = source.fetch(source.entries(split or plan.options.split))
-    pieces = batches(entries, DECODE_RECORDS, DECODE_BYTES, source.nbytes)
+    pieces = split_batches(entries, DECODE_RECORDS, DECODE_BYTES, source.nbytes)
     for count, nbytes, part in ordered_map(measure, pieces, workers):
         statistics.merge(part)
         done, done_bytes = done + count, done_bytes + nbytes

@@ -1,4 +1,4 @@
-"""The values of samples as they lie at rest."""
+"""Converts values of samples to the form in which stores keep them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from packstore.images.masks import read_mask_header
 from packstore.sources.base import Sample, Survey
 
 
-class AtRest:
-    """Brings the values of samples to rest, for the columns whose values come with samples; for any thread.
+class ValueConverter:
+    """Converts a sample's values to stored form: bytes, numbers and their companion columns. Thread-safe.
 
     Attributes:
-        masks: The columns of masks among them.
+        masks: The mask columns.
     """
 
     def __init__(self, survey: Survey) -> None:
         sampled = [column for column in survey.columns if column.name in survey.sampled]
         companions = {each.name for column in sampled for each in column.companions}
-        # Each with the number of its classes, and 0 where it is no label.
+        # Each with its number of classes; 0 if it is not a label.
         self._columns = [
             (column, len(column.classes or range(1 << 62)) if column.type == "label" else 0)
             for column in sampled
@@ -33,40 +33,41 @@ class AtRest:
         self.masks = [column for column, _ in self._columns if column.type == "mask"]
 
     def __call__(self, key: str, sample: Sample) -> Mapping[str, Any]:
-        """The value of every column, companions among them, and of ``key``.
+        """Returns the stored value of every column, of their companions and of ``key``.
 
-        Raises :class:`SampleError` where one does not fit."""
+        Raises :class:`SampleError` if a value does not fit its column.
+        """
         if sample.at_rest:
             return sample.values
-        found: dict[str, Any] = {"key": key}
+        stored: dict[str, Any] = {"key": key}
         for column, classes in self._columns:
             value = sample.values[column.name]
             if type(value) is int and 0 <= value < classes:
-                found[column.name] = value  # a label, as most are
+                stored[column.name] = value  # a label, as most are
                 if column.nullable:
-                    found[column.valid_name] = True
+                    stored[column.valid_name] = True
                 continue
             try:
-                found[column.name] = to_stored(column, value)
+                stored[column.name] = to_stored(column, value)
                 if column.kind == "ragged" and column.layout is not None:
-                    found[column.shape_name] = shape_to_stored(column, value)
+                    stored[column.shape_name] = shape_to_stored(column, value)
             except ValueError as error:
                 raise SampleError(key, str(error)) from error
             if column.nullable:
-                found[column.valid_name] = value is not None
+                stored[column.valid_name] = value is not None
         for column, _ in self._columns:
             if column.parallel is not None:
-                self._check_parallel(key, column, found)
-        return found
+                self._check_parallel(key, column, stored)
+        return stored
 
     def check_masks(self, key: str, sample: Sample, sizes: Sequence[tuple[int, int]], max_pixels: int) -> None:
-        """Raises :class:`SampleError` where a mask has another size than its image.
+        """Raises :class:`SampleError` if a mask differs in size from its image.
 
         Args:
-            key: The sample's, for messages.
-            sample: It.
-            sizes: Heights and widths with which the image may be shown; empty where nothing is known.
-            max_pixels: Of the largest mask that is taken.
+            key: Key of the sample, for messages.
+            sample: The sample.
+            sizes: Allowed (height, width) pairs; empty if the image's size is not known.
+            max_pixels: Size limit of a mask.
         """
         for column in () if sample.at_rest else self.masks:
             value = sample.values[column.name]
@@ -80,10 +81,11 @@ class AtRest:
                 (height, width), (tall, wide) = size, sizes[0]
                 raise SampleError(key, f"{column.name}: the mask is {height}x{width}, and its image {tall}x{wide}")
 
-    def _check_parallel(self, key: str, column: Column, found: Mapping[str, Any]) -> None:
+    def _check_parallel(self, key: str, column: Column, stored: Mapping[str, Any]) -> None:
+        """Raises :class:`SampleError` if a column has another number of rows than its boxes."""
         boxes = next(each for each, _ in self._columns if each.name == column.parallel)
-        rows = len(found[column.name]) // column.record_nbytes
-        expected = len(found[boxes.name]) // boxes.record_nbytes
+        rows = len(stored[column.name]) // column.record_nbytes
+        expected = len(stored[boxes.name]) // boxes.record_nbytes
         if rows != expected:
             raise SampleError(
                 key, f"{column.name!r} has {rows} rows and {boxes.name!r} has {expected}; expected as many"
@@ -91,6 +93,7 @@ class AtRest:
 
 
 def _mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
+    """Returns height and width of a mask: an array, or the bytes of a file."""
     if column.layout is not None:
         height, width = np.shape(value)
         return height, width
@@ -98,17 +101,19 @@ def _mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
     return header.height, header.width
 
 
-def nbytes_at_rest(values: Mapping[str, Any]) -> int:
-    """Bytes of the values of a sample at rest."""
+def stored_nbytes(values: Mapping[str, Any]) -> int:
+    """Sums the bytes of a sample's stored values."""
     return sum(len(value) if type(value) is bytes else getattr(value, "nbytes", 8) for value in values.values())
 
 
-def as_columns(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The values of several records, column by column."""
-    found: dict[str, Any] = {}
+def stack_values(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Collects the values of several records into one list or array per column."""
+    stacked: dict[str, Any] = {}
     for column in columns:
         if values and column.name in values[0]:
             name = column.name
-            given = [each[name] for each in values]
-            found[name] = given if column.kind == "ragged" else np.array(given, NUMPY_DTYPE[column.dtype])
-    return found
+            column_values = [each[name] for each in values]
+            stacked[name] = (
+                column_values if column.kind == "ragged" else np.array(column_values, NUMPY_DTYPE[column.dtype])
+            )
+    return stacked

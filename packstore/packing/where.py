@@ -1,13 +1,13 @@
-"""Conditions on records, as ``--where`` takes them: a small language of its own, which nothing is executed of.
+"""Parses the conditions of ``--where``, a small language of comparisons; nothing in it is executed.
 
 ::
 
     label in (cat, dog) and split == train
     not (key like "n01*") or score >= 0.5
 
-A condition compares a column (``key``, ``split``, or one that has a single value a record) with names, strings in
-quotes, or numbers: ``==  !=  <  <=  >  >=``, ``in (…)``, ``like`` with ``*`` and ``?``; ``and``, ``or``, ``not`` and
-parentheses join conditions. Of a column with classes, names are those of classes. A missing value fulfils none.
+A condition compares a column (``key``, ``split``, or one with a single value per record) with names, quoted strings or
+numbers: ``== != < <= > >=``, ``in (…)``, ``like`` with ``*`` and ``?``. ``and``, ``or``, ``not`` and parentheses
+combine conditions. In a column with classes, a name is that of a class. A missing value meets no condition.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _TOKEN = re.compile(
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
-class Rows(Protocol):
-    """Records of which a condition is asked, as columns."""
+class RecordColumns(Protocol):
+    """Records to test, column by column."""
 
     def __len__(self) -> int: ...
 
     def values(self, name: str) -> NDArray[Any]:
-        """The values of a fixed column."""
+        """Returns the values of a fixed column."""
         ...
 
     def keys(self) -> Sequence[str]:
-        """The keys."""
+        """Returns the keys."""
         ...
 
     def splits(self) -> Sequence[str]:
-        """The name of each record's split."""
+        """Returns the split name of each record."""
         ...
 
 
@@ -74,114 +74,124 @@ class _Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A condition that fits a store.
+    """Parsed condition on the records of a store.
 
     Attributes:
-        text: As it was written.
-        columns: What it looks at.
+        text: The condition as written.
+        columns: Names of the columns that it reads.
     """
 
     text: str
     columns: frozenset[str]
-    _matches: Callable[[Rows], Mask]
+    _matches: Callable[[RecordColumns], Mask]
 
-    def __call__(self, rows: Rows) -> Mask:
-        """``bool``, which of the records fulfil it."""
+    def __call__(self, rows: RecordColumns) -> Mask:
+        """Tests all records; returns ``bool (N,)``."""
         return self._matches(rows)
 
 
 def parse_where(text: str, manifest: Manifest) -> Where:
-    """The condition that ``text`` says, of the records of a store.
+    """Parses a condition on the records of a store.
 
-    Raises :class:`UsageError` that says what is wrong, and at which character."""
+    Raises :class:`UsageError` with the character at which ``text`` is wrong.
+    """
     if len(text) > _MAX_TEXT:
         raise UsageError(f"the condition has {len(text):,} characters; at most {_MAX_TEXT:,} are allowed")
     parser = _Parser(text, manifest)
-    matches = parser.whole()
+    matches = parser.parse()
     return Where(text, frozenset(parser.columns), matches)
 
 
 class _Parser:
+    """Recursive-descent parser of conditions; each method consumes tokens and returns a test."""
+
     def __init__(self, text: str, manifest: Manifest) -> None:
         self.text = text
         self.manifest = manifest
         self.columns: set[str] = set()
         self.depth = 0
-        self.tokens = self._tokens()
+        self.tokens = self._tokenize()
         self.at = 0
 
-    def whole(self) -> Callable[[Rows], Mask]:
-        condition = self.any_of()
+    def parse(self) -> Callable[[RecordColumns], Mask]:
+        """Parses the whole text."""
+        condition = self.parse_or()
         if self.now.kind != "end":
-            raise self.wrong("'and', 'or' or the end is expected")
+            raise self.error("'and', 'or' or the end is expected")
         return condition
 
-    def any_of(self) -> Callable[[Rows], Mask]:
-        parts = [self.all_of()]
-        while self.take("or"):
-            parts.append(self.all_of())
+    def parse_or(self) -> Callable[[RecordColumns], Mask]:
+        """Parses conditions joined by ``or``."""
+        parts = [self.parse_and()]
+        while self.accept("or"):
+            parts.append(self.parse_and())
         return lambda rows: np.asarray(np.logical_or.reduce([part(rows) for part in parts]), np.bool_)
 
-    def all_of(self) -> Callable[[Rows], Mask]:
-        parts = [self.negated()]
-        while self.take("and"):
-            parts.append(self.negated())
+    def parse_and(self) -> Callable[[RecordColumns], Mask]:
+        """Parses conditions joined by ``and``."""
+        parts = [self.parse_not()]
+        while self.accept("and"):
+            parts.append(self.parse_not())
         return lambda rows: np.asarray(np.logical_and.reduce([part(rows) for part in parts]), np.bool_)
 
-    def negated(self) -> Callable[[Rows], Mask]:
+    def parse_not(self) -> Callable[[RecordColumns], Mask]:
+        """Parses a negation, a condition in parentheses, or a comparison."""
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise self.wrong(f"more than {_MAX_DEPTH} levels of parentheses")
+            raise self.error(f"more than {_MAX_DEPTH} levels of parentheses")
         try:
-            if self.take("not"):
-                inner = self.negated()
+            if self.accept("not"):
+                inner = self.parse_not()
                 return lambda rows: ~inner(rows)
-            if self.take("("):
-                condition = self.any_of()
+            if self.accept("("):
+                condition = self.parse_or()
                 self.expect(")")
                 return condition
-            return self.comparison()
+            return self.parse_comparison()
         finally:
             self.depth -= 1
 
-    def comparison(self) -> Callable[[Rows], Mask]:
+    def parse_comparison(self) -> Callable[[RecordColumns], Mask]:
+        """Parses a column, an operator and its values."""
         token = self.now
         if token.kind != "word" or token.text in _KEYWORDS:
-            raise self.wrong("the name of a column is expected")
-        get, column = self.column(token)
+            raise self.error("the name of a column is expected")
+        get, column = self.resolve_column(token)
         self.at += 1
-        negative = self.take("not")
+        negative = self.accept("not")
         sign = self.now
-        if self.take("in"):
+        if self.accept("in"):
             self.expect("(")
-            values = [self.value(token.text, column)]
-            while self.take(","):
-                values.append(self.value(token.text, column))
+            values = [self.parse_value(token.text, column)]
+            while self.accept(","):
+                values.append(self.parse_value(token.text, column))
             self.expect(")")
-            test = _among(get, values)
-        elif self.take("like"):
-            test = self.like(get, column)
+            test = _member_test(get, values)
+        elif self.accept("like"):
+            test = self.parse_like(get, column)
         elif not negative and sign.kind == "sign" and sign.text in _COMPARISONS:
             self.at += 1
             place = self.now
-            value = self.value(token.text, column)
+            value = self.parse_value(token.text, column)
             if column is not None and column.classes is not None and sign.text not in ("==", "!="):
-                raise self.wrong(f"classes have no order; use == or in instead of {sign.text}", place)
+                raise self.error(f"classes have no order; use == or in instead of {sign.text}", place)
             compare = _COMPARISONS[sign.text]
             test = lambda rows: np.asarray(compare(get(rows), value), np.bool_)  # noqa: E731
         else:
             expected = "'in' or 'like'" if negative else "==, !=, <, <=, >, >=, in, not in or like"
-            raise self.wrong(f"{expected} is expected")
+            raise self.error(f"{expected} is expected")
         if negative:
-            test = _negated(test)
+            test = _negate(test)
         valid = None if column is None or not column.nullable else column.valid_name
         return test if valid is None else lambda rows: test(rows) & rows.values(valid)
 
-    def column(self, token: _Token) -> tuple[Callable[[Rows], NDArray[Any]], Column | None]:
+    def resolve_column(self, token: _Token) -> tuple[Callable[[RecordColumns], NDArray[Any]], Column | None]:
+        """Returns a getter of the column's values, and the column; None for ``key`` and ``split``. Notes the column
+        as read; consumes no token."""
         name = token.text
         known = [c.name for c in self.manifest.columns if c.kind == "fixed" and c.shape == () and c.layout is None]
         if name not in ("key", "split") and name not in known:
-            raise self.wrong(f"no column {name!r} to compare; there are: {', '.join(['key', 'split', *known])}")
+            raise self.error(f"no column {name!r} to compare; there are: {', '.join(['key', 'split', *known])}")
         self.columns.add(name)
         if name == "key":
             return lambda rows: np.array(rows.keys(), object), None
@@ -189,65 +199,72 @@ class _Parser:
             return lambda rows: np.array(rows.splits(), object), None
         return lambda rows: rows.values(name), self.manifest.column(name)
 
-    def value(self, name: str, column: Column | None) -> Any:
-        """The next token as a value of a column: a number, or for ``key`` and ``split`` text."""
+    def parse_value(self, name: str, column: Column | None) -> Any:
+        """Consumes a token as a value: of a column a number or class number, of ``key`` and ``split`` text."""
         token = self.now
         if token.kind not in ("word", "string") or (token.kind == "word" and token.text in _KEYWORDS):
-            raise self.wrong("a value is expected")
-        text = _unquoted(token.text) if token.kind == "string" else token.text
+            raise self.error("a value is expected")
+        text = _unquote(token.text) if token.kind == "string" else token.text
         value: Any = text
         if column is None:
             splits = [split.name for split in self.manifest.splits]
             if name == "split" and text not in splits:
-                raise self.wrong(_unknown("split", text, splits))
+                raise self.error(_unknown_message("split", text, splits))
         elif column.classes is not None and (text in column.classes or _NUMBER.fullmatch(text) is None):
             if text not in column.classes:
-                raise self.wrong(_unknown("class", text, column.classes))
+                raise self.error(_unknown_message("class", text, column.classes))
             value = column.classes.index(text)
         elif column.dtype == "bool" and text in ("true", "false"):
             value = text == "true"
         elif token.kind == "string" or _NUMBER.fullmatch(text) is None:
-            raise self.wrong(f"column {column.name!r} holds numbers, and {text!r} is none")
+            raise self.error(f"column {column.name!r} holds numbers, and {text!r} is none")
         else:
             value = float(text) if any(c in text for c in ".eE") else int(text)
         self.at += 1
         return value
 
-    def like(self, get: Callable[[Rows], NDArray[Any]], column: Column | None) -> Callable[[Rows], Mask]:
+    def parse_like(
+        self, get: Callable[[RecordColumns], NDArray[Any]], column: Column | None
+    ) -> Callable[[RecordColumns], Mask]:
+        """Parses the pattern of ``like``."""
         token = self.now
         if column is not None and column.classes is None:
-            raise self.wrong(f"column {column.name!r} holds numbers; like is for key, split and classes")
+            raise self.error(f"column {column.name!r} holds numbers; like is for key, split and classes")
         if token.kind not in ("word", "string"):
-            raise self.wrong("a pattern is expected")
+            raise self.error("a pattern is expected")
         self.at += 1
-        text = _unquoted(token.text) if token.kind == "string" else token.text
+        text = _unquote(token.text) if token.kind == "string" else token.text
         pattern = re.compile(re.sub(r"(\\\*)+", ".*", re.escape(text)).replace(r"\?", "."), re.DOTALL)
         if column is not None:
             assert column.classes is not None
             numbers = [i for i, name in enumerate(column.classes) if pattern.fullmatch(name)]
-            return _among(get, numbers)
+            return _member_test(get, numbers)
         return lambda rows: np.fromiter((pattern.fullmatch(v) is not None for v in get(rows)), np.bool_, len(rows))
 
     @property
     def now(self) -> _Token:
+        """Current token."""
         return self.tokens[self.at]
 
-    def take(self, text: str) -> bool:
-        """Whether the next token is this one, which it then passes."""
+    def accept(self, text: str) -> bool:
+        """Consumes the current token if it is ``text``; tells if it was."""
         found = self.now.kind in ("word", "sign") and self.now.text == text
         self.at += found
         return found
 
     def expect(self, text: str) -> None:
-        if not self.take(text):
-            raise self.wrong(f"{text!r} is expected")
+        """Consumes the token ``text``. Raises :class:`UsageError` for any other."""
+        if not self.accept(text):
+            raise self.error(f"{text!r} is expected")
 
-    def wrong(self, what: str, token: _Token | None = None) -> UsageError:
+    def error(self, what: str, token: _Token | None = None) -> UsageError:
+        """Returns the error for a token, the current one by default."""
         token = self.now if token is None else token
         where = "at the end" if token.kind == "end" else f"at character {token.place + 1}, {printable(token.text)!r}"
         return UsageError(f"the condition {printable(self.text)!r:.300} is wrong {where}: {what}")
 
-    def _tokens(self) -> list[_Token]:
+    def _tokenize(self) -> list[_Token]:
+        """Splits the text into tokens, an end token last."""
         tokens: list[_Token] = []
         at = 0
         while not tokens or tokens[-1].kind != "end":
@@ -256,17 +273,18 @@ class _Parser:
                 at += len(self.text[at:]) - len(self.text[at:].lstrip())
                 what = "write == for equal" if self.text[at] == "=" else "the quote does not end"
                 what = "write != for different, or not" if self.text[at] == "!" else what
-                raise self.wrong(what, _Token("word", self.text[at : at + 10], at))
+                raise self.error(what, _Token("word", self.text[at : at + 10], at))
             kind = str(match.lastgroup)
             tokens.append(_Token(kind, match[kind], match.start(kind)))
             at = match.end()
         return tokens
 
 
-def _among(get: Callable[[Rows], NDArray[Any]], values: list[Any]) -> Callable[[Rows], Mask]:
+def _member_test(get: Callable[[RecordColumns], NDArray[Any]], values: list[Any]) -> Callable[[RecordColumns], Mask]:
+    """Returns a test for values in a list."""
     chosen = set(values)
 
-    def test(rows: Rows) -> Mask:
+    def test(rows: RecordColumns) -> Mask:
         found = get(rows)
         if found.dtype == object:
             return np.fromiter((value in chosen for value in found), np.bool_, len(rows))
@@ -275,15 +293,16 @@ def _among(get: Callable[[Rows], NDArray[Any]], values: list[Any]) -> Callable[[
     return test
 
 
-def _negated(test: Callable[[Rows], Mask]) -> Callable[[Rows], Mask]:
+def _negate(test: Callable[[RecordColumns], Mask]) -> Callable[[RecordColumns], Mask]:
     return lambda rows: ~test(rows)
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
 
 
-def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+def _unknown_message(what: str, name: str, known: Sequence[str]) -> str:
+    """Returns the message for an unknown name, with similar or known names."""
     near = difflib.get_close_matches(name, known, 3)
     said = f"; did you mean {' or '.join(map(printable, near))}?" if near else ""
     some = ", ".join(map(printable, known[:10])) + (", …" if len(known) > 10 else "")

@@ -1,4 +1,4 @@
-"""``Writer``: packs samples that a program hands over one by one."""
+"""``Writer``: packs samples that a program adds one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from packstore.images.normalization import MeanAndStd
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.conversion import run_plan
 from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import check_destination, plan_of, resolve_format
+from packstore.packing.plan import check_destination, plan_source, resolve_format
 from packstore.packing.report import ConvertReport
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.dataset import PROBED, StreamSource, key_of
@@ -28,56 +28,56 @@ from packstore.sources.schema import Schema, make_schema
 from packstore.sources.values import nbytes_of
 
 _HANDED_OVER, _HANDED_OVER_BYTES = 256, 1 << 20
-"""Samples go to the packing thread together: handing over costs about 10 µs, and a small sample takes as long."""
+"""Records and bytes of a list that goes to the packing thread at once: handing over takes about 10 µs."""
 _NAME = Path("samples")
-"""What the manifest calls the source: not the destination, so that equal samples give equal stores."""
+"""Name of the source in the manifest; it does not depend on the destination, so that equal samples give equal
+stores."""
 _WAITING = 4
-"""So many of these lists may wait; then :meth:`Writer.add` waits."""
+"""Maximum number of lists in the queue; if it is full, :meth:`Writer.add` blocks."""
 
 
 class _AbandonedError(Exception):
-    """Ends the packing thread of a writer that was left by an exception."""
+    """Stops the packing thread after an exception in the ``with`` block."""
 
 
 class Writer:
     """Writes a store from samples that are added one by one.
 
-    A context manager: the store appears under its name when the block ends, complete and read back. Left by an
-    exception, it publishes nothing and leaves nothing. Samples are encoded by threads, in order; memory does not grow
-    with their number. For one thread at a time.
+    A context manager: the store is read back and appears under its name when the block ends. An exception in the block
+    discards everything. Threads encode the samples, in order; memory does not grow with their number. Not thread-safe.
 
     Attributes:
-        report: What was done, see :class:`packstore.packing.report.ConvertReport`; None before the end.
-        added: Samples so far.
+        report: The :class:`packstore.packing.report.ConvertReport`; None before the end.
+        added: Number of samples so far.
 
     Args:
-        path: Where the store goes; its suffix chooses the format.
+        path: Path of the store; its suffix chooses the format.
         fields: Declarations by name, such as ``{"image": "image", "label": packstore.Label(classes)}``; None infers
-            them from the first 16 samples. They hold for all samples.
-        split: Name of the split, where :meth:`add` names none.
-        encoding: Of the main image; None keeps files as they are. Images that are no files need ``uint8`` or
-            ``jpeg`` (or another), here or in their field.
-        size: As of :func:`packstore.convert`.
-        fit: As of :func:`packstore.convert`.
-        resize: As of :func:`packstore.convert`.
-        max_side: As of :func:`packstore.convert`.
-        quality: As of :func:`packstore.convert`.
-        exif_transpose: As of :func:`packstore.convert`.
-        check: As of :func:`packstore.convert`.
-        on_error: As of :func:`packstore.convert`.
-        overwrite: As of :func:`packstore.convert`.
-        shard_size: As of :func:`packstore.convert`.
-        workers: As of :func:`packstore.convert`.
-        decoder: As of :func:`packstore.convert`.
-        max_pixels: As of :func:`packstore.convert`.
-        progress: As of :func:`packstore.convert`.
-        format: As of :func:`packstore.convert`.
-        index: As of :func:`packstore.convert`.
-        mode: As of :func:`packstore.convert`, but not ``keep``.
-        depth: As of :func:`packstore.convert`, but not ``keep``.
-        alpha: As of :func:`packstore.convert`, but not ``keep``.
-        frames: As of :func:`packstore.convert`.
-        normalize: As of :func:`packstore.convert`, but not ``auto``, which needs all images first.
+            them from the first 16 samples.
+        split: Name of the split if :meth:`add` names none.
+        encoding: Encoding of the main image; None keeps files as they are. Images that are not files need ``uint8``,
+            ``jpeg`` or another, here or in their field.
+        size: See :func:`packstore.convert`.
+        fit: See :func:`packstore.convert`.
+        resize: See :func:`packstore.convert`.
+        max_side: See :func:`packstore.convert`.
+        quality: See :func:`packstore.convert`.
+        exif_transpose: See :func:`packstore.convert`.
+        check: See :func:`packstore.convert`.
+        on_error: See :func:`packstore.convert`.
+        overwrite: See :func:`packstore.convert`.
+        shard_size: See :func:`packstore.convert`.
+        workers: See :func:`packstore.convert`.
+        decoder: See :func:`packstore.convert`.
+        max_pixels: See :func:`packstore.convert`.
+        progress: See :func:`packstore.convert`.
+        format: See :func:`packstore.convert`.
+        index: See :func:`packstore.convert`.
+        mode: See :func:`packstore.convert`, but not ``keep``.
+        depth: See :func:`packstore.convert`, but not ``keep``.
+        alpha: See :func:`packstore.convert`, but not ``keep``.
+        frames: See :func:`packstore.convert`.
+        normalize: See :func:`packstore.convert`, but not ``auto``, which needs all images first.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class Writer:
         frames: int | str | None = None,
         progress: bool | ProgressCallback = False,
     ) -> None:
-        """Checks the destination; nothing is written before samples are there.
+        """Checks options and destination. Nothing is written before the first samples are added.
 
         Raises:
             UsageError: Unknown options, or options that do not go together.
-            DestinationError: The destination may not be written.
+            DestinationError: The destination exists, or cannot be written.
         """
         self.report: ConvertReport | None = None
         self.added = 0
@@ -148,17 +148,17 @@ class Writer:
         return self
 
     def add(self, /, *, key: str | None = None, split: str | None = None, **values: Any) -> None:
-        """Adds a sample.
+        """Adds a sample; blocks while the packing thread is behind.
 
         Args:
-            key: Its key, unique in the store; None for its index in its split.
-            split: Name of its split, instead of the writer's. Samples of a split follow each other.
-            values: By field: an image as a path, the bytes of a file, a PIL image, a uint8 array ``(H, W, 3)`` or
-                tensor ``(3, H, W)``; for the other types see :mod:`packstore.core.fields`. None, or nothing, for a
-                missing value of an optional field.
+            key: Unique key in the store; None for the sample's index in its split.
+            split: Name of its split, instead of the writer's. Samples of a split must be added one after another.
+            values: Values by field: an image as a path, the bytes of a file, a PIL image, a uint8 array ``(H, W, 3)``
+                or tensor ``(3, H, W)``; for the other types see :mod:`packstore.core.fields`. None, or no argument,
+                for a missing value of an optional field.
 
         Raises:
-            SampleError: The sample does not fit the fields; or an earlier one did not, which shows a little later.
+            SampleError: This sample, or one of the samples added shortly before, does not fit the fields.
             PackstoreError: An earlier sample could not be written.
         """
         if self._state != "open":
@@ -199,7 +199,7 @@ class Writer:
         return f"<Writer of {str(self._path)!r}: {self.added:,} samples, {self._state}>"
 
     def _begin(self) -> None:
-        """Learns the fields from the first samples, and starts to pack."""
+        """Infers the fields from the first samples, and hands these to the packing thread."""
         self._schema = make_schema(
             [sample for *_, sample in self._first],
             self._fields,
@@ -212,6 +212,7 @@ class Writer:
         self._first = []
 
     def _hand_over(self, schema: Schema, split: str, index: int, sample: dict[str, Any]) -> None:
+        """Checks a sample against the schema and queues it; sends the list when it is full."""
         key = key_of(split, index)
         try:
             taken = schema.take(sample)
@@ -224,7 +225,8 @@ class Writer:
             self._batch, self._batch_bytes = [], 0
 
     def _send(self, batch: list[Entry] | None) -> None:
-        """Gives samples to the packing thread, or None for the end. Raises what went wrong there."""
+        """Queues a list for the packing thread, None for the end; starts the thread, blocks while the queue is full.
+        Raises the thread's error."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._pack, name="packstore-writer", daemon=True)
             self._thread.start()
@@ -234,13 +236,15 @@ class Writer:
                 break
             except queue.Full:
                 continue
-        self._raise()
+        self._raise_error()
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
+        """Raises the error of the packing thread, if there is one."""
         if self._error is not None:
             raise self._error
 
     def _finish(self) -> None:
+        """Sends the remaining samples, and waits until the store is published."""
         if self._schema is None:
             if not self._first:
                 raise UsageError(f"{printable(str(self._path))}: no sample was added, so there is nothing to write")
@@ -250,10 +254,10 @@ class Writer:
         self._send(None)
         assert self._thread is not None
         self._thread.join()
-        self._raise()
+        self._raise_error()
 
     def _abandon(self) -> None:
-        """Ends the packing thread, which removes what it has written."""
+        """Stops the packing thread, which deletes what it has written."""
         while self._thread is not None and self._thread.is_alive():
             try:
                 self._queue.put_nowait(_AbandonedError())
@@ -262,6 +266,7 @@ class Writer:
             self._thread.join(0.05)
 
     def _drop_waiting(self) -> None:
+        """Empties the queue."""
         try:
             while True:
                 self._queue.get_nowait()
@@ -269,18 +274,19 @@ class Writer:
             return
 
     def _pack(self) -> None:
-        """The packing thread."""
+        """Runs in the packing thread: packs the queued samples into the store."""
         try:
             assert self._schema is not None
             options = SourceOptions(max_pixels=self._options.max_pixels)
             with progress_callback(self._progress) as report:
                 source = StreamSource(_NAME, options, self._schema, self._entries())
-                plan = plan_of(source, self._path, _with_encoding(self._options, source), report)
+                plan = plan_source(source, self._path, _with_encoding(self._options, source), report)
                 self.report = run_plan(plan, report)
         except BaseException as error:  # raised where the program waits for this thread
             self._error = error
 
     def _entries(self) -> Iterator[Entry]:
+        """Yields the queued samples. Raises :class:`_AbandonedError` if the writer is abandoned."""
         while (batch := self._queue.get()) is not None:
             if isinstance(batch, _AbandonedError):
                 raise batch

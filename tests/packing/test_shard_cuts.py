@@ -35,10 +35,10 @@ from packstore.core.progress import no_progress
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.packing.records import pack_shard
-from packstore.packing.statistics import normalized
+from packstore.packing.statistics import with_statistics
 source, store, options, folder, *numbers = sys.argv[1:]
 for number in map(int, numbers):
-    plan = normalized(make_plan(Path(source), Path(store), ConvertOptions(**json.loads(options))), 1, no_progress)
+    plan = with_statistics(make_plan(Path(source), Path(store), ConvertOptions(**json.loads(options))), 1, no_progress)
     entries = [*plan.shards.shards(plan.source.entries())][number]
     pack_shard(plan, entries, Path(folder, f"{number}{Path(store).suffix}"))
 """
@@ -52,7 +52,7 @@ def entries(*sizes: int, splits: str = "") -> Iterator[Entry]:
 
 
 def cut(rule: ShardRule, some: Iterator[Entry]) -> list[int]:
-    cuts = rule.cuts()
+    cuts = rule.make_cuts()
     return [int(entry.key) for entry in some if cuts.begins(entry)]
 
 
@@ -66,11 +66,11 @@ def test_the_rule() -> None:
 
 
 def test_the_rule_of_a_size() -> None:
-    assert ShardRule.of(1000, 300, []) == ShardRule("samples", 3)
-    assert ShardRule.of(10, 300, []) == ShardRule("samples", 1)
-    assert ShardRule.of(1000, None, []) == ShardRule("bytes", 1000)
-    assert ShardRule.of(1000, None, [(200, 90), (100, 60)]) == ShardRule("bytes", 2000)
-    assert ShardRule.of(1000, None, [(0, 0)]) == ShardRule("bytes", 1000)
+    assert ShardRule.for_size(1000, 300, []) == ShardRule("samples", 3)
+    assert ShardRule.for_size(10, 300, []) == ShardRule("samples", 1)
+    assert ShardRule.for_size(1000, None, []) == ShardRule("bytes", 1000)
+    assert ShardRule.for_size(1000, None, [(200, 90), (100, 60)]) == ShardRule("bytes", 2000)
+    assert ShardRule.for_size(1000, None, [(0, 0)]) == ShardRule("bytes", 1000)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from packstore.checking.store_check import OpenFile, open_files
 from packstore.core.columns import NUMPY_DTYPE, Ragged
 from packstore.core.errors import PackstoreError, StoreError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.packing.keys import double_keys, key_digests
+from packstore.packing.keys import digest_keys, find_duplicates
 from packstore.stores.base import Reader
 
 _RECORDS = 1 << 14
@@ -46,7 +46,7 @@ class RecordTable:
             try:
                 self.checksums[rows] = file.reader.fixed("checksum")
                 self.there[rows] = True
-                digests[rows] = key_digests(file.reader.ragged("key"), len(file.reader))
+                digests[rows] = digest_keys(file.reader.ragged("key"), len(file.reader))
                 keyed[rows] = True
                 for column, values in classes:
                     numbers = _read_classes if column.kind == "fixed" else _read_class_lists
@@ -54,7 +54,7 @@ class RecordTable:
             except StoreError as error:
                 collector.add("damaged", f"{file.name or 'the store'}: {error}")
         known_keys = np.flatnonzero(keyed)
-        again, firsts = double_keys(digests[keyed])
+        again, firsts = find_duplicates(digests[keyed])
         for record, first in zip(known_keys[again].tolist(), known_keys[firsts].tolist(), strict=True):
             collector.add("double_key", "one key", [first, record], [record])
         if known < count:
