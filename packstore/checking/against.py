@@ -19,7 +19,7 @@ from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.urls import UrlPath
 from packstore.images.encode import Encoder
-from packstore.images.encode.options import turned_by_readers
+from packstore.images.encode.options import transposed_by_readers
 from packstore.packing.plan import encode_options, make_encoder, same_encoding_options
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
@@ -50,7 +50,7 @@ def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder
     if store is not None and same_encoding_options(manifest, store):
         alike = True
         # The source's images have their final shape already, except that readers may have to rotate them.
-        turn = encode.exif_transpose and turned_by_readers(store)
+        turn = encode.exif_transpose and transposed_by_readers(store)
         encode = replace(encode, size=None, resize=None, max_side=None, exif_transpose=turn)
     try:
         return make_encoder(encode, survey, shape or None, reencode=not alike)

@@ -263,11 +263,11 @@ def _image_type(manifest: Manifest) -> str:
 
 
 def _describe_orientation(manifest: Manifest) -> str:
-    from packstore.images.encode.options import turned_by_readers
+    from packstore.images.encode.options import transposed_by_readers
 
     if not manifest.options.get("exif_transpose"):
         return "which is not applied"
-    return "applied when they are loaded" if turned_by_readers(manifest) else "which was applied"
+    return "applied when they are loaded" if transposed_by_readers(manifest) else "which was applied"
 
 
 def _few_shards(reader: Reader) -> bool:

@@ -15,8 +15,8 @@ from packstore.core.manifest import Column, Manifest
 from packstore.exports.base import Export
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodeOptions, Encoder
-from packstore.images.encode.options import turned_by_readers
-from packstore.images.encode.png import encode_png, png_holds
+from packstore.images.encode.options import transposed_by_readers
+from packstore.images.encode.png import encode_png, fits_png
 from packstore.images.reading import Reading
 
 _JPEG_MODES = ("RGB", "L")
@@ -57,7 +57,7 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
             )
         raise UsageError(
             f"{kind.name} holds image files, but the store holds {manifest.encoding} pixels"
-            + (": --encode png keeps every pixel" if png_holds(mode) else f" of mode {mode}, which no PNG holds")
+            + (": --encode png keeps every pixel" if fits_png(mode) else f" of mode {mode}, which no PNG holds")
             + (", --encode jpeg changes pixels" if mode.name in _JPEG_MODES else "")
             + f"; or export to {_kinds_that_hold(stored)}"
         )
@@ -65,7 +65,7 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
         raise UsageError(
             f"encode needs pixels, but the store holds normalised {manifest.encoding} values; leave it out"
         )
-    if encode == "png" and not png_holds(mode):
+    if encode == "png" and not fits_png(mode):
         raise UsageError(f"a PNG does not hold images of mode {mode}; leave encode out, or export to another kind")
     if encode == "jpeg" and mode.name not in _JPEG_MODES:
         raise UsageError(f"a JPEG does not hold images of mode {mode}; leave encode out, or use --encode png")
@@ -74,13 +74,13 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
         return Recoding(manifest, "png", lambda key, pixels: encode_png(pixels))
     if encode == "png":
         decoder = get_decoder(reading=reading)
-        upright = turned_by_readers(manifest)
+        upright = transposed_by_readers(manifest)
 
         def as_png(key: str, data: bytes) -> bytes:
             return encode_png(decoder.decode(data, exif_transpose=upright))
 
         return Recoding(_with_encoding(manifest, "original", exif_transpose=False), recode=as_png, new=True)
-    options = EncodeOptions("jpeg", quality=quality, exif_transpose=turned_by_readers(manifest), reading=reading)
+    options = EncodeOptions("jpeg", quality=quality, exif_transpose=transposed_by_readers(manifest), reading=reading)
     encoder = Encoder(options, "original" if manifest.holds_files else "uint8", source_mode=mode)
 
     def as_jpeg(key: str, image: bytes | NDArray[Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Converts images of any mode to 8-bit RGB to look at: deep values through a window, alpha over white."""
+"""Converts images of any mode to 8-bit RGB for display: deep values through a window, alpha over white."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from packstore.core.modes import Mode, mode_of
 from packstore.images.reading import Reading, bring
 
 Window = tuple[float, float]
-"""The values that are shown black and white."""
+"""Values that are shown as black and as white."""
 
 PERCENTILES = (1.0, 99.0)
-"""Percentiles of an image's values between which it is shown unless a window is given."""
+"""Percentiles of an image's values that become the window by default."""
 _GRAY_OR_COLOUR = (1, 3)
 
 
 def find_window(pixels: NDArray[Any], mode: Mode) -> Window | None:
-    """The window through which an image is shown: its 1st and 99th percentile; None for 8 bits, which are shown as they
-    are."""
+    """Computes the display window of an image: its 1st and 99th percentile. None for 8 bits, which need no window."""
     if mode.dtype == "uint8":
         return None
     values = pixels[np.isfinite(pixels)] if pixels.dtype.kind == "f" else pixels
@@ -36,8 +35,8 @@ def to_display(pixels: NDArray[Any], mode: Mode, window: Window | None = None) -
 
     Args:
         pixels: ``(H, W, C)`` of the mode.
-        mode: Of ``multi``, the first three channels are shown as red, green and blue, or the first as gray.
-        window: Of values that are not uint8; None for :func:`find_window`.
+        mode: Mode of the pixels. Of ``multi``, the first three channels become red, green and blue, or the first gray.
+        window: Window of values other than uint8; None for :func:`find_window`.
     """
     if mode.name.startswith("multi"):
         count = 3 if mode.channels >= _GRAY_OR_COLOUR[1] else 1
@@ -49,13 +48,13 @@ def to_display(pixels: NDArray[Any], mode: Mode, window: Window | None = None) -
     return shown
 
 
-def from_planes(array: NDArray[Any], column: Column, normalization: Normalization | None) -> NDArray[Any]:
-    """Undoes the normalisation of a floating point image: ``(H, W, C)`` in the dtype of its mode, rounded.
+def denormalize(array: NDArray[Any], column: Column, normalization: Normalization | None) -> NDArray[Any]:
+    """Undoes the normalisation of a floating point image: returns ``(H, W, C)`` in the dtype of its mode, rounded.
 
     Args:
-        array: ``(C, H, W)`` as it lies in a store; bfloat16 as uint16.
-        column: Its column.
-        normalization: The store's.
+        array: ``(C, H, W)`` as stored; bfloat16 as uint16.
+        column: Column of the image.
+        normalization: Normalisation of the store.
     """
     if column.dtype == "bfloat16":  # the upper half of a float32
         array = (array.astype(np.uint32) << 16).view(np.float32)

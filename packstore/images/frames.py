@@ -1,6 +1,7 @@
-"""Frames of image files, counted by their headers: GIF89a, APNG (PNG third edition, 11.3.6), RFC 9649 (WebP), TIFF 6.0.
+"""Counts the frames of image files by their headers: GIF89a, APNG (PNG third edition, 11.3.6), RFC 9649 (WebP), TIFF
+6.0.
 
-Numbers of frames are those of Pillow, except that smaller versions of a TIFF's pages are no frames.
+The numbers agree with Pillow's, except that reduced-resolution pages of a TIFF are not counted.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _BACKGROUND, _PREVIOUS = 2, 3  # disposals of GIF after which pixels may be tran
 
 
 class Frames(NamedTuple):
-    """How many frames a file has.
+    """Number and layouts of a file's frames.
 
     Attributes:
-        total: At least 1.
-        layouts: Numbers of frames, one of each layout (bits, channels) that there is.
-        transparent: Later frames may have transparent pixels, whatever the first one has.
+        total: Number of frames, at least 1.
+        layouts: Indices of frames, one for each layout (bits, channels) in the file.
+        transparent: Later frames may have transparent pixels, even if the first has none.
     """
 
     total: int = 1
@@ -33,15 +34,15 @@ class Frames(NamedTuple):
 
 
 def count_frames(data: bytes, info: ImageInfo) -> Frames:
-    """Counts the frames of a whole file; 1 for kinds of which only a library can tell (AVIF, HEIF). Raises
-    :class:`HeaderError` if its headers are damaged."""
+    """Counts the frames of a whole file; 1 for kinds that only a library can count (AVIF, HEIF). Raises
+    :class:`HeaderError` for damaged headers."""
     try:
         if info.kind == "gif":
-            return _gif(data, info)
+            return _count_gif(data, info)
         if info.kind == "png":
-            return _png(data)
+            return _count_png(data)
         if info.kind == "webp":
-            return _webp(data)
+            return _count_webp(data)
         if info.kind == "tiff":
             seen: dict[tuple[bytes, ...], int] = {}
             pages = [layout for _, layout in tiff_pages(data)]
@@ -54,8 +55,8 @@ def count_frames(data: bytes, info: ImageInfo) -> Frames:
 
 
 def tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ...]]]:
-    """Number in the file and layout of each page that is no smaller version of another. Raises
-    :class:`HeaderError`, :class:`struct.error`."""
+    """Returns the index in the file and the layout of each page, without reduced-resolution pages. Raises
+    :class:`HeaderError` or :class:`struct.error`."""
     order, big = "<" if bytes(data[:2]) == b"II" else ">", 43 in bytes(data[2:4])
     offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
     (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
@@ -83,7 +84,7 @@ def tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ...]]]:
     return found
 
 
-def _gif(data: bytes, info: ImageInfo) -> Frames:
+def _count_gif(data: bytes, info: ImageInfo) -> Frames:
     at = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)
     count, transparent = 0, False
     while (block := data[at]) != 0x3B:
@@ -102,7 +103,7 @@ def _gif(data: bytes, info: ImageInfo) -> Frames:
     return Frames(max(1, count), (0,), transparent and count > 1)
 
 
-def _png(data: bytes) -> Frames:
+def _count_png(data: bytes) -> Frames:
     at, frames, default = 8, 0, 0
     while (name := data[at + 4 : at + 8]) != b"IEND":
         (length,) = struct.unpack_from(">I", data, at)
@@ -120,7 +121,7 @@ def _png(data: bytes) -> Frames:
     return Frames(max(1, frames + (default == 2 and frames > 0)))
 
 
-def _webp(data: bytes) -> Frames:
+def _count_webp(data: bytes) -> Frames:
     at, count, end = 12, 0, min(len(data), 8 + int.from_bytes(data[4:8], "little"))
     while at + 8 <= end:
         name, length = struct.unpack_from("<4sI", data, at)

@@ -1,4 +1,4 @@
-"""GeoTIFF: where the pixels of a TIFF lie on the ground. Tags and keys are those of OGC 19-008r4 (GeoTIFF 1.1)."""
+"""Reads GeoTIFF tags: the position of a TIFF's pixels on the ground. Tags and keys as in OGC 19-008r4 (GeoTIFF 1.1)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _POINT, _USER_DEFINED = 2, 32767
 
 
 def read_geotiff(data: bytes) -> dict[str, Any] | None:
-    """Reads the GeoTIFF tags of the first page of a TIFF, as JSON holds them.
+    """Reads the GeoTIFF tags of a TIFF's first page, as JSON values.
 
     Returns:
         ``tags`` by number; ``keys``, their values by number; ``crs``, such as ``EPSG:32633``, or None; ``transform``,
         ``[a, b, c, d, e, f]`` with ``x = a * column + b * row + c``, ``y = d * column + e * row + f``, from the corner
-        of the first pixel, or None; ``nodata``. None for a file that is no TIFF, or has no such tags.
+        of the first pixel, or None; ``nodata``. None for a file that is not a TIFF, or has no such tags.
 
     Raises:
-        ValueError: They are damaged.
+        ValueError: The tags are damaged.
     """
     if data[:4] not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return None
@@ -39,7 +39,7 @@ def read_geotiff(data: bytes) -> dict[str, Any] | None:
     code = next((keys[key] for key in (_PROJECTED, _GEOGRAPHIC) if keys.get(key)), _USER_DEFINED)
     return {
         "crs": None if code == _USER_DEFINED else f"EPSG:{code}",
-        "transform": _transform(tags, keys.get(_RASTER_TYPE) == _POINT),
+        "transform": _affine_transform(tags, keys.get(_RASTER_TYPE) == _POINT),
         "nodata": tags.get(_NODATA),
         "keys": {str(key): value for key, value in keys.items()},
         "tags": {str(tag): value for tag, value in tags.items() if tag != _NODATA},
@@ -86,7 +86,7 @@ def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
     return found
 
 
-def _transform(tags: Mapping[int, Any], is_point: bool) -> list[float] | None:
+def _affine_transform(tags: Mapping[int, Any], is_point: bool) -> list[float] | None:
     matrix, scale, tie = tags.get(_TRANSFORMATION, ()), tags.get(_SCALE, ()), tags.get(_TIEPOINT, ())
     if len(matrix) >= 8:
         found = [matrix[n] for n in (0, 1, 3, 4, 5, 7)]

@@ -1,4 +1,4 @@
-"""Walks over a whole JPEG file: metadata left out, completeness checked. Markers as in ITU-T T.81, B.1."""
+"""Walks through JPEG files: removes metadata, checks completeness, counts scans. Markers as in ITU-T T.81, B.1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 _PROGRESSIVE, _EOI, _SOS, _COM = 0xC2, 0xD9, 0xDA, 0xFE
 _MOST_SCANS, _SCANS_OF_LARGE, _SCAN_BYTES = 500, 24, 8
 _SCANNED_PIXELS = 1 << 31
-"""Pixels of all scans together: some seconds of decoding."""
+"""Limit of pixels times scans: some seconds of decoding."""
 # APP0 (JFIF) and APP14 (Adobe) tell the colour space; the others (EXIF, MPF, ICC, XMP ...) do not touch pixels.
 _METADATA = frozenset((_COM, *range(0xE1, 0xEE), 0xEF))
 _NO_LENGTH = frozenset((0x00, 0x01, *range(0xD0, 0xDA), 0xFF))
@@ -15,7 +15,8 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # ends a scan: neither a dat
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
-    """The JPEG ``data`` without EXIF, MPF, ICC, XMP and comments; ``data`` itself if it has none, or has no scan."""
+    """Removes EXIF, MPF, ICC, XMP and comments from the JPEG ``data``; returns ``data`` itself if there are none, or
+    no scan."""
     kept: list[memoryview] = [data[:2]]
     size, at, dropped = len(data), 2, False
     while at + 4 <= size:
@@ -36,29 +37,29 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
     return data
 
 
-def too_many_scans(data: memoryview, pixels: int) -> str | None:
-    """Why an image takes too long to decode: a JPEG of many scans, each of which goes through all pixels though it may
-    have hardly a byte. None for any other."""
+def excess_scans_message(data: memoryview, pixels: int) -> str | None:
+    """Returns an error text for a JPEG with so many scans that it takes too long to decode: each scan goes through
+    all pixels, even with hardly a byte. None for other files."""
     most = min(_MOST_SCANS, max(_SCANS_OF_LARGE, _SCANNED_PIXELS // max(1, pixels)))
     if bytes(data[:2]) != b"\xff\xd8" or len(data) < most * _SCAN_BYTES:
         return None
-    scans = bytes(data).count(b"\xff\xda")  # no data of a scan looks like that
+    scans = bytes(data).count(b"\xff\xda")  # these two bytes do not occur within a scan
     return f"a JPEG of {scans:,} scans, of at most {most} that an image of its size may have" if scans > most else None
 
 
-def is_whole(data: memoryview) -> bool:
-    """Whether segments and scans of the JPEG ``data`` follow each other up to the end marker, with nothing in between,
-    and a progressive one has every bit of every coefficient.
+def is_complete_jpeg(data: memoryview) -> bool:
+    """Tells if the segments and scans of the JPEG ``data`` follow each other without gaps up to the end marker, and
+    if a progressive file has every bit of every coefficient.
 
-    Does not look into scans. Costs a search for 0xFF: about 1 GB/s.
+    Does not parse scans. Costs a search for 0xFF: about 1 GB/s.
     """
     try:
-        return _walk(data)
+        return _check_segments(data)
     except (IndexError, KeyError):  # a segment that is too short, or a scan of an unknown component
         return False
 
 
-def _walk(data: memoryview) -> bool:
+def _check_segments(data: memoryview) -> bool:
     unfinished: dict[int, bytearray] = {}  # by component: the lowest bit so far of each coefficient; 1 for none
     scans, at = 0, 2
     while data[at] == 0xFF:

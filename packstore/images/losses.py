@@ -1,7 +1,7 @@
-"""Losses of image files that are read as a store's mode: bits, frames, channels, alpha.
+"""Finds information that image files lose when they are read in a store's mode: bits, frames, channels, alpha.
 
-Headers settle nearly all files in a microsecond: PNG (third edition, 11.2 and 11.3), GIF89a, RFC 9649 (WebP). Of the
-rest Pillow or tifffile says the particulars.
+The header decides for nearly all files in a microsecond: PNG (third edition, 11.2 and 11.3), GIF89a, RFC 9649 (WebP).
+For the others, Pillow or tifffile opens the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ANSWERS = {
     "channels": "--mode keep (all channels), --mode RGB or --mode L",
     "alpha": "--alpha keep, drop or over:COLOUR",
 }
-"""How a command line answers for each loss."""
+"""Command-line options that answer the question about each loss."""
 
 
 UNIFIED = {
@@ -47,16 +47,16 @@ class Examined(NamedTuple):
 
 
 def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> dict[str, str]:
-    """Finds what a reading would lose of an image file without having been asked to.
+    """Finds what a file loses if it is read by ``reading``, without an option that allows it.
 
     Args:
         data: The file.
         info: Its header.
-        reading: How it is to be read.
+        reading: Mode and options with which it is read.
 
     Returns:
-        By name (``depth``, ``frames``, ``channels``, ``alpha``) what the file has, to follow "it has". Empty for CMYK,
-        whose colours are converted, for alpha that is opaque everywhere, and for files that cannot be opened.
+        By name (``depth``, ``frames``, ``channels``, ``alpha``) a text that follows "it has". Empty for CMYK, whose
+        colours are converted, for alpha that is opaque everywhere, and for files that cannot be opened.
     """
     return examine(data, info, reading).losses
 
@@ -99,7 +99,7 @@ def _find_unified(info: ImageInfo, found: native.Description, wanted: Mode) -> s
 
 
 def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
-    """Raises :class:`UsageError`: the question, with the options that answer it."""
+    """Raises :class:`UsageError` that names the losses and the options that allow them."""
     has = f"{printable(key)}: it has {'; and '.join(losses.values())}. The images are read as {reading.pixels}. "
     if "depth" in losses and reading.pixels.dtype != "uint8":
         raise UsageError(
@@ -114,7 +114,7 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
 
 
 def _lost_channels(found: Mode, wanted: Mode) -> str | None:
-    """The channels of one mode that another cannot hold, in words; None if it holds all."""
+    """Describes the channels of ``found`` that ``wanted`` cannot store; None if it stores all."""
     colours, room = (mode.channels - mode.has_alpha for mode in (found, wanted))
     if colours > room:
         return f"{colours} channels, and {room} {'is' if room == 1 else 'are'} read"
@@ -124,6 +124,7 @@ def _lost_channels(found: Mode, wanted: Mode) -> str | None:
 
 
 def _may_lose(data: bytes, info: ImageInfo) -> bool:
+    """Tells by the header if a file may have more than 8-bit RGB."""
     if info.kind == "png":
         head = data[: max(0, data.find(b"IDAT"))]
         return info.precision > 8 or info.components in (2, 4) or b"tRNS" in head or b"acTL" in head

@@ -1,4 +1,4 @@
-"""Masks as PNG files that any viewer shows in colours."""
+"""Converts masks to PNG files that any viewer shows in colours."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from packstore.images.sniff import HeaderError, sniff
 _MOST = (1 << 16) - 1
 
 
-def mask_file(mask: Any) -> bytes | None:
-    """A mask, a PNG file or an array ``(H, W)``, as a PNG file; with a palette if it has 8 bits. None for none, and for
-    values that no PNG file holds."""
+def make_mask_file(mask: Any) -> bytes | None:
+    """Converts a mask, a PNG file or an array ``(H, W)``, to a PNG file; adds a palette if it has 8 bits. Returns
+    None without a mask, and for values that PNG cannot store."""
     if mask is None:
         return None
     if isinstance(mask, np.ndarray):
@@ -37,16 +37,16 @@ def mask_file(mask: Any) -> bytes | None:
         if image.mode != "L":
             return bytes(mask)
     if image.mode == "L":
-        image.putpalette(palette())
+        image.putpalette(voc_palette())
     out = io.BytesIO()
     image.save(out, "PNG")
     return out.getvalue()
 
 
 @cache
-def palette() -> bytes:
-    """Pascal VOC's colours of 256 classes: the bits of a class, three by three from the lowest, are the upper bits of
-    red, green and blue."""
+def voc_palette() -> bytes:
+    """Returns Pascal VOC's palette of 256 colours: bits 3i, 3i+1, 3i+2 of a class number are bit 7-i of red, green,
+    blue."""
     colours = np.zeros((256, 3), np.uint8)
     numbers = np.arange(256)
     for bit in range(8):

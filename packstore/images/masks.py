@@ -1,7 +1,7 @@
-"""Masks: PNG files of one channel, whose values are class or instance numbers and go through unchanged.
+"""Decodes masks: PNG files of one channel whose values are class or instance numbers, unchanged.
 
 The values of a palette file are its indices. The engine decodes files of 8 or 16 bits a pixel, down to the last row
-that is wanted; what it refuses Pillow decodes, or says what is wrong.
+that is needed; Pillow decodes what the engine refuses, or reports the flaw.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _PLAIN_CHUNKS = {
     b"sRGB": range(1, 2),
     b"cHRM": range(32, 33),
 }
-"""Chunks beside pixels and palette that Pillow takes, whatever they hold, if they have one of these lengths."""
+"""Chunks besides pixels and palette that Pillow accepts with any content, and their allowed lengths."""
 _CHANNELS = {2: "RGB", 4: "grey levels with alpha", 6: "RGB with alpha"}
 
 
 @dataclass(frozen=True, slots=True)
 class MaskHeader:
-    """What the header of a mask's file says.
+    """Header of a mask's PNG file.
 
     Attributes:
-        height: In pixels.
-        width: Likewise.
-        bits: Of a pixel: 1, 2, 4, 8 or 16.
-        palette: Whether pixels are indices of a palette.
-        interlaced: Whether rows do not follow each other.
+        height: Height in pixels.
+        width: Width in pixels.
+        bits: Bits of a pixel: 1, 2, 4, 8 or 16.
+        palette: Pixels are indices of a palette.
+        interlaced: Rows are interlaced.
     """
 
     height: int
@@ -58,15 +58,15 @@ class MaskHeader:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values: uint16 where a pixel has 16 bits, else uint8."""
+        """Dtype of the values: uint16 for 16 bits, else uint8."""
         return np.dtype(np.uint16) if self.bits == 16 else np.dtype(np.uint8)
 
 
 def read_mask_header(data: Buffer, max_pixels: int = MAX_PIXELS) -> MaskHeader:
-    """The header of a mask's file.
+    """Reads the header of a mask's PNG file.
 
     Raises:
-        DecodeError: It is no PNG file of one channel, or has more than ``max_pixels`` pixels; says what was found.
+        DecodeError: The file is not a PNG of one channel, or has more than ``max_pixels`` pixels.
     """
     if len(data) < _HEADER.size or bytes(data[:8]) != _SIGNATURE:
         raise DecodeError("the mask is not a PNG file")
@@ -84,19 +84,19 @@ def read_mask_header(data: Buffer, max_pixels: int = MAX_PIXELS) -> MaskHeader:
 
 
 def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> NDArray[Any]:
-    """The values of a mask, ``(H, W)``, read-only perhaps.
+    """Decodes the values of a mask to ``(H, W)``, perhaps read-only.
 
     Args:
         data: The file.
-        header: What :func:`read_mask_header` gives for it.
-        rows: How many rows are needed, from the top; None for all. What is returned has at least so many, and one.
+        header: Its header, from :func:`read_mask_header`.
+        rows: Number of rows that are needed, from the top; None for all. The result has at least these, and at least 1.
 
     Raises:
         DecodeError: The file is damaged.
     """
     needed = header.height if rows is None else max(1, min(rows, header.height))
     known = header.bits == 8 or (header.bits == 16 and not header.palette)
-    packed = _packed_rows(data, header) if known and not header.interlaced else None
+    packed = _read_idat(data, header) if known and not header.interlaced else None
     if packed is not None:
         step = header.bits // 8
         found = png_rows(packed, needed, header.width * step, step, needed == header.height)
@@ -109,7 +109,8 @@ def decode_mask(data: Buffer, header: MaskHeader, rows: int | None = None) -> ND
 
 
 def open_mask(data: Buffer, header: MaskHeader) -> Image:
-    """The mask as Pillow opens it: with its palette, in mode ``P``, ``L``, ``1`` or ``I;16``. Raises as above."""
+    """Opens a mask with Pillow: with its palette, in mode ``P``, ``L``, ``1`` or ``I;16``. Raises
+    :class:`DecodeError` for a damaged file."""
     from PIL import Image
 
     try:
@@ -120,9 +121,9 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
     return image.convert("I;16") if header.bits == 16 and image.mode != "I;16" else image
 
 
-def _packed_rows(data: Buffer, header: MaskHeader) -> bytes | None:
-    """The content of the IDAT chunks; None unless every chunk is whole, in place and one at which Pillow finds no
-    fault, so that the verdict on a file is Pillow's."""
+def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
+    """Returns the content of the IDAT chunks; None if any chunk could be refused by Pillow, which then judges the
+    file."""
     view, place, kind = memoryview(data), len(_SIGNATURE), b""
     found: list[memoryview] = []
     while kind != b"IEND":

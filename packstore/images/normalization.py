@@ -1,4 +1,4 @@
-"""Normalisations as people spell them: a name, means and standard deviations as text, or numbers."""
+"""Parses normalisations: a name, means and standard deviations as text, or numbers."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ MeanAndStd = tuple[Sequence[float], Sequence[float]]
 """Means and standard deviations of pixels scaled to 0 … 1, in the order R, G, B."""
 
 
-def as_normalization(value: object, mode: Mode = RGB) -> Normalization | None:
-    """The normalisation that a caller means by ``value``; None for ``"none"``.
+def parse_normalization(value: object, mode: Mode = RGB) -> Normalization | None:
+    """Converts a name, text or numbers to a normalisation; None for ``"none"``.
 
     Args:
         value: A name of :data:`NORMALIZATIONS`; or means and standard deviations, one a channel, of pixels scaled to 0
             … 1: as text, ``"M,M,M/S,S,S"``, as ``((m, m, m), (s, s, s))`` or as a :class:`Normalization`.
-        mode: Of the images. Values without an upper bound are not scaled, so their means may be any numbers.
+        mode: Mode of the images. Values without an upper bound are not scaled, so their means may be any numbers.
 
     Raises:
-        UsageError: Anything else, or values that are not of that scale.
+        UsageError: Another value, or means and deviations of another scale.
     """
     if isinstance(value, str):
-        return _from_text(value, mode)
+        return _parse_text(value, mode)
     if isinstance(value, Normalization):
-        return _scaled(value, mode)
+        return _check_scale(value, mode)
     try:
         pair: Any = value  # what cannot be unpacked is refused below
         mean, std = pair
-        found = _from_numbers(mean, std)
+        found = _convert_numbers(mean, std)
     except (TypeError, ValueError, ManifestError):
         raise UsageError(
             f"{_NORMALIZATION_EXPECTED} (in Python also a Normalization, or ((M, M, M), (S, S, S))), got {value!r}"
         ) from None
-    return _scaled(found, mode)
+    return _check_scale(found, mode)
 
 
-def _from_text(text: str, mode: Mode) -> Normalization | None:
+def _parse_text(text: str, mode: Mode) -> Normalization | None:
     if text == "none":
         return None
     if text in NORMALIZATIONS:
@@ -48,10 +48,10 @@ def _from_text(text: str, mode: Mode) -> Normalization | None:
         raise UsageError("the normalisation auto is computed from a dataset, and there is none here; give the values")
     mean, _, std = text.partition("/")
     try:
-        found = _from_numbers(mean.split(","), std.split(","))
+        found = _convert_numbers(mean.split(","), std.split(","))
     except (ValueError, ManifestError):
         raise UsageError(f"{_NORMALIZATION_EXPECTED}, got {text!r}") from None
-    return _scaled(found, mode)
+    return _check_scale(found, mode)
 
 
 _NORMALIZATION_EXPECTED = (
@@ -60,21 +60,21 @@ _NORMALIZATION_EXPECTED = (
 )
 
 
-def _from_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
+def _convert_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
     return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
 
 
-def _scaled(normalization: Normalization, mode: Mode) -> Normalization:
-    """``normalization``, when it can be that of values from 0 to 1; else raises :class:`UsageError`."""
+def _check_scale(normalization: Normalization, mode: Mode) -> Normalization:
+    """Returns ``normalization``. Raises :class:`UsageError` unless its values are for pixels scaled to 0 … 1."""
     values = (*normalization.mean, *normalization.std)
     if mode.white > 1 and (min(values) < 0 or max(values) > 1):
         hint = "these look like 0…255; divide by 255" if max(values) > 1 else "pixels are scaled to 0…1 first"
         raise UsageError(
             "a normalisation should have means from 0 to 1 and standard deviations above 0 and up to 1, got "
-            f"{_listed(normalization.mean)}/{_listed(normalization.std)}: {hint}"
+            f"{_join_values(normalization.mean)}/{_join_values(normalization.std)}: {hint}"
         )
     return normalization
 
 
-def _listed(values: tuple[float, ...]) -> str:
+def _join_values(values: tuple[float, ...]) -> str:
     return ",".join(f"{value:g}" for value in values)

@@ -1,10 +1,11 @@
-"""Perceptual hashes: 256 bits that hardly change when an image is compressed again, resized or cropped a little.
+"""Computes perceptual hashes: 256 bits that hardly change when an image is recompressed, resized or cropped a
+little.
 
-As in PDQ (Facebook, "The TMK+PDQF Video-Hashing Algorithm and the PDQ Image-Hashing Algorithm", 2019), a bit says
-whether one of 16 × 16 low frequencies of the grey image lies above their median. All steps but that one are linear, so
-the hash of a crop is a product with other matrices, and a batch takes two multiplications for each crop. (The library
-ImageHash computes 64 bits by the same cosine transform, image by image and without crops, and takes three times as long
-for images of 32 pixels a side.)
+As in PDQ (Facebook, "The TMK+PDQF Video-Hashing Algorithm and the PDQ Image-Hashing Algorithm", 2019), each bit says if
+one of 16 × 16 low frequencies of the grey image is above their median. All other steps are linear, so the hash of a
+crop is a product with other matrices, and a batch takes two multiplications per crop. (The library ImageHash computes
+64 bits by the same cosine transform, image by image and without crops, and takes three times as long for images of 32
+pixels a side.)
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from numpy.typing import NDArray
 Pixels = NDArray[np.uint8]
 
 SIDE = 64
-"""Side of the grey images that hashes are made of."""
+"""Side of the grey images that are hashed."""
 WORDS = 4
-"""A hash is so many words of 64 bits."""
+"""Number of 64-bit words in a hash."""
 THRESHOLD = 48
-"""Hashes that differ in at most so many bits are of the same picture.
+"""Maximum number of different bits between hashes of the same picture.
 
 Measured on ImageNet files: compressed again (quality 20) 6 bits, resized to half 11, cropped by 5% anywhere and
 compared with :data:`CROPS` 36 (95th percentiles of 150); of 44,850 pairs of different images none is below 94."""
@@ -34,7 +35,7 @@ _CROP = 0.05
 _GREY = np.array((0.299, 0.587, 0.114), np.float32)
 
 Window = tuple[float, float, float, float]
-"""Top, bottom, left and right as shares of the image."""
+"""Top, bottom, left and right, as fractions of the image."""
 
 WHOLE: Window = (0.0, 1.0, 0.0, 1.0)
 CROPS: tuple[Window, ...] = tuple(
@@ -43,8 +44,8 @@ CROPS: tuple[Window, ...] = tuple(
 """Windows that stand for all crops by 5% of both sides."""
 
 
-def shrunk(image: Pixels) -> Pixels:
-    """An image, uint8 ``(H, W, 3)``, made ``(64, 64, 3)``: the mean of each part. Sides may change their ratio."""
+def shrink(image: Pixels) -> Pixels:
+    """Shrinks an image, uint8 ``(H, W, 3)``, to ``(64, 64, 3)`` by box averages; ignores the aspect ratio."""
     from PIL import Image
 
     if image.shape[:2] == (SIDE, SIDE):
@@ -52,50 +53,52 @@ def shrunk(image: Pixels) -> Pixels:
     return np.asarray(Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0))
 
 
-def grey(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Luminance of images ``(n, 64, 64, 3)``, 0 … 255: ``(n, 64, 64)``."""
+def to_grey(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Computes the luminance, 0 … 255, of images ``(n, 64, 64, 3)``: ``(n, 64, 64)``."""
     luminance: NDArray[np.float32] = images.astype(np.float32) @ _GREY
     return luminance
 
 
-def hashes(greys: NDArray[np.float32], windows: Sequence[Window] = (WHOLE,)) -> NDArray[np.uint64]:
-    """Hashes of windows of grey images ``(n, 64, 64)``: uint64 ``(n, windows, 4)``."""
+def hash_windows(greys: NDArray[np.float32], windows: Sequence[Window] = (WHOLE,)) -> NDArray[np.uint64]:
+    """Hashes windows of grey images ``(n, 64, 64)``: uint64 ``(n, windows, 4)``."""
     found = np.empty((len(greys), len(windows), WORDS), np.uint64)
     for number, (top, bottom, left, right) in enumerate(windows):
-        waves = _transform(top, bottom) @ greys @ _transform(left, right).T
+        waves = _dct_matrix(top, bottom) @ greys @ _dct_matrix(left, right).T
         waves = waves.reshape(len(greys), _FREQUENCIES**2)
         bits = waves > np.median(waves, 1, keepdims=True)
         found[:, number] = np.packbits(bits, axis=1).view(np.uint64)
     return found
 
 
-def distances(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Bits in which words differ, added up along the last axis."""
-    counted: NDArray[np.int64] = bits_set(a ^ b).sum(-1, dtype=np.int64)
+def hamming_distances(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Counts the bits in which hashes differ, summed along the last axis."""
+    counted: NDArray[np.int64] = count_bits(a ^ b).sum(-1, dtype=np.int64)
     return counted
 
 
-def bits_set(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Number of ones in each word."""
+def count_bits(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Counts the one bits of each word."""
     counted: NDArray[np.uint8]
     if hasattr(np, "bitwise_count"):  # numpy 2
         counted = np.bitwise_count(words)
         return counted
     halves = np.ascontiguousarray(words).view(np.uint16).reshape(*words.shape, 4)
-    counted = _ones()[halves].sum(-1, dtype=np.uint8)
+    counted = _bit_counts()[halves].sum(-1, dtype=np.uint8)
     return counted
 
 
 @functools.cache
-def _ones() -> NDArray[np.uint8]:
+def _bit_counts() -> NDArray[np.uint8]:
+    """Returns the number of one bits of each 16-bit number."""
     bits = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16)
     counted: NDArray[np.uint8] = bits.sum(1).astype(np.uint8)
     return counted
 
 
 @functools.cache
-def _transform(start: float, stop: float) -> NDArray[np.float32]:
-    """Of 64 samples, the frequencies 1 … 16 (DCT-II) of the part from ``start`` to ``stop``: float32 ``(16, 64)``."""
+def _dct_matrix(start: float, stop: float) -> NDArray[np.float32]:
+    """Returns the float32 ``(16, 64)`` matrix from 64 samples to the DCT-II frequencies 1 … 16 of their part from
+    ``start`` to ``stop``."""
     edges = (start + (stop - start) * np.arange(_SAMPLES + 1) / _SAMPLES) * SIDE
     places = np.arange(SIDE)
     covered = np.minimum(edges[1:, None], places + 1) - np.maximum(edges[:-1, None], places)

@@ -1,7 +1,8 @@
-"""Programs: for each image of a batch, which operations run on its pixels, with parameters that are drawn already.
+"""Programs: for each image of a batch, the operations to run on its pixels, with their random parameters already
+drawn.
 
-A program is a structured array ``(B, n)`` of :data:`STEP`: image ``b`` goes through steps ``program[b, 0]`` …
-``program[b, n - 1]``. The same program gives the same pixels wherever it runs.
+A program is a structured array ``(B, n)`` of :data:`STEP`: image ``b`` goes through the steps ``program[b, 0]`` …
+``program[b, n - 1]``. A program gives the same pixels wherever it runs.
 """
 
 from __future__ import annotations
@@ -86,31 +87,31 @@ class Code(IntEnum):
 
 
 GEOMETRIC = (Code.AFFINE, Code.PERSPECTIVE, Code.MIRROR, Code.FLIP)
-"""Codes that move pixels."""
+"""Operations that move pixels."""
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
-"""Of warps, by the lowest two bits of ``flags``."""
+"""Interpolations of warps, by the lowest two bits of ``flags``."""
 
 WARP_FILLS = ("zeros", "blend", "edge")
-"""Ways of filling, by the next two bits: zeros; a colour, blended in at the edge as torchvision does; or as Pillow
-does: the outermost pixels reach on, and the colour is where the centre of a pixel lies outside. The upper 24 bits are
+"""Fill methods, by the next two bits of ``flags``: zeros; a colour that is blended in at the edge, as in torchvision;
+or as in Pillow, a colour wherever the centre of a pixel is outside, next to repeated edge pixels. The upper 24 bits are
 the colour: red, green, blue from the lowest."""
 
 
 def new_program(count: int, steps: int = 1) -> Program:
-    """A program of ``steps`` for ``count`` images that changes nothing."""
+    """Returns a program of ``steps`` identity steps for ``count`` images."""
     return np.zeros((count, steps), STEP)
 
 
 def step(count: int, code: Code, *parameters: Any, flags: Any = 0, where: Any = True) -> Program:
-    """A program of one step ``(count, 1)``.
+    """Returns a program of one step ``(count, 1)``.
 
     Args:
         count: Number of images.
         code: The operation.
-        parameters: Of all images, or arrays ``(count,)``: ``p[0]``, ``p[1]``, …
-        flags: Likewise.
-        where: bool, or ``(count,)``: which images it runs on.
+        parameters: ``p[0]``, ``p[1]``, …: one number for all images, or arrays ``(count,)``.
+        flags: One number, or an array ``(count,)``.
+        where: bool, or bool ``(count,)``: images to run it on; the others get an identity step.
     """
     program = new_program(count)
     column = program[:, 0]
@@ -124,13 +125,13 @@ def step(count: int, code: Code, *parameters: Any, flags: Any = 0, where: Any = 
 
 
 def pad_program(program: Program, steps: int) -> Program:
-    """``program`` with steps that change nothing at its end, ``steps`` in all."""
+    """Pads ``program`` with identity steps to ``steps`` steps."""
     missing = steps - program.shape[1]
     return np.concatenate([program, new_program(len(program), missing)], 1) if missing > 0 else program
 
 
 def join_programs(programs: Sequence[Program], count: int) -> Program:
-    """One program after the other, for ``count`` images."""
+    """Concatenates programs for the same ``count`` images."""
     if len(programs) == 1:
         return programs[0]
     joined = np.empty((count, sum(each.shape[1] for each in programs)), STEP)
@@ -142,7 +143,7 @@ def join_programs(programs: Sequence[Program], count: int) -> Program:
 
 
 def warp_flags(interpolation: Any, fill: Sequence[int] | None, way: str = "blend") -> Any:
-    """``flags`` of a warp: index in :data:`INTERPOLATIONS` (or an array of them), and a fill of three bytes."""
+    """Packs the ``flags`` of a warp: index in :data:`INTERPOLATIONS` (or an array of indices), and a fill colour."""
     if fill is None:
         return interpolation
     red, green, blue = fill
@@ -150,7 +151,7 @@ def warp_flags(interpolation: Any, fill: Sequence[int] | None, way: str = "blend
     return int(np.uint32(packed).view(np.int32)) | interpolation
 
 
-def fill_of(flags: int) -> tuple[int, int, int]:
-    """The fill in ``flags`` of a warp."""
+def unpack_fill(flags: int) -> tuple[int, int, int]:
+    """Returns the fill colour in the ``flags`` of a warp."""
     bits = (flags & 0xFFFFFFFF) >> 8
     return bits & 255, bits >> 8 & 255, bits >> 16

@@ -1,6 +1,6 @@
-"""Progressive JPEG files as baseline ones of the same coefficients, by TurboJPEG's ``tjTransform``.
+"""Rewrites progressive JPEG files as baseline files with the same coefficients, by TurboJPEG's ``tjTransform``.
 
-The function is in all of its versions; from 3.0 on it also makes optimal Huffman tables, which take some 4% less.
+All versions of the library have the function; from 3.0 on it also makes optimal Huffman tables, which save some 4%.
 :mod:`packstore.images.turbojpeg_library` chooses the library.
 """
 
@@ -18,11 +18,11 @@ _OPTIMIZE = 256  # TJXOPT_OPTIMIZE of turbojpeg.h; older versions know nothing o
 
 
 class NotBaselineError(Exception):
-    """A file cannot be made baseline; the message says why."""
+    """A file cannot be rewritten as baseline; the message says why."""
 
 
 class _Transform(ctypes.Structure):
-    """``tjtransform``; all zeros changes nothing and keeps all markers."""
+    """``tjtransform`` of turbojpeg.h; all zeros changes nothing and keeps all markers."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("x", "y", "w", "h", "operation", "options")),
@@ -31,11 +31,12 @@ class _Transform(ctypes.Structure):
 
 
 def make_baseline(data: bytes) -> bytes:
-    """The JPEG file ``data`` with one scan: the same coefficients and markers, without what follows the image's end.
+    """Rewrites the JPEG file ``data`` with one scan: same coefficients and markers, without bytes after the image's
+    end.
 
     Raises:
-        NotBaselineError: The library says that the file is damaged.
-        UsageError: There is no such library.
+        NotBaselineError: The library finds the file damaged.
+        UsageError: The library is missing.
     """
     library = _load()
     handle = library.tjInitTransform()  # one a call, so that threads share nothing
@@ -59,7 +60,7 @@ def make_baseline(data: bytes) -> bytes:
 
 
 def baseline_version() -> str:
-    """Version of the library, on which the bytes depend. Raises :class:`UsageError` as :func:`make_baseline`."""
+    """Returns the version of the library, on which the bytes depend. Raises :class:`UsageError` if it is missing."""
     _load()
     return f"libjpeg-turbo {turbo_version(find_library(*_FUNCTIONS)) or 'of unknown version'}"
 

@@ -1,7 +1,7 @@
-"""How image files become pixels of a mode: what is done with more bits, alpha and further frames.
+"""Converts pixels of image files to one mode: more bits, alpha and further frames as options say.
 
-A store has one mode a column. :class:`Reading` says which, and answers what would otherwise be lost without a word;
-:func:`bring` applies it to pixels as a file or an array has them.
+A store has one mode per column. :class:`Reading` names it and answers what may be lost; :func:`bring` converts pixels
+of a file or an array.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How images are read.
+    """Mode in which images are read, and how other images are converted to it.
 
     Attributes:
         mode: Name of the mode of all images.
-        depth: How values of more bits become 8 bits: ``scale`` (from the range of the file's bits, or of their dtype;
+        depth: Conversion of values of more bits to 8 bits: ``scale`` (from the range of the file's bits, or of their dtype;
             floating point from 0 … 1), ``clip`` (values above 255 become 255) or ``window:LO,HI`` (these become 0 and
             255). None: unanswered.
-        alpha: Where the mode has no alpha: ``drop`` or ``over:COLOUR``. None: unanswered, and dropped.
+        alpha: For a mode without alpha: ``drop`` or ``over:COLOUR``. None: unanswered, and dropped.
         frames: ``first``, or the number of a frame from 0. None: unanswered, and the first is read.
         chosen: The user named the mode. Else it is that of the first image, and no other loses channels for it.
     """
@@ -73,7 +73,7 @@ class Reading:
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """The values that become 0 and 255; None unless :attr:`depth` names them."""
+        """Values that become 0 and 255; None unless :attr:`depth` names them."""
         match = None if self.depth is None else _DEPTH.fullmatch(self.depth)
         return None if match is None or match[1] is None else (float(match[1]), float(match[2]))
 
@@ -83,17 +83,17 @@ class Reading:
 
     @property
     def is_plain(self) -> bool:
-        """Whether images are read as 8-bit RGB and nothing else is asked for."""
+        """True if images are read as 8-bit RGB, without further conversions."""
         return self.mode == RGB.name and self.depth is None and self.alpha in (None, "drop") and not self.frame
 
     def answers(self) -> dict[str, str]:
-        """The answers that are given, by name, as a manifest keeps them."""
+        """Returns the given answers by name, as a manifest stores them."""
         given = {name: getattr(self, name) for name in EXPECTED}
         return {name: value for name, value in given.items() if value is not None}
 
     @classmethod
     def recorded(cls, mode: str | None, options: Mapping[str, Any]) -> Reading:
-        """How a store reads its images: by the mode of their column and the options in its manifest."""
+        """Restores the reading of a store from the mode of its column and the options in its manifest."""
         texts = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
         given = {name: value for name, value in texts.items() if (name, value) != ("frames", ALL_FRAMES)}
         return cls(mode or RGB.name, given.get("depth"), given.get("alpha"), given.get("frames"))
@@ -104,17 +104,17 @@ PLAIN = Reading()
 
 
 def bring(pixels: NDArray[Any], found: Mode, reading: Reading, bits: int | None = None) -> NDArray[Any]:
-    """Pixels in the mode of a reading; themselves if they have it.
+    """Converts pixels to the mode of a reading; returns them unchanged if they have it.
 
     Args:
         pixels: ``(H, W, C)`` of the mode ``found``.
         found: Their mode.
-        reading: What they become. Alpha that the mode lacks is dropped, unless the reading names a colour below it; of
-            more channels than the mode has, the first ones are taken; colours become gray by Pillow's weights.
-        bits: How many of its dtype's bits a file uses.
+        reading: Wanted mode and conversions. Alpha that the mode lacks is dropped, unless the reading names a colour to
+            blend with; of surplus channels the first ones are kept; colours become gray by Pillow's weights.
+        bits: Number of the dtype's bits that the file uses.
 
     Raises:
-        DecodeError: Values of another dtype, and the reading does not say what becomes of them.
+        DecodeError: Values of another dtype, and the reading does not say how to convert them.
     """
     wanted = reading.pixels
     if found == wanted:

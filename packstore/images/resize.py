@@ -1,12 +1,12 @@
-"""Antialiased bilinear resizing of images, as torchvision does it.
+"""Resizes images with antialiased bilinear interpolation, as torchvision does.
 
-The work is done by ``torch.nn.functional.interpolate(antialias=True)`` on channels-last uint8. That kernel releases the
-GIL and runs on the calling thread alone (for one image it uses no OpenMP, whatever ``torch.set_num_threads`` says).
+``torch.nn.functional.interpolate(antialias=True)`` does the work, on channels-last uint8. That kernel releases the GIL
+and runs on the calling thread alone (for one image it uses no OpenMP, whatever ``torch.set_num_threads`` says).
 
-The pixels are those that torchvision gives for uint8 tensors. For Pillow images torchvision calls ``Image.resize``,
-whose weights have more bits: measured on 600 ImageNet files at four sizes, 99.86% of the values are equal, the others
-differ by 1 of 255, and one in four million by 2 (never more, on noise neither). AVX-512, AVX2 and plain code give the
-same pixels. torch is imported on first use.
+The pixels equal torchvision's for uint8 tensors. For Pillow images torchvision calls ``Image.resize``, whose weights
+have more bits: measured on 600 ImageNet files at four sizes, 99.86% of the values are equal, the others differ by 1 of
+255, and one in four million by 2 (never more, on noise neither). AVX-512, AVX2 and plain code give the same pixels.
+torch is imported on first use.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FITS: tuple[Fit, ...] = ("crop", "pad", "squash")
 
 
 class TooLargeError(ValueError):
-    """Resizing an image would need too many pixels on the way.
+    """Resizing would need too many pixels on the way.
 
     Attributes:
-        reason: Follows the name of a file in messages.
+        reason: Text that follows the name of a file in messages.
     """
 
     def __init__(self, reason: str) -> None:
@@ -43,28 +43,28 @@ class TooLargeError(ValueError):
 
 
 def target_size(size: Size) -> tuple[int, int]:
-    """``(height, width)`` of ``size``."""
+    """Returns ``size`` as ``(height, width)``."""
     return (size, size) if isinstance(size, int) else size
 
 
-def shorter_side(height: int, width: int, size: int) -> tuple[int, int]:
-    """``(height, width)`` whose shorter side is ``size``, by the formula of torchvision's ``Resize``."""
+def size_by_shorter_side(height: int, width: int, size: int) -> tuple[int, int]:
+    """Returns the ``(height, width)`` whose shorter side is ``size``, by the formula of torchvision's ``Resize``."""
     if width <= height:
         return max(1, int(size * height / width)), size
     return size, max(1, int(size * width / height))
 
 
 def resize(image: Pixels, height: int, width: int) -> Pixels:
-    """``image``, ``(H, W, C)``, resized to ``(height, width, C)``; ``image`` itself when that is its size.
+    """Resizes ``image``, ``(H, W, C)``, to ``(height, width, C)``; returns ``image`` itself if it has that size.
 
-    Values other than uint8 are resized as floating point (float32, of int32 float64) and rounded to their dtype.
+    Values other than uint8 are resized in floating point (float32, for int32 float64) and rounded to their dtype.
 
     Raises:
-        TooLargeError: More than :data:`packstore.images.decoders.MAX_PIXELS` pixels would be made on the way.
+        TooLargeError: An intermediate image has more than :data:`packstore.images.decoders.MAX_PIXELS` pixels.
     """
     if image.shape[:2] == (height, width):
         return image
-    # torch brings each row to its new width first. An array above the limit may still be shrunk.
+    # torch resizes the rows first. An array above the limit may still be shrunk.
     if (most := max(len(image), height) * width) > max(MAX_PIXELS, len(image) * image.shape[1]):
         raise TooLargeError(
             f"is {len(image)} x {image.shape[1]} pixels (height x width), and {most} pixels would be made on the way "
@@ -85,18 +85,19 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
 
 
 def limit(image: Pixels, resize_to: int | None = None, max_side: int | None = None) -> Pixels:
-    """``image`` shrunk so that its shorter side is at most ``resize_to`` and its longer at most ``max_side`` pixels.
+    """Shrinks ``image`` until its shorter side is at most ``resize_to`` and its longer side at most ``max_side``
+    pixels.
 
-    The aspect ratio stays; nothing is ever enlarged. ``image`` itself when it is small enough.
+    Keeps the aspect ratio, and never enlarges. Returns ``image`` itself if it is small enough.
     """
     height, width = image.shape[:2]
     return resize(image, *limited_size(height, width, resize_to, max_side))
 
 
 def limited_size(height: int, width: int, resize_to: int | None, max_side: int | None) -> tuple[int, int]:
-    """The size to which :func:`limit` brings an image."""
+    """Returns the size that :func:`limit` gives an image."""
     if resize_to is not None and min(height, width) > resize_to:
-        height, width = shorter_side(height, width, resize_to)
+        height, width = size_by_shorter_side(height, width, resize_to)
     longer = max(height, width)
     if max_side is not None and longer > max_side:
         # torchvision's formula for max_size: the longer side exactly, the shorter rounded down.
@@ -108,11 +109,11 @@ def limited_size(height: int, width: int, resize_to: int | None, max_side: int |
 
 
 def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
-    """``image``, ``(H, W, C)``, brought to exactly ``size``; enlarged where it is smaller.
+    """Resizes ``image``, ``(H, W, C)``, to exactly ``size``; enlarges smaller images.
 
-    ``crop``: resized to cover the target (for a square: shorter side to S, as torchvision's ``Resize``), then cut from
-    the centre as torchvision's ``CenterCrop`` does. ``pad``: resized to lie within it, centred on zeros. ``squash``:
-    resized to it, whatever the aspect ratio.
+    ``crop``: resizes to cover the target (a square: shorter side to S, as torchvision's ``Resize``), then crops the
+    centre as torchvision's ``CenterCrop``. ``pad``: resizes to fit within the target, centred on zeros. ``squash``:
+    ignores the aspect ratio.
 
     Raises:
         UsageError: An unknown mode.
@@ -131,7 +132,7 @@ def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
         # A panorama would be enlarged far beyond what is kept: 60,000 x 1 pixels to 3 GPixel, for 224 x 224.
         large = covering[0] * covering[1] > max(height * width, min(4 * target_height * target_width, MAX_PIXELS))
         if large and image.dtype == np.uint8:
-            return resized_centre(image, covering, (target_height, target_width))
+            return resize_centre(image, covering, (target_height, target_width))
         resized = resize(image, *covering)
         top, left = _centre(covering[0], target_height), _centre(covering[1], target_width)
         return np.ascontiguousarray(resized[top : top + target_height, left : left + target_width])
@@ -147,34 +148,34 @@ def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
     raise UsageError(f"fit should be one of {', '.join(FITS)}, got {mode!r}")
 
 
-def resized_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, int]) -> Pixels:
-    """The centre of ``resize(image, *covering)``, the same pixels, without computing the rest.
+def resize_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, int]) -> Pixels:
+    """Computes the centre of ``resize(image, *covering)``, with equal pixels, without the rest.
 
     Args:
         image: uint8 ``(H, W, C)``.
-        covering: ``(height, width)``, neither smaller than that of ``image``.
-        size: ``(height, width)`` of the result; one of the two is that of ``covering``.
+        covering: ``(height, width)``, neither smaller than the image's.
+        size: ``(height, width)`` of the result; one of the two equals that of ``covering``.
     """
     # As torch: first along the rows, then along the columns, rounded to uint8 in between.
     height, width = image.shape[:2]
-    rows = _taps(height, covering[0], _centre(covering[0], size[0]), size[0])
+    rows = _make_taps(height, covering[0], _centre(covering[0], size[0]), size[0])
     image = image[rows.first : rows.last]
     if covering[1] == size[1]:
         image = resize(image, len(image), size[1])
     else:
-        columns = _taps(width, covering[1], _centre(covering[1], size[1]), size[1])
+        columns = _make_taps(width, covering[1], _centre(covering[1], size[1]), size[1])
         image = _blend(image[:, columns.first : columns.last], columns, 1)
     return _blend(image, rows, 0)
 
 
 class _Taps(NamedTuple):
-    """The source pixels of an enlarged axis, and their weights.
+    """Source pixels and weights for an enlarged axis.
 
     Attributes:
-        first: The first source pixel needed.
-        last: The one after the last.
+        first: First source pixel that is needed.
+        last: End of the source pixels, exclusive.
         places: int64 ``(3, n)``: the three source pixels of each pixel, counted from ``first``.
-        weights: int32 ``(3, n)``: their weights, in units of ``2**-14``; 0 for pixels beyond the border.
+        weights: int32 ``(3, n)``: their weights, in units of ``2**-14``; 0 for pixels outside the image.
     """
 
     first: int
@@ -183,11 +184,12 @@ class _Taps(NamedTuple):
     weights: NDArray[np.int32]
 
 
-def _taps(source: int, target: int, start: int, count: int) -> _Taps:
-    """Pixels ``start`` to ``start + count`` of an axis of ``source`` pixels that is enlarged to ``target``.
+def _make_taps(source: int, target: int, start: int, count: int) -> _Taps:
+    """Computes the taps of pixels ``start`` to ``start + count`` of an axis that is enlarged from ``source`` to
+    ``target``.
 
-    The arithmetic of ``_compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``. The precision of the
-    weights is 14 bits because the largest is 1: a pixel at the border has only one neighbour.
+    The arithmetic of ``_compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``. The weights have 14 bits
+    because the largest is 1: a pixel at the border has only one neighbour.
     """
     centre = source / target * (np.arange(start, start + count) + 0.5)
     lowest = np.maximum((centre - 1 + 0.5).astype(np.int64), 0)
@@ -201,6 +203,7 @@ def _taps(source: int, target: int, start: int, count: int) -> _Taps:
 
 
 def _blend(image: Pixels, taps: _Taps, axis: int) -> Pixels:
+    """Computes an enlarged axis from its taps."""
     count, channels = taps.places.shape[1], image.shape[2]
     result = np.empty((count, image.shape[1], channels) if axis == 0 else (len(image), count, channels), np.uint8)
     step = max(1, _BLEND_VALUES // max(1, result.shape[1] * channels))
@@ -216,11 +219,11 @@ def _blend(image: Pixels, taps: _Taps, axis: int) -> Pixels:
 
 
 _BLEND_VALUES = 1 << 20
-"""Values that :func:`_blend` holds as int32 at a time."""
+"""Maximum number of int32 values that :func:`_blend` holds in memory."""
 
 
 def _centre(length: int, part: int) -> int:
-    """First of the middle ``part`` of ``length`` pixels, by the formula of torchvision's ``CenterCrop``."""
+    """Returns the start of the middle ``part`` of ``length`` pixels, by the formula of torchvision's ``CenterCrop``."""
     return round((length - part) / 2.0)
 
 

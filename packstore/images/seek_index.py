@@ -1,7 +1,7 @@
-"""The seek index of JPEG files that are kept as they are: checkpoints from which crops can begin to decode.
+"""Seek indexes of JPEG files that are stored unchanged: checkpoints from which a crop can be decoded.
 
-The engine makes it and uses it (``engine/checkpoints.c``); the page *formats* of the guide has its layout. It follows
-from the file alone, so whoever writes a record makes it anew.
+The engine writes and reads them (``engine/checkpoints.c``); the guide's page *formats* describes the layout. An index
+depends on the file alone, so it is recomputed whenever a record is written.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from packstore.core.manifest import Column
 from packstore.images.engine import engine_problem, get_engine
 
 
-def has_index(asked: bool | None, encoding: str) -> bool:
-    """Whether a store of this encoding is packed with a seek index; ``asked`` None for yes if the engine is there.
+def wants_index(asked: bool | None, encoding: str) -> bool:
+    """Tells if a store of this encoding is packed with a seek index. ``asked`` None adds one if the engine is
+    available.
 
     Raises:
-        UsageError: One was asked for, of an encoding that has none.
-        EngineError: One was asked for, and the engine is missing.
+        UsageError: ``asked`` is True, and the encoding has no index.
+        EngineError: ``asked`` is True, and the engine is missing.
     """
     if asked and encoding != "original":
         raise UsageError(f"a seek index is for the encoding original, not {encoding}; leave the index out")
@@ -30,7 +31,7 @@ def has_index(asked: bool | None, encoding: str) -> bool:
 
 
 def make_indexes(files: Sequence[Any]) -> list[bytes]:
-    """Makes the seek index of each image file, empty for one that has none.
+    """Computes the seek index of each image file; empty bytes for a file without one.
 
     Raises:
         EngineError: The engine is missing.
@@ -39,5 +40,5 @@ def make_indexes(files: Sequence[Any]) -> list[bytes]:
 
 
 def index_values(columns: Iterable[Column], files: Sequence[Any]) -> dict[str, list[bytes]]:
-    """Makes the values of the hidden column for records with these files; nothing if a store has no such column."""
+    """Computes the values of the seek index column; an empty dict if the store has no such column."""
     return {SEEK_INDEX.name: make_indexes(files)} if any(c.name == SEEK_INDEX.name for c in columns) else {}

@@ -23,12 +23,12 @@ _ADVICE = "correct it or unset it"
 
 
 def wanted_library() -> str | None:
-    """The value of ``PACKSTORE_TURBOJPEG``: a library file, empty for none; None if it is not set."""
+    """Returns the value of ``PACKSTORE_TURBOJPEG``: a library file, or empty for none; None if it is not set."""
     return os.environ.get(_VARIABLE)
 
 
 def find_library(*symbols: str) -> str | None:
-    """Name or path, for :mod:`ctypes`, of a library that has all functions ``symbols``; None without any.
+    """Finds a library, name or path for :mod:`ctypes`, that has all functions ``symbols``; None if there is none.
 
     Raises:
         UsageError: ``PACKSTORE_TURBOJPEG`` names a file that cannot be loaded, or is not TurboJPEG's.
@@ -58,14 +58,15 @@ def _find(wanted: str | None, symbols: tuple[str, ...]) -> str | None:
 
 
 def turbo_version(name: str | None = None) -> str | None:
-    """Version of a libturbojpeg, by default the system's. No function returns it; the library contains it as text."""
+    """Reads the version of a libturbojpeg, by default the system's, from the text in its file; None if unknown.
+    Loads the library."""
     name = name or ctypes.util.find_library("turbojpeg")
     if name is None:
         return None
     maps = Path("/proc/self/maps")
     ctypes.CDLL(name)
     paths = re.findall(r"(/\S*libturbojpeg\S*)", maps.read_text("utf-8", "surrogateescape")) if maps.exists() else []
-    # The very file, where that is what is asked for; several may be loaded.
+    # The named file first; several libraries may be loaded.
     for path in dict.fromkeys([name, *paths]):
         try:
             found = re.search(rb"libjpeg-turbo version (\d+(?:\.\d+)+)", Path(path).read_bytes())

@@ -14,7 +14,7 @@ from packstore.core.manifest import Normalization
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
-from packstore.images.normalization import MeanAndStd, as_normalization
+from packstore.images.normalization import MeanAndStd, parse_normalization
 from packstore.images.reading import ALL_FRAMES, Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.given import check_given
@@ -91,7 +91,7 @@ class ConvertOptions:
         if self.fit is not None and self.size is None:
             raise UsageError("fit needs a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":
-            as_normalization(self.normalize, parse_mode("F"))  # only a check; the scale follows from the images' mode
+            parse_normalization(self.normalize, parse_mode("F"))  # only a check: the mode is not known yet
         if self.source_kind is not None:
             SOURCES.check(self.source_kind)
         if self.cluster is not None and _CLUSTER.fullmatch(self.cluster) is None:

@@ -18,10 +18,10 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath, find_bridge, location
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
-from packstore.images.encode.options import turned_by_readers
-from packstore.images.normalization import as_normalization
+from packstore.images.encode.options import transposed_by_readers
+from packstore.images.normalization import parse_normalization
 from packstore.images.reading import ALL_FRAMES, Reading
-from packstore.images.seek_index import has_index
+from packstore.images.seek_index import wants_index
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
@@ -137,7 +137,7 @@ def plan_source(
             estimate_bytes=0,
             free_bytes=None if remote else shutil.disk_usage(destination.absolute().parent).free,
             options=options,
-            index=has_index(options.index, encode.encoding),
+            index=wants_index(options.index, encode.encoding),
             links_from=folder_of(destination) if options.link == "relative" else None,
         )
         encoder = plan.make_encoder()
@@ -297,7 +297,7 @@ def _resolve_encoding(
     else:
         if normalize is None:
             normalize = usual if reading.mode == RGB.name else "none"
-        normalization = None if normalize == "auto" else as_normalization(normalize, reading.pixels)
+        normalization = None if normalize == "auto" else parse_normalization(normalize, reading.pixels)
     if normalize == "auto" and normalized:
         raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")
     encode = EncodeOptions(
@@ -308,7 +308,7 @@ def _resolve_encoding(
         max_side=options.max_side,
         quality=DEFAULT_QUALITY if options.quality is None else options.quality,
         normalization=normalization,
-        exif_transpose=options.exif_transpose or (survey.store is not None and turned_by_readers(survey.store)),
+        exif_transpose=options.exif_transpose or (survey.store is not None and transposed_by_readers(survey.store)),
         check=options.check,
         decoder=options.decoder,
         max_pixels=options.max_pixels,

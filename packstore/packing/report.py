@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest, Skipped
-from packstore.images.encode.options import turned_by_readers
+from packstore.images.encode.options import transposed_by_readers
 from packstore.images.losses import UNIFIED
 from packstore.packing.plan import Plan
 from packstore.sources.ledger import Ledger
@@ -66,7 +66,7 @@ class ConvertReport:
         """Says if the EXIF orientation was applied, when packing or at loading."""
         if not self.manifest.options.get("exif_transpose"):
             return "not applied"
-        return "applied when loading" if turned_by_readers(self.manifest) else "applied"
+        return "applied when loading" if transposed_by_readers(self.manifest) else "applied"
 
     def __repr__(self) -> str:
         more = f", {len(self.skipped):,} skipped" if self.skipped else ""

@@ -23,7 +23,7 @@ from packstore.core.manifest import Manifest, Origin
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import Encoded, EncodeOptions, Encoder, Encoding, SourceImages
-from packstore.images.encode.floats import moments, to_float32
+from packstore.images.encode.floats import mean_and_std, to_float32
 from packstore.packing.conversion import convert
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
@@ -99,7 +99,7 @@ class EncodingSuite:
         height, width, channels = encoded.shape
         if encoding.layout == "HWC":
             return values.reshape(height, width, channels)
-        mean, std = (np.array(m) for m in moments(encoder.options.normalization))
+        mean, std = (np.array(m) for m in mean_and_std(encoder.options.normalization))
         planes = to_float32(values, encoding.dtype).reshape(channels, height, width)
         pixels: NDArray[np.uint8] = (
             np.rint((planes.transpose(1, 2, 0) * std + mean) * 255).clip(0, 255).astype(np.uint8)

@@ -10,7 +10,7 @@ import torch
 from packstore.core.arguments import true_or_false
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
-from packstore.images.encode.options import keeps_exif, turned_by_readers
+from packstore.images.encode.options import keeps_exif, transposed_by_readers
 from packstore.images.reading import Reading
 
 OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
@@ -64,7 +64,7 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
                 + ("were turned when they were packed" if stored else "have no EXIF any more")
                 + f"; pack it again {'without' if stored else 'with'} --exif-transpose"
             )
-        return turned_by_readers(manifest)
+        return transposed_by_readers(manifest)
     return bool(wanted)
 
 

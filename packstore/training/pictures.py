@@ -15,7 +15,7 @@ from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreErro
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import Mode
 from packstore.images.decoders import Decoder
-from packstore.images.display import Window, from_planes, to_display
+from packstore.images.display import Window, denormalize, to_display
 from packstore.stores.base import Reader
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Pictures:
     def stored_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
         """One image as pixels of the mode, ``(H, W, C)``, its normalisation undone."""
         pixels = self.pixels(reader, record)
-        return from_planes(pixels, self.column, self.normalization) if self.floats else pixels
+        return denormalize(pixels, self.column, self.normalization) if self.floats else pixels
 
     def shown(self, reader: Reader, record: int, window: Window | None = None) -> Image:
         """One image as an RGB picture to look at, see :func:`packstore.images.display.to_display`."""

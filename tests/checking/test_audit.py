@@ -21,7 +21,7 @@ from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
 from packstore.core.errors import UsageError
 from packstore.core.findings import DEFAULT_DROP, KINDS
 from packstore.core.progress import no_progress
-from packstore.images.perceptual import CROPS, THRESHOLD, distances, grey, hashes, shrunk
+from packstore.images.perceptual import CROPS, THRESHOLD, hamming_distances, hash_windows, shrink, to_grey
 from packstore.stores import create_store
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
@@ -391,7 +391,7 @@ def test_hashes_that_are_near_are_found_as_if_all_were_compared(
     for nearest, wanted in ((within, True), (across, False)):
         for later in range(count):
             earlier = np.flatnonzero(store.valid[:later] & ((splits[:later] == splits[later]) == wanted))
-            bits = distances(whole[earlier], whole[later][None])
+            bits = hamming_distances(whole[earlier], whole[later][None])
             best = int(bits.min()) if len(bits) and store.valid[later] else 256
             if best > THRESHOLD:
                 assert nearest.partners[later] == -1
@@ -414,9 +414,9 @@ def test_a_temporary_directory_without_room_is_told_beforehand(tmp_path: Path, m
 
 def test_a_hash_is_the_signs_of_a_cosine_transform() -> None:
     scipy_fft = pytest.importorskip("scipy.fft")
-    small = shrunk(np.asarray(scene(5)))
-    found = np.unpackbits(hashes(grey(small[None]))[0, 0].view(np.uint8)).astype(bool)
-    halved = grey(small[None])[0].reshape(32, 2, 32, 2).mean((1, 3))
+    small = shrink(np.asarray(scene(5)))
+    found = np.unpackbits(hash_windows(to_grey(small[None]))[0, 0].view(np.uint8)).astype(bool)
+    halved = to_grey(small[None])[0].reshape(32, 2, 32, 2).mean((1, 3))
     waves = scipy_fft.dctn(halved, type=2)[1:17, 1:17].ravel()
     assert (found == (waves > np.median(waves))).mean() > 0.99  # rounding, next to the median
 
@@ -425,20 +425,20 @@ def test_a_hash_of_a_crop_is_that_of_the_cropped_image() -> None:
     image = scene(6, 200, 400)
     top, bottom, left, right = CROPS[1]
     part = image.crop((round(left * 400), round(top * 200), round(right * 400), round(bottom * 200)))
-    ours = hashes(grey(shrunk(np.asarray(image))[None]), CROPS)[0, 1]
-    other = hashes(grey(shrunk(np.asarray(part))[None]))[0, 0]
-    assert distances(ours, other) <= 12
-    assert distances(hashes(grey(shrunk(np.asarray(image))[None]))[0, 0], other) > 20
+    ours = hash_windows(to_grey(shrink(np.asarray(image))[None]), CROPS)[0, 1]
+    other = hash_windows(to_grey(shrink(np.asarray(part))[None]))[0, 0]
+    assert hamming_distances(ours, other) <= 12
+    assert hamming_distances(hash_windows(to_grey(shrink(np.asarray(image))[None]))[0, 0], other) > 20
 
 
 def test_bits_are_counted_with_older_numpy_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from packstore.images.perceptual import bits_set
+    from packstore.images.perceptual import count_bits
 
     words = np.random.default_rng(3).integers(0, 1 << 63, (5, 7)).astype(np.uint64)
     expected = [[int(word).bit_count() for word in row] for row in words]
-    assert bits_set(words).tolist() == expected
+    assert count_bits(words).tolist() == expected
     monkeypatch.delattr(np, "bitwise_count", raising=False)
-    assert bits_set(words).tolist() == expected
+    assert count_bits(words).tolist() == expected
 
 
 def keys_of(path: Path) -> list[str]:

@@ -16,7 +16,7 @@ import packstore
 from packstore import PackedDataset
 from packstore.core.errors import UsageError
 from packstore.core.modes import parse_mode
-from packstore.images.encode.png import encode_png, png_holds
+from packstore.images.encode.png import encode_png, fits_png
 
 MODES = ("L", "LA", "RGBA", "I;16", "RGB;16", "RGBA;16", "I;16S", "I", "F", "multi:5:uint16", "multi:3:float32")
 ARRAYS = ("npz", "hdf5", "zarr", "mds", "tfds", "webdataset")
@@ -63,7 +63,7 @@ def test_arrays_keep_their_mode(tmp_path: Path, mode: str, kind: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_png_files_hold_up_to_16_bits_and_four_channels(tmp_path: Path, mode: str, kind: str) -> None:
     manifest = store_of(tmp_path / "s.h5", mode)
-    if not png_holds(parse_mode(mode)):
+    if not fits_png(parse_mode(mode)):
         with pytest.raises(UsageError, match=r"does not hold images of mode|encode needs pixels"):
             export_to(tmp_path, kind, encode="png")
         return

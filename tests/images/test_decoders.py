@@ -36,7 +36,7 @@ from packstore.images.decoders import (
     backends,
     get_decoder,
 )
-from packstore.images.jpeg import is_whole, without_metadata
+from packstore.images.jpeg import is_complete_jpeg, without_metadata
 from packstore.images.sniff import check_header
 from tests.conftest import SharedData
 from tests.makers.datasets import pixels
@@ -560,15 +560,15 @@ def test_many_threads_share_one_decoder(decoder: Decoder) -> None:
 @pytest.mark.parametrize("name", ORDINARY)
 def test_whole_files_are_whole(name: str) -> None:
     data = ORDINARY[name]
-    assert is_whole(memoryview(data))
-    assert is_whole(memoryview(data + b"tail"))
-    assert not is_whole(memoryview(data[:-2]))
-    assert not is_whole(memoryview(data[:-2] + b"\xff\x01\xff\xd9"))
+    assert is_complete_jpeg(memoryview(data))
+    assert is_complete_jpeg(memoryview(data + b"tail"))
+    assert not is_complete_jpeg(memoryview(data[:-2]))
+    assert not is_complete_jpeg(memoryview(data[:-2] + b"\xff\x01\xff\xd9"))
 
 
 @given(damaged() | st.binary(max_size=200).map(lambda tail: b"\xff\xd8" + tail))
 def test_the_walks_survive_anything(data: bytes) -> None:
-    assert is_whole(memoryview(data)) in (True, False)
+    assert is_complete_jpeg(memoryview(data)) in (True, False)
     assert len(without_metadata(memoryview(data))) <= len(data)
 
 

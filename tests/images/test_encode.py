@@ -27,7 +27,7 @@ from packstore.images.encode import (
 )
 from packstore.images.encode.floats import cast_floats, normalization_tables, normalize, to_float32
 from packstore.images.encode.jpeg import encode_jpeg, worst_patch
-from packstore.images.normalization import as_normalization
+from packstore.images.normalization import parse_normalization
 from packstore.images.resize import fit, limit
 from tests.conftest import SharedData
 from tests.makers.datasets import pixels
@@ -121,11 +121,11 @@ def test_other_sizes_are_refused(text: str) -> None:
 
 
 def test_normalizations_are_read() -> None:
-    assert as_normalization("none") is None
-    assert as_normalization("imagenet") == Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    assert as_normalization("cifar10") == Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-    assert as_normalization("cifar100") == Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-    assert as_normalization("0.5,0,1/1,.2,3e-1") == Normalization((0.5, 0.0, 1.0), (1.0, 0.2, 0.3))
+    assert parse_normalization("none") is None
+    assert parse_normalization("imagenet") == Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert parse_normalization("cifar10") == Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    assert parse_normalization("cifar100") == Normalization((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    assert parse_normalization("0.5,0,1/1,.2,3e-1") == Normalization((0.5, 0.0, 1.0), (1.0, 0.2, 0.3))
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_other_normalizations_are_refused(text: str) -> None:
     with pytest.raises(
         UsageError, match="a normalisation should be one of imagenet, cifar10, cifar100, auto, none, or M,M,M"
     ):
-        as_normalization(text)
+        parse_normalization(text)
 
 
 def test_a_normalization_to_compute_is_no_value() -> None:
     with pytest.raises(UsageError, match="auto is computed from a dataset"):
-        as_normalization("auto")
+        parse_normalization("auto")
 
 
 @pytest.mark.parametrize(
@@ -156,17 +156,17 @@ def test_normalizations_of_another_scale_are_refused(text: str, hint: str) -> No
     mean, std = (tuple(map(float, part.split(","))) for part in text.split("/"))
     for value in (text, (mean, std), [list(mean), list(std)], Normalization(mean, std)):
         with pytest.raises(UsageError, match=hint):
-            as_normalization(value)
+            parse_normalization(value)
 
 
 def test_whatever_says_a_normalization() -> None:
     half = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    assert as_normalization("0.5,0.5,0.5/.25,.25,.25") == half
-    assert as_normalization(half) is half
-    assert as_normalization(((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))) == half
-    assert as_normalization(np.array([[0.5] * 3, [0.25] * 3], np.float32)) == half
-    assert as_normalization("imagenet") == IMAGENET
-    assert as_normalization("none") is None
+    assert parse_normalization("0.5,0.5,0.5/.25,.25,.25") == half
+    assert parse_normalization(half) is half
+    assert parse_normalization(((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))) == half
+    assert parse_normalization(np.array([[0.5] * 3, [0.25] * 3], np.float32)) == half
+    assert parse_normalization("imagenet") == IMAGENET
+    assert parse_normalization("none") is None
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_whatever_says_a_normalization() -> None:
 )
 def test_whatever_says_no_normalization(value: object) -> None:
     with pytest.raises(UsageError, match="a normalisation should be one of"):
-        as_normalization(value)
+        parse_normalization(value)
 
 
 # Columns.

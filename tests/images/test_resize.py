@@ -24,8 +24,8 @@ from packstore.images.resize import (
     limit,
     limited_size,
     resize,
-    resized_centre,
-    shorter_side,
+    resize_centre,
+    size_by_shorter_side,
     target_size,
 )
 from tests.conftest import SharedData
@@ -153,12 +153,12 @@ def test_arrays_that_are_read_only_or_not_contiguous() -> None:
     ],
 )
 def test_shorter_side(height: int, width: int, size: int, expected: tuple[int, int]) -> None:
-    assert shorter_side(height, width, size) == expected
+    assert size_by_shorter_side(height, width, size) == expected
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 600))
 def test_sizes_are_torchvisions(height: int, width: int, size: int) -> None:
-    assert shorter_side(height, width, size) == torchvision_size(height, width, size)
+    assert size_by_shorter_side(height, width, size) == torchvision_size(height, width, size)
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.none() | st.integers(1, 600), st.none() | st.integers(1, 900))
@@ -251,7 +251,7 @@ def test_the_centre_alone_has_the_pixels_of_the_whole(
     expected = whole[top : top + to_height, left : left + to_width]
     np.testing.assert_array_equal(fit(image, (to_height, to_width)), expected)
     if covering[0] >= height and covering[1] >= width:
-        np.testing.assert_array_equal(resized_centre(image, covering, (to_height, to_width)), expected)
+        np.testing.assert_array_equal(resize_centre(image, covering, (to_height, to_width)), expected)
 
 
 def test_large_parts_of_large_images_have_the_pixels_of_the_whole() -> None:
@@ -261,7 +261,7 @@ def test_large_parts_of_large_images_have_the_pixels_of_the_whole() -> None:
         size = (600, 900) if turned is image else (900, 600)
         expected = fit(np.ascontiguousarray(turned), size)
         covering = (int(900 * 500 / 70), 900) if turned is image else (900, int(900 * 500 / 70))
-        np.testing.assert_array_equal(resized_centre(turned, covering, size), expected)
+        np.testing.assert_array_equal(resize_centre(turned, covering, size), expected)
 
 
 @pytest.mark.slow

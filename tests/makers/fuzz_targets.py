@@ -34,7 +34,7 @@ from packstore.core.tfrecord import frame_record
 from packstore.images.decoders import pillow
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.engine import Requests, get_engine
-from packstore.images.jpeg import is_whole, without_metadata
+from packstore.images.jpeg import is_complete_jpeg, without_metadata
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.archives import open_tree
@@ -114,7 +114,7 @@ def _sniff(data: bytes) -> None:
 
 
 def _jpeg(data: bytes) -> None:
-    is_whole(memoryview(data))
+    is_complete_jpeg(memoryview(data))
     without_metadata(memoryview(data))
 
 

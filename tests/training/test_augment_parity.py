@@ -19,10 +19,10 @@ from packstore.images.programs import (
     INTERPOLATIONS,
     Code,
     Program,
-    fill_of,
     join_programs,
     new_program,
     step,
+    unpack_fill,
     warp_flags,
 )
 from packstore.training.augment.interpreter import run_by_torch, run_program
@@ -450,4 +450,4 @@ def test_colours_of_normalised_images_are_refused() -> None:
 
 def test_fills_travel_in_flags() -> None:
     for fill in ((0, 0, 0), (255, 255, 255), (1, 2, 3), (0, 0, 200)):
-        assert fill_of(int(np.int32(warp_flags(1, fill)))) == fill
+        assert unpack_fill(int(np.int32(warp_flags(1, fill)))) == fill

@@ -10,7 +10,7 @@ import torch
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
 from packstore.core.errors import UsageError
-from packstore.images.normalization import as_normalization
+from packstore.images.normalization import parse_normalization
 from packstore.seeing.augment_text import parse_augment
 from packstore.training.augment.per_image import as_operations
 
@@ -24,7 +24,7 @@ def test_a_recipe_prints_as_the_code_that_makes_it(name: str) -> None:
     assert found.name == name
     made = eval(repr(found), dict(vars(A)))
     assert made == (found if found.views is None else found.views)
-    as_normalization(found.normalize)
+    parse_normalization(found.normalize)
     assert A.recipe(name) is not found
 
 

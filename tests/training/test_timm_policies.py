@@ -11,7 +11,7 @@ import torch
 
 from packstore.augment import Draws, TimmAugment
 from packstore.core.errors import UsageError
-from packstore.images.programs import Code, fill_of, new_program
+from packstore.images.programs import Code, new_program, unpack_fill
 from packstore.training.augment.interpreter import run_program
 from tests.makers.torchvision import import_torchvision
 
@@ -129,7 +129,7 @@ def test_pixels_are_near_those_of_pillow(name: str) -> None:
 def test_fills_and_interpolations() -> None:
     program = TimmAugment("rand-m9-mstd0.5-inc1").program(draws(500), (64, 64))
     flags = program["flags"][program["code"] == Code.AFFINE]
-    assert {fill_of(int(each)) for each in flags} == {(124, 116, 104)}
+    assert {unpack_fill(int(each)) for each in flags} == {(124, 116, 104)}
     assert set((flags & 3).tolist()) == {1, 2}
     images = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8)
     found = TimmAugment("rand-m9-n4-p1")(images, draws(20))

@@ -34,11 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.images.normalization import as_normalization
+from packstore.images.normalization import parse_normalization
 from tests.makers.torchvision import import_torchvision
 
 BATCH, RATE, ALPHA = 128, 0.2, 0.2
-CIFAR10 = as_normalization("cifar10")
+CIFAR10 = parse_normalization("cifar10")
 FILL = tuple(round(255 * value) for value in CIFAR10.mean)
 """The colour that is 0 after normalisation, which torchvision's RandomErasing puts in."""
 

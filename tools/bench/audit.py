@@ -24,7 +24,7 @@ from PIL import Image
 
 from packstore.checking.audit.same import RecordHashes, find_nearest_before, group_equal
 from packstore.core.progress import no_progress
-from packstore.images.perceptual import CROPS, THRESHOLD, WHOLE, WORDS, distances, grey, hashes, shrunk
+from packstore.images.perceptual import CROPS, THRESHOLD, WHOLE, WORDS, hamming_distances, hash_windows, shrink, to_grey
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _MOST = 300
@@ -71,7 +71,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 def all_hashes(greys: NDArray[np.float32]) -> NDArray[np.uint64]:
     """Of the whole, of the crops, of the mirrored image."""
-    return np.concatenate([hashes(greys, (WHOLE, *CROPS)), hashes(greys[:, :, ::-1])], 1)
+    return np.concatenate([hash_windows(greys, (WHOLE, *CROPS)), hash_windows(greys[:, :, ::-1])], 1)
 
 
 def recall(folder: Path) -> None:
@@ -80,11 +80,11 @@ def recall(folder: Path) -> None:
     files = random.sample(files, min(_MOST, len(files)))
     images = [Image.open(file).convert("RGB") for file in files]
     count = len(images)
-    small = grey(np.stack([shrunk(np.asarray(image)) for image in images]))
-    whole = hashes(small)
+    small = to_grey(np.stack([shrink(np.asarray(image)) for image in images]))
+    whole = hash_windows(small)
     print(f"{count} images, at most {THRESHOLD} of 256 bits")
     for name, change in CHANGES.items():
-        other = grey(np.stack([shrunk(np.asarray(change(image))) for image in images]))
+        other = to_grey(np.stack([shrink(np.asarray(change(image))) for image in images]))
         width = len(CROPS) + 1 if "mirrored" in name else len(CROPS)
         with closing(RecordHashes(2 * count, width)) as kept:
             for start, greys in ((0, small), (count, other)):
@@ -93,7 +93,7 @@ def recall(folder: Path) -> None:
             within, _ = find_nearest_before(kept, np.zeros(2 * count, np.int32), numbers, no_progress)
         found = int((within.partners[count:] == np.arange(count)).sum())
         print(f"  {name:<40} {found / count:7.1%}")
-    pairs = distances(whole[:, None, 0], whole[None, :, 0])[np.triu_indices(count, 1)]
+    pairs = hamming_distances(whole[:, None, 0], whole[None, :, 0])[np.triu_indices(count, 1)]
     print(f"  of {len(pairs):,} pairs of different images the nearest differ in {int(pairs.min())} bits")
 
 

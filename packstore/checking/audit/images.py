@@ -16,11 +16,11 @@ from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreErro
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.display import from_planes, to_display
-from packstore.images.encode.options import turned_by_readers
+from packstore.images.display import denormalize, to_display
+from packstore.images.encode.options import transposed_by_readers
 from packstore.images.losses import find_losses
 from packstore.images.masks import decode_mask, read_mask_header
-from packstore.images.perceptual import CROPS, SIDE, WHOLE, WORDS, grey, hashes, shrunk
+from packstore.images.perceptual import CROPS, SIDE, WHOLE, WORDS, hash_windows, shrink, to_grey
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
 from packstore.stores.base import Reader
@@ -102,7 +102,7 @@ class Inspection:
         self._manifest: Manifest = reader.manifest
         self._decoder = decoder
         self._limits = limits
-        self._turned = turned_by_readers(self._manifest)
+        self._turned = transposed_by_readers(self._manifest)
         column = self._manifest.image
         self._mode = decoder.reading.pixels if column.layout is None else column.pixels
         self._masks = [column for column in self._manifest.columns if column.type == "mask"]
@@ -136,7 +136,7 @@ class Inspection:
             seen.pixels[row] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
             seen.sizes[row] = image.shape[:2]
             shown = to_display(image, self._mode)
-            small[row] = shrunk(shown)
+            small[row] = shrink(shown)
             self._check_values(record, image, seen)
             seen.detailed[row] = not self._check_pixels(record, image, shown, small[row], seen)
             seen.greys[row] = seen.detailed[row] and _is_grey(small[row])
@@ -144,10 +144,10 @@ class Inspection:
                 self._check_mask(mask.name, record, image.shape[:2], seen)
             for column in self._lists:
                 self._check_list(column, record, seen)
-        greys = grey(small)
-        seen.hashes[:, : len(_WINDOWS)] = hashes(greys, _WINDOWS)
+        greys = to_grey(small)
+        seen.hashes[:, : len(_WINDOWS)] = hash_windows(greys, _WINDOWS)
         if self._limits.mirrored:
-            seen.hashes[:, len(_WINDOWS) :] = hashes(greys[:, :, ::-1], _MIRRORED)
+            seen.hashes[:, len(_WINDOWS) :] = hash_windows(greys[:, :, ::-1], _MIRRORED)
         return seen
 
     def _read_image(self, record: int, seen: Inspected) -> NDArray[Any]:
@@ -157,7 +157,7 @@ class Inspection:
         if column.layout is not None:
             array = self._reader.array(record)
             seen.nbytes += array.nbytes
-            return array if column.layout == "HWC" else from_planes(array, column, self._manifest.normalization)
+            return array if column.layout == "HWC" else denormalize(array, column, self._manifest.normalization)
         data = self._reader.view(record)
         seen.nbytes += len(data)
         try:

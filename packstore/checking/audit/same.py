@@ -14,7 +14,7 @@ from packstore.checking.audit.report import Collector
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.images.perceptual import THRESHOLD, WORDS, bits_set, distances
+from packstore.images.perceptual import THRESHOLD, WORDS, count_bits, hamming_distances
 
 _BAND_BITS = 16
 _BANDS = WORDS * 64 // _BAND_BITS
@@ -229,10 +229,10 @@ def _search(
         which = np.repeat(np.arange(row, stop), some)
         offset = np.arange(len(which)) - np.repeat(ends[row:stop] - some - before, some)
         there = order[low[which] + offset]
-        close = bits_set(queries[which, 0] ^ whole[there, 0]) <= _FIRST_WORD
+        close = count_bits(queries[which, 0] ^ whole[there, 0]) <= _FIRST_WORD
         close &= there != asking[which]
         which, there = which[close], there[close]
-        bits = distances(queries[which], whole[there])
+        bits = hamming_distances(queries[which], whole[there])
         near = (bits <= THRESHOLD) & (same[asking[which]] != same[there])
         _keep_nearest(best, asking[which[near]], there[near], bits[near], splits)
         row = stop

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from packstore.exports.base import BLOCK_BYTES, Record
 from packstore.exports.names import safe_name
 from packstore.exports.objects import ObjectsExport
-from packstore.images.mask_files import mask_file
+from packstore.images.mask_files import make_mask_file
 
 
 class MasksExport(ObjectsExport):
@@ -45,7 +45,7 @@ class MasksExport(ObjectsExport):
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
         found: dict[str, str] = {}
         for name, folder in self._masks.items():
-            data = mask_file(record[name])
+            data = make_mask_file(record[name])
             if data is not None:
                 path = f"{folder}/{image.partition('/')[2].rpartition('.')[0]}.png"
                 (self.path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Image bytes to pixels: our engine, TurboJPEG, simplejpeg, jpeg4py and OpenCV for ordinary JPEG files, Pillow for
-everything.
+"""Decodes image files: ordinary JPEG files with our engine, TurboJPEG, simplejpeg, jpeg4py or OpenCV, all others
+with Pillow.
 
-All decoders accept and reject the same files, because Pillow has the last word: it gets whatever is not an 8-bit JPEG
-with 1 or 3 components (CMYK, 12-bit, arithmetic coding, lossless, PNG, WebP ...), and every JPEG at which the fast
-library finds anything to complain about. Importing this module loads no image library.
+All decoders accept and reject the same files, because Pillow decides: it decodes whatever is not an 8-bit JPEG with 1
+or 3 components (CMYK, 12-bit, arithmetic coding, lossless, PNG, WebP ...), and every JPEG in which the fast library
+finds a flaw. Importing this module loads no image library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from packstore.images.decoders import pillow as _pillow
 from packstore.images.decoders.orientation import read_orientation, upright
 from packstore.images.decoders.region import load_region
 from packstore.images.engine import get_engine
-from packstore.images.jpeg import is_whole
+from packstore.images.jpeg import is_complete_jpeg
 from packstore.images.kinds import KINDS
 from packstore.images.reading import PLAIN, Reading, bring
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
@@ -57,15 +57,15 @@ DCT and fancy upsampling. Measured 0 for each of them on 600 ImageNet files and 
 4:1:1, grayscale, progressive and odd-sized ones."""
 
 UNAVAILABLE = "not available: "
-"""How :func:`available_decoders` begins the reason why a decoder cannot be used."""
+"""Prefix of the reason why a decoder cannot be used, in :func:`available_decoders`."""
 
 _WORTH = 0.95
-"""Largest share of an image's rows, or columns, up to which decoding them alone pays off."""
+"""Largest fraction of an image's rows, or columns, for which decoding a region is faster than decoding the image."""
 _HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # frames: baseline, extended sequential, progressive
 _HEADER_BYTES = 16384
 _END = b"\xff\xd9"
 _WITH_TURBOJPEG = ("engine", "turbojpeg", "simplejpeg")
-"""Decoders that leave crops to TurboJPEG's library, where that knows how; the others are asked for by name."""
+"""Decoders that use TurboJPEG's library for crops, if it supports them; users choose the others by name."""
 
 _NOT_PILLOWS = tuple(magic for kind in KINDS.values() for magic in kind.magics)
 
@@ -75,16 +75,16 @@ _reasons: dict[str, str] = {}
 
 
 class Decoder:
-    """Turns image bytes into pixels. Safe to use from many threads at once; pickles as its name and options.
+    """Decodes image files to pixels. Thread-safe; pickles as its name and options.
 
     Attributes:
         name: One of :data:`DECODERS`.
-        max_pixels: Images of more pixels are refused.
-        reading: The mode of pixels, and what becomes of more bits, alpha and frames.
-        version: Name and version of the library behind it.
-        has_engine: Whether it is our engine, with a library beside it for what that does not take. It makes RGB, or for
+        max_pixels: Limit of an image's pixels.
+        reading: Mode of the pixels, and the conversion of more bits, alpha and frames.
+        version: Name and version of its library.
+        has_engine: It uses our engine, and a library for files that the engine refuses. The engine makes RGB, or for
             the mode L the luma of JPEG files.
-        has_regions: Whether it decodes no more than the box of any JPEG, by libjpeg-turbo 3.
+        has_regions: It can decode a box of any JPEG without the rest, by libjpeg-turbo 3.
     """
 
     def __init__(self, name: str, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> None:
@@ -99,14 +99,13 @@ class Decoder:
         self.has_engine = name == "engine" and (reading.is_plain or gray)
 
     def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[Any]:
-        """The image in ``data`` as :attr:`reading` says; as RGB, as Pillow's ``convert("RGB")`` sees it, within
-        :data:`TOLERANCE`. An animation gives its first frame unless the reading names another.
+        """Decodes an image as :attr:`reading` says; RGB within :data:`TOLERANCE` of Pillow's ``convert("RGB")``. Of
+        an animation, the first frame unless the reading names another.
 
         Args:
             data: The bytes of one image file.
-            exif_transpose: Turn the image as its EXIF orientation says; otherwise that is left alone. (Pillow turns
-                TIFF files in any case.)
-            info: What :func:`packstore.images.sniff.sniff` says of ``data``, where the caller knows it already.
+            exif_transpose: Apply the EXIF orientation. (Pillow applies it to TIFF files in any case.)
+            info: Header of ``data`` by :func:`packstore.images.sniff.sniff`, if the caller has it.
 
         Returns:
             Shape ``(H, W, C)`` with the channels and dtype of the mode (RGB: uint8, three), C-contiguous, writable,
@@ -122,21 +121,22 @@ class Decoder:
     def decode_each(
         self, files: Sequence[Buffer], *, exif_transpose: bool = False
     ) -> Iterator[NDArray[Any] | DecodeError]:
-        """What :meth:`decode` gives of each of ``files``, or raises; our engine takes less time for them together."""
+        """Decodes several files: yields the result of :meth:`decode` for each, or its error. Our engine decodes them
+        faster together."""
         views = [memoryview(data).cast("B") for data in files]
         known = get_engine().decode_each(views, self.max_pixels, self._channels) if self.has_engine else repeat(None)
         for view, pixels in zip(views, known, strict=False):
             try:
-                image = self._decode_otherwise(view, None) if pixels is None else pixels
+                image = self._decode_without_engine(view, None) if pixels is None else pixels
                 yield upright(image, read_orientation(view, None)) if exif_transpose else image
             except DecodeError as error:
                 yield error
 
     def decode_small(self, data: Buffer, side: int, *, exif_transpose: bool = False) -> NDArray[Any]:
-        """A small version of the image in ``data``, to look at.
+        """Decodes a small version of an image, for display.
 
         A JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded, as long as both sides keep at least ``side`` pixels.
-        Anything else is decoded as it is.
+        Other files are decoded in full size.
 
         Returns and raises as :meth:`decode`.
         """
@@ -148,15 +148,15 @@ class Decoder:
         return upright(image, read_orientation(view)) if exif_transpose else image
 
     def flaw(self, data: Buffer) -> str | None:
-        """What a JPEG library finds wrong with a file that :meth:`decode` takes all the same: data that is missing or
-        damaged, in whose place are grey or wrong pixels. None where it finds nothing, and for other kinds."""
+        """Describes a flaw in a JPEG that :meth:`decode` accepts: missing or damaged data, which decodes to grey or
+        wrong pixels. None without a flaw, and for other kinds."""
         view = memoryview(data).cast("B")
         if self._fast is None or (self.has_engine and get_engine().decode(view, self.max_pixels) is not None):
             return None
         header = _fast_header(view, None)
         if header is None:
             with suppress(HeaderError):
-                if sniff(view).progressive and not is_whole(view):
+                if sniff(view).progressive and not is_complete_jpeg(view):
                     return "a progressive JPEG without all of its scans"
             return None
         try:
@@ -175,35 +175,35 @@ class Decoder:
         *,
         info: ImageInfo | None = None,
     ) -> NDArray[Any]:
-        """The pixels of a box: those that :meth:`decode` gives, bit for bit.
+        """Decodes the pixels of a box, bit-exact with :meth:`decode`.
 
-        As little as possible is decoded, and damage elsewhere goes unseen:
+        Decodes as little as possible, so damage elsewhere goes unnoticed:
 
-        - of JPEG files that our engine takes, the box itself;
-        - of other JPEG files, by TurboJPEG's library of version 3: the box itself, and the entropy coding of everything
-          above and beside it (in a progressive file, of everything);
-        - else everything.
+        - JPEG files that our engine accepts: only the box;
+        - other JPEG files, by TurboJPEG's library of version 3: the box, and the entropy coding of everything above and
+          beside it (in a progressive file, of everything);
+        - other files: everything.
 
         Args:
             data: The bytes of one image file.
-            box: Within the image.
+            box: Box within the image.
             info: The header of ``data`` by :func:`packstore.images.sniff.sniff`, if the caller has it.
 
         Returns:
             As :meth:`decode` does, shape ``(h, w, C)``; may be a view of a larger array.
 
         Raises:
-            DecodeError: As :meth:`decode`; or the box is not within the image.
+            DecodeError: As :meth:`decode`; or the box exceeds the image.
         """
         view = memoryview(data).cast("B")
         pixels = get_engine().decode(view, self.max_pixels, box, self._channels) if self.has_engine else None
         if pixels is not None:
             return pixels
         top, left, height, width = box
-        image = self._regional(view, box, info)
+        image = self._decode_region(view, box, info)
         if image is not None:
             return image
-        image = self._decode_otherwise(view, info)
+        image = self._decode_without_engine(view, info)
         if not _within(box, *image.shape[:2]):
             raise DecodeError(f"the image has {image.shape[0]} x {image.shape[1]} pixels, the box wanted is {box}")
         return image[top : top + height, left : left + width]
@@ -213,11 +213,11 @@ class Decoder:
         return self._region is not None
 
     def decodes_parts(self, info: ImageInfo) -> bool:
-        """Whether :meth:`decode_crop` may decode less than everything of such a file, without any scaling."""
+        """Tells if :meth:`decode_crop` may decode only a part of such a file."""
         return self.has_regions and info.kind == "jpeg"
 
-    def _regional(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """The pixels of ``box``, by a library that decodes them alone; None where that is not possible."""
+    def _decode_region(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
+        """Decodes ``box`` with a library that decodes regions; None if there is none, or the file does not allow it."""
         # A truncated file lacks rows that lie below most boxes: looking for the end marker finds it.
         known = self._region is not None and self.reading.is_plain and data[-2:] == _END
         header = _fast_header(data, info) if known else None
@@ -236,10 +236,10 @@ class Decoder:
 
     def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
         pixels = get_engine().decode(data, self.max_pixels, None, self._channels) if self.has_engine else None
-        return self._decode_otherwise(data, info) if pixels is None else pixels
+        return self._decode_without_engine(data, info) if pixels is None else pixels
 
-    def _decode_otherwise(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
-        """The pixels of a file that our engine does not take."""
+    def _decode_without_engine(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
+        """Decodes a file that our engine refuses."""
         if not self.reading.is_plain:
             wanted = self.reading.pixels
             gray = wanted.channels == 1 and wanted.dtype == "uint8"
@@ -266,7 +266,7 @@ class Decoder:
         return image
 
     def _luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """Decodes the luma alone of an ordinary JPEG: ``(H, W, 1)``. None for other files and for faulty ones."""
+        """Decodes the luma of an ordinary JPEG: ``(H, W, 1)``. None for other files and for damaged ones."""
         header = _fast_header(data, info)
         if header is None:
             return None
@@ -282,10 +282,10 @@ class Decoder:
 
 
 def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> Decoder:
-    """The decoder called ``name``, or for ``"auto"`` the first of :data:`DECODERS` that is available.
+    """Returns the decoder called ``name``, or for ``"auto"`` the first of :data:`DECODERS` that is available.
 
-    A ``reading`` other than 8-bit RGB is Pillow's and tifffile's work, whatever the name; but JPEG files in mode ``L``
-    are the engine's, if it has that name.
+    A ``reading`` other than 8-bit RGB is decoded by Pillow and tifffile, whatever the name; JPEG files in mode ``L``
+    by the engine, if it has that name.
 
     Raises:
         UsageError: An unknown name, or a decoder that is not available here (with the reason); or the environment
@@ -306,7 +306,8 @@ def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Re
 
 
 def available_decoders() -> dict[str, str]:
-    """Every decoder in order of preference, with its version, or ``"not available: "`` and the reason. Loads all."""
+    """Returns the version of every decoder in order of preference, or ``"not available: "`` and the reason. Loads
+    all libraries."""
     found = {}
     for name in DECODERS:
         try:
@@ -317,7 +318,8 @@ def available_decoders() -> dict[str, str]:
 
 
 def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
-    """The header when ``data`` is a JPEG that all libraries decode alike: 8 bits, Huffman coding, 1 or 3 components."""
+    """Returns the header if ``data`` is a JPEG that all libraries decode alike: 8 bits, Huffman coding, 1 or 3
+    components, complete. Else None."""
     header = info
     if header is None:
         if bytes(data[:2]) != b"\xff\xd8":
@@ -332,7 +334,7 @@ def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
                 return None  # Pillow will say what is wrong, or know better
     if header.sof not in _HUFFMAN or header.precision != 8 or header.components not in (1, 3):
         return None
-    if header.progressive and not is_whole(data):
+    if header.progressive and not is_complete_jpeg(data):
         return None  # libjpeg fills in missing scans silently, and each version differently
     return header
 
@@ -343,6 +345,8 @@ def _within(box: Box, height: int, width: int) -> bool:
 
 
 def _load(name: str) -> backends.Library:
+    """Loads a library once; caches it, or the reason for its absence. Raises :class:`UsageError` if it is
+    unavailable."""
     if name not in DECODERS:
         raise UsageError(f"unknown decoder {name!r}; decoders: auto, {', '.join(DECODERS)}")
     with _lock:

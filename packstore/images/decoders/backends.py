@@ -1,8 +1,7 @@
-"""The fast JPEG libraries, each loaded on first use: ``data -> uint8 (H, W, 3) RGB``.
+"""Loads the fast JPEG libraries on first use, as functions ``data -> uint8 (H, W, 3) RGB``.
 
-Each takes a whole JPEG with 8-bit samples and 1 or 3 components, decodes with the accurate DCT and fancy upsampling (as
-Pillow does), may be called from many threads at once, and raises for anything that is not flawless: the caller then
-asks Pillow.
+Each decodes a whole JPEG with 8-bit samples and 1 or 3 components with the accurate DCT and fancy upsampling (as Pillow
+does), is thread-safe, and raises for any flaw: the caller then decodes with Pillow.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.images.engine import engine_problem
-from packstore.images.jpeg import is_whole
+from packstore.images.jpeg import is_complete_jpeg
 from packstore.images.turbojpeg_library import wanted_library
 
 
 class Decode(Protocol):
-    """Decodes a whole image."""
+    """Function that decodes a whole image."""
 
     def __call__(self, data: memoryview, /) -> NDArray[np.uint8]: ...
 
 
 class Library(NamedTuple):
-    """What a library offers; of the engine, what is beside it for the files that it does not take.
+    """Loaded library. For the engine: the library that decodes files the engine refuses.
 
     Attributes:
-        decode: Whole images; None for Pillow, which is asked in another way.
-        version: Its name and version.
+        decode: Decodes whole images; None for Pillow, which has another interface.
+        version: Name and version of the library.
     """
 
     decode: Decode | None
@@ -43,7 +42,7 @@ class UnavailableError(Exception):
 
 
 def load(name: str) -> Library:
-    """The library ``name``. Raises :class:`UnavailableError`."""
+    """Loads the library ``name``. Raises :class:`UnavailableError`."""
     try:
         return _LOADERS[name]()
     except ImportError as error:
@@ -53,7 +52,7 @@ def load(name: str) -> Library:
         raise UnavailableError(f"{' '.join(str(error).split())} ({_SYSTEM_LIBRARY})") from error
 
 
-def _turbojpeg() -> Library:
+def _load_turbojpeg() -> Library:
     module = importlib.import_module("turbojpeg")
     base: Any = getattr(module, "TurboJPEG", None)
     if base is None:
@@ -80,7 +79,7 @@ def _turbojpeg() -> Library:
     return Library(decode, f"PyTurboJPEG {module.__version__}")
 
 
-def _simplejpeg() -> Library:
+def _load_simplejpeg() -> Library:
     module = importlib.import_module("simplejpeg")
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
@@ -91,7 +90,7 @@ def _simplejpeg() -> Library:
 
 
 def decode_luma(data: memoryview) -> NDArray[np.uint8] | None:
-    """Decodes the luma of a JPEG: uint8 ``(H, W, 1)``. None if simplejpeg finds fault with the file."""
+    """Decodes the luma of a JPEG: uint8 ``(H, W, 1)``. None if simplejpeg finds a flaw."""
     try:
         image: NDArray[np.uint8] = importlib.import_module("simplejpeg").decode_jpeg(data, "GRAY", strict=True)
     except MemoryError:
@@ -101,7 +100,7 @@ def decode_luma(data: memoryview) -> NDArray[np.uint8] | None:
     return image
 
 
-def _jpeg4py() -> Library:
+def _load_jpeg4py() -> Library:
     module = importlib.import_module("jpeg4py")
     importlib.import_module("jpeg4py._cffi").initialize()
 
@@ -115,12 +114,12 @@ def _jpeg4py() -> Library:
     return Library(decode, f"jpeg4py {version('jpeg4py')}")
 
 
-def _opencv() -> Library:
+def _load_opencv() -> Library:
     cv2 = importlib.import_module("cv2")
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
-        if not is_whole(data):
+        if not is_complete_jpeg(data):
             raise ValueError("the JPEG is irregular")  # OpenCV would return what it has, without a word
         bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         if bgr is None:
@@ -131,7 +130,9 @@ def _opencv() -> Library:
     return Library(decode, f"OpenCV {cv2.__version__}")
 
 
-def _engine() -> Library:
+def _engine_fallback() -> Library:
+    """Loads the library that decodes what the engine refuses: the first that is available, or none for Pillow.
+    Raises :class:`UnavailableError` if the engine is missing."""
     problem = engine_problem()
     if problem is not None:
         raise UnavailableError(problem)
@@ -154,9 +155,9 @@ _PACKAGES = {
     "opencv": "opencv-python-headless",
 }
 _LOADERS: dict[str, Callable[[], Library]] = {
-    "engine": _engine,
-    "turbojpeg": _turbojpeg,
-    "simplejpeg": _simplejpeg,
-    "jpeg4py": _jpeg4py,
-    "opencv": _opencv,
+    "engine": _engine_fallback,
+    "turbojpeg": _load_turbojpeg,
+    "simplejpeg": _load_simplejpeg,
+    "jpeg4py": _load_jpeg4py,
+    "opencv": _load_opencv,
 }

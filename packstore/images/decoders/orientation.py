@@ -1,8 +1,8 @@
-"""EXIF orientation: how an image file says that it is to be turned, and the turning itself.
+"""EXIF orientation: reads it from image files, and rotates and flips images by it.
 
-Phones store photos as the sensor lay and note in EXIF (TIFF 6.0, tag 274) how to stand them upright. The reader here
-takes microseconds for ordinary files. Pillow decides on all others, damaged EXIF among them, so the result is always
-that of Pillow's ``getexif``.
+Phones store photos as the sensor lay and note in EXIF (TIFF 6.0, tag 274) how to show them upright. The parser here
+takes microseconds for ordinary files; Pillow parses all others, damaged EXIF among them, so the result always equals
+Pillow's ``getexif``.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _IN_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 class _Unusual(Exception):  # noqa: N818 - Pillow decides then
-    """Nothing that an ordinary writer of files makes."""
+    """A structure that ordinary writers of files do not produce; Pillow parses the file instead."""
 
 
 def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
-    """The EXIF orientation of an image file, 1 … 8; 1 where it has none or an unreadable one.
+    """Reads the EXIF orientation of an image file, 1 … 8; 1 if it is missing or unreadable.
 
-    Always 1 for TIFF and HEIF, which their decoders turn by themselves.
+    Always 1 for TIFF and HEIF, whose decoders apply the orientation themselves.
 
     Args:
         data: The bytes of one image file.
-        info: What :mod:`packstore.images.sniff` says of ``data``, where the caller knows it.
+        info: Its header by :mod:`packstore.images.sniff`, if the caller has it.
     """
     jpeg = info is not None and info.kind == "jpeg"
     if info is not None and jpeg and not info.app1_at:
@@ -54,11 +54,13 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
     start = b"" if jpeg else bytes(data[:16])
     try:
         if jpeg or start[:3] == b"\xff\xd8\xff":
-            exif, xmp = _of_jpeg(data, 2, False) if info is None else _of_jpeg(data, info.app1_at, info.app1_alone)
+            exif, xmp = (
+                _find_in_jpeg(data, 2, False) if info is None else _find_in_jpeg(data, info.app1_at, info.app1_alone)
+            )
         elif start[:8] == b"\x89PNG\r\n\x1a\n":
-            exif, xmp = _of_png(data)
+            exif, xmp = _find_in_png(data)
         elif start[:4] + start[8:] == b"RIFFWEBPVP8X":
-            exif, xmp = _of_webp(data)
+            exif, xmp = _find_in_webp(data)
         elif start[4:8] == b"ftyp":
             return pillow.orientation(memoryview(data)) if heif_header(bytes(data)).kind == "avif" else 1
         elif start[:4] == b"GIF8" and b"tiff:Orientation" in bytes(data):
@@ -70,7 +72,7 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
     except BadBoxesError:
         return 1
     try:
-        found = _of_exif(exif) if exif else None
+        found = _parse_exif(exif) if exif else None
     except (_Unusual, struct.error):
         found = pillow.orientation_of_exif(exif)
     if found is None:
@@ -80,7 +82,8 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
 
 
 def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """``image``, ``(H, W, 3)``, turned as EXIF ``orientation`` (1 … 8) says; C-contiguous unless that is 1."""
+    """Rotates and flips ``image``, ``(H, W, 3)``, by its EXIF ``orientation`` (1 … 8); C-contiguous unless that is
+    1."""
     if orientation == 1:
         return image
     rows, columns = (slice(None, None, -1 if orientation in way else 1) for way in (_ROWS_REVERSED, _COLUMNS_REVERSED))
@@ -89,12 +92,12 @@ def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def swaps_sides(orientation: int) -> bool:
-    """Whether the upright image is as wide as the stored one is high."""
+    """Tells if the orientation swaps height and width."""
     return orientation >= 5
 
 
 def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
-    """Where ``box`` of the upright image, which has ``height`` and ``width``, lies in the stored image."""
+    """Maps ``box`` of the upright image, of size ``height`` x ``width``, to the stored image."""
     top, left, rows, columns = box
     if swaps_sides(orientation):
         top, left, rows, columns, height, width = left, top, columns, rows, width, height
@@ -105,8 +108,8 @@ def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
     return top, left, rows, columns
 
 
-def _of_exif(exif: bytes) -> int | None:
-    """The orientation in a TIFF header and its first directory; None where it has none."""
+def _parse_exif(exif: bytes) -> int | None:
+    """Returns the orientation in the first directory of EXIF data; None if it has none."""
     start = len(_EXIF) if exif.startswith(_EXIF) else 0
     order = _HEADERS.get(exif[start : start + 4])
     if order is None:
@@ -115,15 +118,15 @@ def _of_exif(exif: bytes) -> int | None:
     end = first + 2 + 12 * _SHORT[order].unpack_from(exif, first)[0]
     if end > len(exif):
         raise _Unusual
-    found, least = _of_directory(order, exif[first + 2 : end])
+    found, least = _parse_directory(order, exif[first + 2 : end])
     if len(exif) < start + least:
         raise _Unusual
     return found
 
 
-@lru_cache(256)  # the photos of one camera have the same directory but for what lies elsewhere
-def _of_directory(order: str, entries: bytes) -> tuple[int | None, int]:
-    """The orientation in the entries of a directory, and how many bytes what they tell of takes at least."""
+@lru_cache(256)  # photos of one camera have equal directories; their values are stored outside of these
+def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
+    """Returns the orientation in a directory's entries, and the minimum length of the EXIF data that they require."""
     found, elsewhere, least = None, 0, 0
     for tag, kind, values, at in struct.iter_unpack(order + "HHLL", entries):
         size = _WIDTHS.get(kind, 0) * values
@@ -137,8 +140,8 @@ def _of_directory(order: str, entries: bytes) -> tuple[int | None, int]:
     return found, least
 
 
-def _of_jpeg(data: Buffer, at: int, alone: bool) -> tuple[bytes, bytes]:
-    """EXIF and XMP of a JPEG file, whose segments are read from ``at`` on; with ``alone`` the one that is there."""
+def _find_in_jpeg(data: Buffer, at: int, alone: bool) -> tuple[bytes, bytes]:
+    """Returns EXIF and XMP of a JPEG file; reads its segments from ``at`` on, with ``alone`` only the first."""
     exif = xmp = b""
     while True:
         mark, marker, length = _SEGMENT.unpack_from(data, at)
@@ -159,8 +162,8 @@ def _of_jpeg(data: Buffer, at: int, alone: bool) -> tuple[bytes, bytes]:
         at += 2 + length
 
 
-def _of_png(data: Buffer) -> tuple[bytes, bytes]:
-    """EXIF of a PNG file. Text that may hold EXIF or XMP is for Pillow."""
+def _find_in_png(data: Buffer) -> tuple[bytes, bytes]:
+    """Returns the EXIF of a PNG file. Raises :class:`_Unusual` if text may contain EXIF or XMP."""
     exif, at, size = b"", 33, len(data)  # behind the header
     while at < size:
         length, name = _CHUNK.unpack_from(data, at)
@@ -184,8 +187,9 @@ def _of_png(data: Buffer) -> tuple[bytes, bytes]:
     return exif, b""
 
 
-def _of_webp(data: Buffer) -> tuple[bytes, bytes]:
-    """EXIF and XMP of a WebP file in the extended format (RFC 9649): the first chunk of each that its flags tell of."""
+def _find_in_webp(data: Buffer) -> tuple[bytes, bytes]:
+    """Returns EXIF and XMP of a WebP file in the extended format (RFC 9649): the first chunk of each that its flags
+    announce."""
     flags = data[20]
     wanted = {name for name, flag in ((b"EXIF", 0x08), (b"XMP ", 0x04)) if flags & flag}
     found = {b"EXIF": b"", b"XMP ": b""}

@@ -1,4 +1,4 @@
-"""Every kind of image, through Pillow: the reference for the fast decoders."""
+"""Decodes every kind of image with Pillow: the reference for the fast decoders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
 from packstore.images.heif import heif_header, is_heif
-from packstore.images.jpeg import too_many_scans, without_metadata
+from packstore.images.jpeg import excess_scans_message, without_metadata
 from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, sniff, too_many_pixels
 
 if TYPE_CHECKING:
@@ -47,24 +47,24 @@ _warnings_lock = threading.Lock()
 
 
 def version() -> str:
-    """Pillow's version and that of its JPEG library. Raises :class:`ImportError` without Pillow."""
+    """Returns the versions of Pillow and its JPEG library. Raises :class:`ImportError` without Pillow."""
     features = importlib.import_module("PIL.features")
     pillow = importlib.import_module("PIL").__version__
     return f"Pillow {pillow}, libjpeg-turbo {features.version('libjpeg_turbo') or 'absent'}"
 
 
 def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArray[np.uint8]:
-    """Pixels as ``Image.open(...).convert("RGB")`` gives them: uint8 ``(H, W, 3)``, freshly owned.
+    """Decodes an image to the pixels of ``Image.open(...).convert("RGB")``: uint8 ``(H, W, 3)``, a new array.
 
     With ``side``, a JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded, as long as both sides keep that many pixels.
 
     Raises:
-        DecodeError: Not an image of a known kind, damaged, truncated, or of more than ``max_pixels`` pixels.
+        DecodeError: An unknown kind, a damaged or truncated file, or more than ``max_pixels`` pixels.
     """
     if bytes(data[:3]) == b"\xff\xd8\xff":
-        data = memoryview(without_metadata(data))  # a broken EXIF must neither warn nor fail: no pixel needs it
+        data = memoryview(without_metadata(data))  # damaged EXIF must neither warn nor fail: pixels do not depend on it
     if bytes(data[:4]) == b"RIFF" or is_heif(bytes(data[:12])):
-        # Opening one takes memory for two whole images already.
+        # Opening such a file already takes the memory of two images.
         with suppress(HeaderError):
             header = sniff(bytes(data[:64] if bytes(data[:4]) == b"RIFF" else data))
             check_size(header.width, header.height, max_pixels)
@@ -86,14 +86,14 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
 
 
 class Description(NamedTuple):
-    """The mode, frames, transparency and TIFF tags of an image file.
+    """Mode, frames, transparency and TIFF tags of an image file.
 
     Attributes:
-        mode: Pillow's, of the first frame.
-        frames: How many frames, or pages of a TIFF that are no smaller versions of others.
-        has_alpha: It has an alpha channel, or a colour that is transparent.
-        transparent: Some pixel of the first frame is not opaque.
-        tags: Of a TIFF; else None.
+        mode: Pillow's mode of the first frame.
+        frames: Number of frames; of a TIFF, of pages without reduced-resolution ones.
+        has_alpha: The file has an alpha channel, or a transparent colour.
+        transparent: A pixel of the first frame is not opaque.
+        tags: Tags of a TIFF; else None.
     """
 
     mode: str
@@ -106,7 +106,8 @@ class Description(NamedTuple):
 def describe(data: memoryview, page: int = 0) -> Description | None:
     """Opens an image file and describes it; None if Pillow cannot open or decode it.
 
-    ``page`` is the number of a page of a TIFF, smaller versions among them."""
+    ``page`` is the index of a page of a TIFF, reduced-resolution pages counted.
+    """
     try:
         with _without_warnings(Warning), _open(data) as image:
             check_size(*image.size, MAX_PIXELS)
@@ -129,8 +130,8 @@ def describe(data: memoryview, page: int = 0) -> Description | None:
 
 
 def any_frame_has_alpha(data: memoryview) -> bool:
-    """Whether Pillow gives any frame of a file an alpha channel. Composes all frames; False if one is damaged, which
-    whoever reads the frame says."""
+    """Tells if any frame of a file has alpha in Pillow. Composes all frames; False for a damaged file, which is
+    reported when the frame is read."""
     try:
         with _without_warnings(Warning), _open(data) as image:
             check_size(*image.size, MAX_PIXELS)
@@ -147,9 +148,10 @@ def any_frame_has_alpha(data: memoryview) -> bool:
 
 
 def read(data: memoryview, max_pixels: int, frame: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
-    """Loads a frame with Pillow and returns ``convert(frame)``. With ``gray``, a JPEG is decoded to its luma alone.
+    """Loads a frame with Pillow and returns ``convert(frame)``. With ``gray``, decodes only the luma of a JPEG.
 
-    Raises :class:`DecodeError` as :func:`decode`, and for a frame that the file lacks."""
+    Raises :class:`DecodeError` as :func:`decode`, and for a frame that does not exist.
+    """
     if bytes(data[:3]) == b"\xff\xd8\xff":
         data = memoryview(without_metadata(data))
     try:
@@ -176,12 +178,14 @@ def _seek(image: Image.Image, frame: int) -> None:
 
 
 def _is_page(image: Any, number: int) -> bool:
+    """Seeks to a page of a TIFF; tells if it is no reduced-resolution version of another."""
     image.seek(number)
     return not image.tag_v2.get(_SUBFILE, 0) & 1
 
 
 def orientation(data: memoryview) -> int:
-    """The EXIF orientation, 1 … 8; 1 where it is missing or unreadable, and for TIFF, which Pillow itself turns."""
+    """Reads the EXIF orientation, 1 … 8; 1 if it is missing or unreadable, and for TIFF, whose orientation Pillow
+    applies itself."""
     if bytes(data[:4]) in _TIFF:
         return 1
     try:
@@ -196,7 +200,7 @@ def orientation(data: memoryview) -> int:
 
 
 def orientation_of_exif(exif: bytes) -> int | None:
-    """The orientation in a file's EXIF, as Pillow reads it: 1 … 8; 1 for no such number; None where it has none."""
+    """Reads the orientation from EXIF data as Pillow does: 1 … 8; 1 for an invalid value; None if it is missing."""
     from PIL.Image import Exif
 
     try:
@@ -221,9 +225,9 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def check_cost(data: memoryview, width: int, height: int, max_pixels: int) -> None:
-    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels, and for a JPEG of too many scans."""
+    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels, and for a JPEG with too many scans."""
     check_size(width, height, max_pixels)
-    reason = too_many_scans(data, width * height)
+    reason = excess_scans_message(data, width * height)
     if reason is not None:
         raise DecodeError(reason)
 
@@ -250,8 +254,8 @@ def _open_heif(data: memoryview) -> Image.Image:
 
 
 def heif_plugin(kind: str) -> Any:
-    """Pillow's plugin for images of a kind, ``heif`` or ``avif``. Raises :class:`DecodeError` that says what to install
-    where there is none."""
+    """Returns Pillow's plugin for ``heif`` or ``avif``. Raises :class:`DecodeError` that says what to install if it
+    is missing."""
     avif = kind == "avif"
     module, name = _AVIF if avif else _HEIF
     try:
@@ -265,7 +269,8 @@ def heif_plugin(kind: str) -> Any:
 
 
 def _quiet_about_size(pixels: int) -> AbstractContextManager[None]:
-    """Pillow's TIFF and GIF plugins warn of images over MAX_IMAGE_PIXELS while loading; ``max_pixels`` has decided."""
+    """Suppresses the warnings of Pillow's TIFF and GIF plugins for images over MAX_IMAGE_PIXELS; ``max_pixels`` has
+    decided."""
     pil = importlib.import_module("PIL.Image")
     if pil.MAX_IMAGE_PIXELS is None or pixels <= pil.MAX_IMAGE_PIXELS:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""PNG of 16 bits a sample in colour or with alpha, of which Pillow reads the high bytes alone.
+"""Decodes PNG of 16 bits a sample in colour or with alpha, of which Pillow reads only the high bytes.
 
 Written after the PNG specification (third edition): chunks in 5, interlacing in 8, filters in 9.
 """
@@ -21,7 +21,7 @@ _ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), 
 
 
 def decode_png(data: memoryview) -> NDArray[np.uint16]:
-    """The samples of a PNG of 16 bits, ``(H, W, C)`` with C from 1 to 4. Raises :class:`DecodeError`."""
+    """Decodes a PNG of 16 bits to ``(H, W, C)`` with C from 1 to 4. Raises :class:`DecodeError`."""
     try:
         packed, width, height, colour, interlaced = _read_chunks(data)
     except (struct.error, IndexError):
@@ -31,7 +31,7 @@ def decode_png(data: memoryview) -> NDArray[np.uint16]:
     channels = _CHANNELS[colour]
     step = 2 * channels
     if not interlaced:
-        return _samples(png_rows(packed, height, width * step, step, True), height, width, channels)
+        return _to_samples(png_rows(packed, height, width * step, step, True), height, width, channels)
     pixels = np.empty((height, width, channels), np.uint16)
     raw, at = _inflate(packed, width, height, step), 0
     for top, left, down, across in _ADAM7:
@@ -39,14 +39,14 @@ def decode_png(data: memoryview) -> NDArray[np.uint16]:
         if rows < 1 or columns < 1:
             continue
         length = rows * (1 + columns * step)
-        # Stored blocks: the engine inflates them and undoes the filters of this pass.
+        # Deflated again without compression, since the engine inflates and then undoes the filters of this pass.
         lines = png_rows(zlib.compress(raw[at : at + length], 0), rows, columns * step, step, True)
-        pixels[top::down, left::across] = _samples(lines, rows, columns, channels)
+        pixels[top::down, left::across] = _to_samples(lines, rows, columns, channels)
         at += length
     return pixels
 
 
-def _samples(lines: NDArray[np.uint8] | None, height: int, width: int, channels: int) -> NDArray[np.uint16]:
+def _to_samples(lines: NDArray[np.uint8] | None, height: int, width: int, channels: int) -> NDArray[np.uint16]:
     if lines is None:
         raise DecodeError("damaged image: the pixels of a PNG cannot be inflated")
     samples: NDArray[np.uint16] = np.ascontiguousarray(lines).view(">u2").astype(np.uint16)
@@ -65,8 +65,8 @@ def _inflate(packed: bytes, width: int, height: int, step: int) -> bytes:
 
 
 def _read_chunks(data: memoryview) -> tuple[bytes, int, int, int, int]:
-    """The content of the IDAT chunks, width, height, colour type and interlacing. Every chunk's checksum must be
-    right."""
+    """Returns the content of the IDAT chunks, width, height, colour type and interlacing. Raises
+    :class:`DecodeError` for a wrong checksum."""
     parts: list[Any] = []
     header, at, name = None, 8, b""
     while name != b"IEND":

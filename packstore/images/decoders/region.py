@@ -1,8 +1,8 @@
-"""A region of any JPEG, by TurboJPEG's ``tj3SetCroppingRegion``, in libjpeg-turbo from 3.0 on.
+"""Decodes a region of any JPEG, by TurboJPEG's ``tj3SetCroppingRegion``, in libjpeg-turbo from 3.0 on.
 
-It still entropy-decodes everything down to the region's last row (all of a progressive file). It saves the inverse DCT,
-the upsampling and the colours of all other pixels, and everything below. Called by ctypes: PyTurboJPEG offers it from
-its version 2 on, which refuses the library of version 2.1.
+The library still entropy-decodes everything down to the region's last row (all of a progressive file), but skips
+inverse DCT, upsampling and colour conversion of other pixels, and everything below. Called by ctypes: PyTurboJPEG has
+it from version 2 on, which refuses the library of version 2.1.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ _DECOMPRESS, _RGB = 1, 0
 _SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6
 _MCU_WIDTHS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}  # 4:4:4, 4:2:2, 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1
 _MARGIN = 2
-"""Columns beside a region on which its pixels depend: fancy upsampling mixes neighbouring columns of chroma, up to two
-pixels wide, and takes a region's edge for the image's. The library itself takes care of rows."""
+"""Extra columns that are decoded at both sides of a region: fancy upsampling mixes neighbouring columns of chroma, up
+to two pixels wide, and would treat the region's edge as the image's. The library itself handles rows."""
 
 
 class DecodeRegion(Protocol):
-    """Decodes ``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels to
-    uint8 ``(h, w, 3)``, a view of a wider array.
+    """Decodes ``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels to uint8 ``(h, w, 3)``,
+    a view of a wider array.
 
-    Raises for any flaw down to the last row of the box, and for chroma subsampling that TurboJPEG does not know."""
+    Raises for any flaw down to the last row of the box, and for chroma subsampling unknown to TurboJPEG.
+    """
 
     def __call__(
         self, data: memoryview, height: int, width: int, box: tuple[int, int, int, int], /
@@ -46,13 +47,13 @@ class _Region(ctypes.Structure):
 
 
 def region_library() -> str | None:
-    """The library file that decodes regions here, for :mod:`ctypes`; None without any. Raises as
+    """Finds the library that decodes regions, for :mod:`ctypes`; None if there is none. Raises as
     :func:`packstore.images.turbojpeg_library.find_library`."""
     return find_library(*_FUNCTIONS)
 
 
 def load_region() -> DecodeRegion | None:
-    """The function that decodes regions; None without libjpeg-turbo 3. Raises as :func:`region_library`."""
+    """Loads the function that decodes regions; None without libjpeg-turbo 3. Raises as :func:`region_library`."""
     name = region_library()
     return None if name is None else _load(name)
 

@@ -1,4 +1,5 @@
-"""Images to records: one class an encoding; :class:`Encoder` makes records of a source and compares them with it."""
+"""Encodes images as records: one class per encoding; :class:`Encoder` encodes the samples of a source and verifies
+records."""
 
 from packstore.images.encode.base import Encoded, Encoding, SourceImages
 from packstore.images.encode.encoder import Encoder

@@ -1,4 +1,4 @@
-"""The contract of an encoding: what an image column holds, how a record is made, and whether one is the right one."""
+"""The contract of an encoding: layout of the image column, encoding of an image, comparison of a record."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, 
 
 
 class Encoded(NamedTuple):
-    """A record.
+    """Encoded image.
 
     Attributes:
-        record: The bytes of the image column.
-        shape: ``(height, width, channels)`` of the pixels where they were decoded or known, else None.
-        kept: Why the record is the file as it came, although it should have been rewritten; else None.
-        oriented: The source's file has an EXIF orientation by which the image is to be turned.
-        unified: See :class:`packstore.images.losses.Examined`.
+        record: Bytes for the image column.
+        shape: ``(height, width, channels)`` of the pixels if they are known, else None.
+        kept: Reason why a file that should be rewritten was kept unchanged; else None.
+        oriented: The EXIF orientation of the source's file asks for a rotation or flip.
+        unified: Conversion without loss from another mode, see :class:`packstore.images.losses.Examined`; else None.
     """
 
     record: Buffer
@@ -52,18 +52,18 @@ class Encoded(NamedTuple):
 
 
 _thread = threading.local()
-"""The latest image file of a thread, and its header, so that it is read once."""
+"""Caches the latest image file of a thread and its header, so that the header is parsed once."""
 
 
 class SourceImages:
-    """The images of a source, as an encoding needs them: checked files, arrays, or pixels brought to size.
+    """Prepares the images of a source for an encoding: checks files, and decodes, orients and resizes pixels.
 
     Attributes:
-        options: How samples become records.
-        encoding: What the source yields: :class:`~packstore.images.encode.original.Original` for image files,
-            ``Uint8`` for arrays, and a store's own encoding.
-        normalization: What a source of floats was normalised with.
-        mode: The mode of a source of arrays; image files have each their own.
+        options: The encode options.
+        encoding: Encoding of the source: :class:`~packstore.images.encode.original.Original` for image files,
+            ``Uint8`` for arrays, or that of a store.
+        normalization: Normalisation of a source of floats.
+        mode: Mode of a source of arrays; each image file has its own.
     """
 
     def __init__(
@@ -84,7 +84,10 @@ class SourceImages:
         return get_decoder(options.decoder, max_pixels=options.max_pixels, reading=options.reading)
 
     def file(self, key: str, image: ImageData) -> tuple[bytes | memoryview, ImageInfo | None]:
-        """The bytes of an image file and what its header says; None for that where nothing is checked."""
+        """Checks the header of an image file; returns its bytes and header. The header is None if checks are off.
+
+        Raises :class:`HeaderError` for a file that is damaged, too large or unreadable here, and :class:`UsageError` if
+        reading it would lose something that the user was not asked about."""
         if isinstance(image, np.ndarray):
             raise SampleError(
                 key, f"the source gave an array of shape {image.shape}; expected the bytes of an image file"
@@ -114,18 +117,18 @@ class SourceImages:
         return image, info
 
     def unified(self) -> str | None:
-        """How the latest file of this thread came to the mode, see :class:`packstore.images.losses.Examined`."""
+        """Returns how the latest file of this thread was converted to the mode, see :class:`packstore.images.losses.Examined`."""
         found: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
         return found
 
     def orientation(self, image: bytes | memoryview) -> int:
-        """The EXIF orientation of an image file, by its header where :meth:`file` has just read that in this thread."""
+        """Returns the EXIF orientation of an image file, from the cached header if :meth:`file` has just parsed it."""
         latest, info = getattr(_thread, "latest", (None, None))
         return read_orientation(image, info if latest is image else None)
 
     def shown_sizes(self, image: ImageData) -> tuple[tuple[int, int], ...]:
-        """Heights and widths with which an image may be shown, as it lies and turned by its EXIF orientation; none of a
-        file whose header is not checked."""
+        """Returns the possible (height, width) of an image: as stored, and as turned by its EXIF orientation. Empty
+        if the header is not checked."""
         if isinstance(image, np.ndarray):
             height, width = image.shape[:2] if self.encoding.layout == "HWC" else image.shape[1:]
             return ((height, width),)
@@ -138,7 +141,8 @@ class SourceImages:
         return (turned[::-1], turned) if read_orientation(image, info) >= 5 else (turned[::-1],)
 
     def array(self, key: str, image: ImageData) -> NDArray[Any]:
-        """The array of a source that yields arrays."""
+        """Returns the array of a source of arrays. Raises :class:`SampleError` for another dtype or number of
+        channels."""
         encoding, expected = self.encoding, self.mode.channels
         if not isinstance(image, np.ndarray):
             raise SampleError(key, f"the source gave {len(image)} bytes; expected an array ({encoding.dtype})")
@@ -169,31 +173,29 @@ class SourceImages:
 
 
 class Encoding(ABC):
-    """What an image column holds. A subclass and one line in :data:`packstore.core.registry.ENCODINGS`, or an entry
-    point in the group ``packstore.encodings``, add an encoding; :class:`packstore.testing.EncodingSuite` proves it.
+    """Encoding of an image column. To add one: a subclass and one line in :data:`packstore.core.registry.ENCODINGS`, or
+    an entry point in the group ``packstore.encodings``; :class:`packstore.testing.EncodingSuite` tests it.
 
-    An instance makes the records of one source; its methods are called from many threads at once. A record follows
-    from the image and the options alone.
+    An instance makes the records of one source. Its methods are thread-safe. A record depends on the image and the
+    options alone.
 
-    At rest there are three layouts, so that every reader knows them:
+    Stores know three layouts:
 
     - None: the bytes of image files, of a kind that :mod:`packstore.images.decoders` reads;
     - ``HWC``: pixels that are whole numbers;
-    - ``CHW``: floating point values, normalised or as they are.
+    - ``CHW``: floating point values, normalised or not.
 
     Attributes:
         name: Its name in the registry and in manifests.
         layout: None, ``HWC`` or ``CHW``.
         dtype: Element type of the arrays; ``uint8`` for files.
-        accepts: Fields of :class:`EncodeOptions` that shape its records. The others are refused where they do not apply
-            to all encodings.
-        keeps_exif: Whether image files are kept with their EXIF orientation as long as they are not resized; their
-            readers turn them then.
-        images: What the source yields.
-        options: How samples become records.
-        shape: ``(height, width, channels)`` that all images have; None for files and where sizes vary.
-        mode: Of all records.
-        passes_through: Records are the source's bytes, untouched.
+        accepts: Fields of :class:`EncodeOptions` that shape its records. Fields of other encodings are refused.
+        keeps_exif: Image files keep their EXIF orientation unless they are resized; readers then apply it.
+        images: Images of the source.
+        options: The encode options.
+        shape: ``(height, width, channels)`` of all images; None for files and for differing sizes.
+        mode: Mode of all records.
+        passes_through: Records are the source's bytes, unchanged.
     """
 
     name: ClassVar[str]
@@ -210,30 +212,32 @@ class Encoding(ABC):
         self.options = images.options
         self.mode = self.options.reading.pixels
         same = images.encoding.layout is None or images.mode == self.mode
-        self.passes_through = self.holds(images.encoding) and same and not self.options.changes_pixels
+        self.passes_through = self.stores_unchanged(images.encoding) and same and not self.options.changes_pixels
         self._check_mode()
         self.shape = self._fixed_shape(shape)
         self._example = ""  # key of an image that had the expected shape, for messages
 
     @classmethod
     def of_source(cls, source: type[Encoding]) -> type[Encoding]:
-        """The encoding that a store gets where this one is asked for and ``source`` is what the source yields."""
+        """Returns the encoding to use instead of this one for a source with the encoding ``source``; usually this
+        one."""
         return cls
 
     @classmethod
-    def holds(cls, source: type[Encoding]) -> bool:
-        """Whether what a source of the encoding ``source`` yields are records of this one already."""
+    def stores_unchanged(cls, source: type[Encoding]) -> bool:
+        """Tells if images of a source with the encoding ``source`` can be stored unchanged."""
         return source is cls
 
     @abstractmethod
     def encode(self, key: str, image: ImageData) -> Encoded:
-        """The record of an image that has to be encoded; ``key`` is for messages.
+        """Encodes an image; ``key`` is for messages.
 
-        Raises :class:`SampleError`, or what :class:`SourceImages` and its decoder raise, for a damaged image."""
+        Raises :class:`SampleError`, or the errors of :class:`SourceImages` and its decoder, for a damaged image.
+        """
 
     def difference(self, expected: Encoded, found: memoryview) -> str | None:
-        """What is wrong with the record ``found``, whose bytes are not those of ``expected``, made again; None when
-        the difference is what other versions of the libraries explain."""
+        """Describes how the record ``found`` differs from ``expected``, the same image encoded again; None if other
+        versions of the libraries explain the difference."""
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         if self.layout is None:
             decoder = self.images.decoder
@@ -246,16 +250,19 @@ class Encoding(ABC):
         return value_difference(np.abs(values - wanted), allowed, f"{allowed} of {int(self.mode.white)}")
 
     def versions(self) -> dict[str, str]:
-        """Name and version of each library on which the bytes of records depend, by what it does. Loads them.
+        """Returns name and version of each library on which the records' bytes depend, by its role. Loads the
+        libraries.
 
-        The manifest records them, and an interrupted conversion goes on only with the same ones."""
+        The manifest records them; an interrupted conversion resumes only with the same versions.
+        """
         return {"decoder": self.images.decoder.version}
 
     def columns(self) -> tuple[Column, ...]:
-        """The image column, and ``shape`` (int32, height width channels) for raw pixels of differing sizes.
+        """Returns the image column, and for raw pixels of different sizes a column ``shape`` (int32: height, width,
+        channels).
 
         Raises:
-            UsageError: The encoding needs to know the shape, and neither ``size`` nor ``shape`` was given.
+            UsageError: The encoding needs one shape, and neither ``size`` nor ``shape`` is given.
         """
         mode = None if self.mode == RGB else self.mode.name
         if self.layout is None:
@@ -275,7 +282,7 @@ class Encoding(ABC):
         )
 
     def keep(self, key: str, image: ImageData) -> Encoded:
-        """The record of an image that passes through."""
+        """Returns the record of an image that is stored unchanged; decodes it only if ``check`` is ``decode``."""
         images = self.images
         if images.encoding.layout is not None:
             return self.of_array(key, images.array(key, image))
@@ -289,10 +296,10 @@ class Encoding(ABC):
         return Encoded(data, (height, width, channels), None, oriented, images.unified())
 
     def of_array(self, key: str, array: NDArray[Any]) -> Encoded:
-        """``array``, in this encoding's layout, as a record; no copy where it is contiguous.
+        """Returns ``array``, in this encoding's layout, as a record; without a copy if it is contiguous.
 
         Raises:
-            UsageError: All images should have one size, and this one has another.
+            UsageError: The image differs in size from the others, and the encoding needs one size.
         """
         height, width = array.shape[:2] if self.layout == "HWC" else array.shape[1:]
         shape = (int(height), int(width), self.mode.channels)
@@ -309,6 +316,7 @@ class Encoding(ABC):
         return Encoded(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, shape)
 
     def compare(self, key: str, image: ImageData, found: memoryview, shape: Sequence[int] | None = None) -> str | None:
+        """Describes how the record ``found`` differs from the record of ``image``; None if it is right."""
         expected = self.keep(key, image) if self.passes_through else self.encode(key, image)
         if shape is not None and expected.shape is not None and tuple(shape) != expected.shape:
             return f"its shape is {tuple(int(n) for n in shape)}, expected {expected.shape}"
@@ -322,6 +330,7 @@ class Encoding(ABC):
         return self.difference(expected, found)
 
     def _fixed_shape(self, shape: tuple[int, ...] | None) -> tuple[int, int, int] | None:
+        """Returns the shape that all records must have; None if they may differ."""
         options = self.options
         if self.layout is None:
             return None

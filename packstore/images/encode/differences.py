@@ -1,4 +1,4 @@
-"""Differences between a record and the same image encoded again, in words."""
+"""Describes, in words, how a record differs from the same image encoded again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from packstore.images.decoders import Decoder
 from packstore.images.resize import Pixels
 
 RESIZE_TOLERANCE = 1
-"""Largest difference of a pixel value (of 255) between this resizing and that of another torch or processor
+"""Largest difference of a pixel value (of 255) between resizing here and with another torch or processor
 (AVX-512, AVX2 and plain code of torch 2.13 do not differ at all)."""
 
 
 def byte_difference(found: memoryview, expected: memoryview) -> str:
-    """Of records that pass through, and are not the same."""
+    """Describes how bytes differ that should be equal."""
     if found.nbytes != expected.nbytes:
         return f"it has {found.nbytes} bytes, the source {expected.nbytes}"
     unequal = np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8)
@@ -28,8 +28,8 @@ def byte_difference(found: memoryview, expected: memoryview) -> str:
 def compare_file(
     decoder: Decoder, wanted: Pixels, found: memoryview, measure: Callable[[Pixels, Pixels], str | None]
 ) -> str | None:
-    """What is wrong with the image file ``found``: damage, its size, or what ``measure`` says of its pixels and the
-    ones wanted."""
+    """Describes damage or another size of the image file ``found``, or the result of ``measure`` for its pixels and
+    the wanted ones; None if there is no difference."""
     try:
         pixels = decoder.decode(found)
     except DecodeError as error:
@@ -40,7 +40,8 @@ def compare_file(
 
 
 def pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | None:
-    """Counts pixels that differ by more than ``allowed`` of 255 in any channel."""
+    """Counts the pixels that differ by more than ``allowed`` of 255 in any channel, in words; None if there are
+    none."""
     differ = np.abs(pixels.astype(np.int16) - wanted) > allowed if allowed else pixels != wanted
     unequal = differ.any(2)
     if not unequal.any():
@@ -50,8 +51,8 @@ def pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | 
 
 
 def value_difference(difference: NDArray[Any], limit: Any, tolerance: str) -> str | None:
-    """Counts values whose ``difference`` exceeds ``limit``, an array or a number, or is not a number; ``tolerance`` is
-    the limit in words."""
+    """Counts the values whose ``difference`` exceeds ``limit`` (array or number) or is not a number, in words; None
+    if there are none. ``tolerance`` is the limit in words."""
     wrong = ~(difference <= limit)
     if not wrong.any():
         return None

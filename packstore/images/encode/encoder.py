@@ -1,4 +1,4 @@
-"""The samples of a source to the records of an encoding."""
+"""Encodes the samples of a source as records."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from packstore.images.sniff import HeaderError
 
 
 class Encoder:
-    """Turns what a source yields into records; may be called from many threads at once.
+    """Encodes images of a source as records, and compares records with images. Thread-safe.
 
     Attributes:
-        options: As given.
-        encoding: What makes the records: that of ``options``, except that ``original`` of a source of arrays is the
-            source's own encoding.
-        passes_through: Records are the source's bytes, untouched.
+        options: The encode options.
+        encoding: Encoding of the records: that of ``options``; for ``original`` and a source of arrays, the source's.
+        passes_through: Records are the source's bytes, unchanged.
     """
 
     def __init__(
@@ -37,15 +36,15 @@ class Encoder:
     ) -> None:
         """
         Args:
-            options: How samples become records.
-            source_encoding: What the source yields: ``original`` for image files, ``uint8`` for arrays, a store's own
-                encoding.
-            shape: ``(height, width, channels)`` that all images have, if that is known; ``options.size`` has priority.
-            source_normalization: What a source of floats was normalised with.
-            source_mode: The mode of a source of arrays.
+            options: The encode options.
+            source_encoding: Encoding of the source: ``original`` for image files, ``uint8`` for arrays, or that of a
+                store.
+            shape: ``(height, width, channels)`` of all images, if it is known; ``options.size`` has priority.
+            source_normalization: Normalisation of a source of floats.
+            source_mode: Mode of a source of arrays.
 
         Raises:
-            UsageError: The source cannot be brought to the encoding.
+            UsageError: The source cannot be converted to the encoding.
         """
         check_encoding("source_encoding", source_encoding)
         source: type[Encoding] = ENCODINGS[source_encoding]
@@ -64,19 +63,19 @@ class Encoder:
         self.options = options
         self.encoding = target(SourceImages(options, source, source_normalization, source_mode), shape)
         self.passes_through = self.encoding.passes_through
-        self._encode = self.encoding.keep if self.passes_through else self._make
+        self._encode = self.encoding.keep if self.passes_through else self._encode_oriented
 
     def __call__(self, key: str, image: ImageData) -> Encoded:
-        """The record of the sample ``key``.
+        """Encodes the image of the sample ``key``.
 
         Args:
-            key: For messages.
-            image: Bytes of an image file; or pixels ``(H, W, C)``; or out of a store of floats ``(C, H, W)`` in its
-                dtype (bfloat16 as uint16 bit patterns).
+            key: Key of the sample, for messages.
+            image: Bytes of an image file; pixels ``(H, W, C)``; or values ``(C, H, W)`` of a store of floats (bfloat16
+                as uint16 bit patterns).
 
         Raises:
             SampleError: The image is damaged or cannot be encoded.
-            UsageError: It has another size than the images before, and the encoding needs one size.
+            UsageError: The image differs in size from earlier ones, and the encoding needs one size.
         """
         try:
             return self._encode(key, image)
@@ -86,17 +85,19 @@ class Encoder:
             raise SampleError(key, error.reason) from error
 
     def shown_sizes(self, image: ImageData, shape: tuple[int, ...] | None) -> Sequence[tuple[int, int]]:
-        """Heights and widths with which a record may be shown, as it lies and upright; empty where nothing was checked.
+        """Returns the possible (height, width) of an image, as stored and upright; empty if its header was not
+        checked.
 
         Args:
-            image: Of which the record was made, just before in this thread.
-            shape: The record's, where it was decoded.
+            image: Image that this thread has just encoded.
+            shape: Shape of its record; None if it was not decoded.
         """
         if shape is not None and not self.passes_through:
             return ((shape[0], shape[1]),)
         return self.encoding.images.shown_sizes(image)
 
-    def _make(self, key: str, image: ImageData) -> Encoded:
+    def _encode_oriented(self, key: str, image: ImageData) -> Encoded:
+        """Encodes an image, and notes if its EXIF orientation asks for a rotation or flip."""
         encoded = self.encoding.encode(key, image)
         if isinstance(image, np.ndarray):
             return encoded
@@ -104,21 +105,21 @@ class Encoder:
         return encoded._replace(oriented=images.orientation(image) != 1, unified=images.unified())
 
     def compare(self, key: str, image: ImageData, record: Buffer, shape: Sequence[int] | None = None) -> str | None:
-        """What is wrong with ``record``, which should have been made of ``image``; None when nothing is. The rule
-        behind ``verify --against``.
+        """Describes how ``record`` differs from the record of ``image``; None if it is right. The rule of ``verify
+        --against``.
 
-        The record is made again. The same bytes, which the same library versions give, are always right. Records that
-        pass through must be the same; of the others, each encoding says what may differ
+        Encodes the image again. Equal bytes, which equal library versions produce, are always right. Records that pass
+        through must be equal; for others, each encoding has a tolerance
         (:meth:`packstore.images.encode.base.Encoding.difference`).
 
         Args:
             key: The sample's key, for errors.
-            image: As the source gives it.
-            record: The bytes in the store's image column.
-            shape: What the store's ``shape`` column says, where it has one.
+            image: Image of the source.
+            record: Bytes of the store's image column.
+            shape: Value of the store's ``shape`` column, if it has one.
 
         Raises:
-            SampleError, UsageError: As for making the record.
+            SampleError, UsageError: As :meth:`__call__`.
         """
         try:
             return self.encoding.compare(key, image, memoryview(record).cast("B"), shape)
@@ -128,8 +129,9 @@ class Encoder:
             raise SampleError(key, error.reason) from error
 
     def columns(self) -> tuple[Column, ...]:
+        """Returns the columns of the image, see :meth:`packstore.images.encode.base.Encoding.columns`."""
         return self.encoding.columns()
 
     def versions(self) -> dict[str, str]:
-        """Libraries on which the records' bytes depend; see :meth:`packstore.images.encode.base.Encoding.versions`."""
+        """Returns the versions of the libraries on which the records' bytes depend; empty if they pass through."""
         return {} if self.passes_through else self.encoding.versions()

@@ -1,12 +1,12 @@
 """The encodings ``float16``, ``bfloat16`` and ``float32``: normalised pixels.
 
-Pixels are scaled to 0 … 1 by the largest value of their dtype, 255 or 65,535; modes whose values have no upper bound
-(int16, int32, float32) are not scaled.
+Pixels are scaled to 0 … 1 by the maximum of their dtype, 255 or 65,535; dtypes without an upper bound (int16, int32,
+float32) are not scaled.
 
-One uint8 channel has 256 values, so ``(x / 255 - mean) / std`` is computed 256 times a channel, in float32, and looked
-up from then on. That gives the same bits as computing it for each pixel, in 105 µs for 224 x 224 pixels whatever the
-dtype (computing: 84 µs for float32, 288 µs for float16), on the calling thread alone: torch would start a pool of
-threads in every worker.
+A uint8 channel has 256 values, so ``(x / 255 - mean) / std`` is computed 256 times a channel, in float32, and then
+looked up. The result is bit-identical to computing it per pixel and takes 105 µs for 224 x 224 pixels whatever the
+dtype (computing: 84 µs for float32, 288 µs for float16), on the calling thread alone: torch would start a thread pool
+in every worker.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from packstore.images.encode.differences import RESIZE_TOLERANCE, value_differen
 from packstore.images.encode.options import GEOMETRY
 
 _BY_TABLE = {"uint8": 1 << 8, "uint16": 1 << 16}
-"""Values of a channel of dtypes that are looked up."""
+"""Number of values of the dtypes that are normalised by lookup."""
 
 
 class Floats(Encoding):
-    """``(x / white - mean) / std`` of all images at one size, as ``(C, H, W)``; ``white`` is 255 for 8 bits.
+    """Images of one size as ``(C, H, W)``, normalised: ``(x / white - mean) / std``; ``white`` is 255 for 8 bits.
 
     Attributes:
-        half_ulp: Largest relative error of a value by rounding.
-        normalization: What the records are normalised with.
+        half_ulp: Largest relative rounding error of a value.
+        normalization: Normalisation of the records.
     """
 
     layout = "CHW"
@@ -43,7 +43,7 @@ class Floats(Encoding):
 
     def __init__(self, images: SourceImages, shape: tuple[int, ...] | None = None) -> None:
         super().__init__(images, shape)
-        asked = self.options.encoding == self.name  # else for the original of a source of floats
+        asked = self.options.encoding == self.name  # else `original` of a source of floats
         self.normalization = self.options.normalization if asked else images.normalization
         if images.encoding.layout != "CHW":
             self._check_channels()
@@ -68,13 +68,13 @@ class Floats(Encoding):
         )
         with np.errstate(invalid="ignore"):  # not-a-number counts as wrong
             difference = np.abs(values - wanted)
-        mean, std = (np.array(m)[:, None] for m in moments(self.normalization, self.mode.channels))
+        mean, std = (np.array(m)[:, None] for m in mean_and_std(self.normalization, self.mode.channels))
         arithmetic = 2.0**-22 * (1 + np.abs(mean)) / std  # float32, before the value was rounded to its encoding
         limit = allowed / self.mode.white / std + arithmetic + self.half_ulp * (np.abs(wanted) + np.abs(values))
         return value_difference(difference, limit, f"{float(np.max(limit)):.3g}")
 
     def _check_channels(self) -> None:
-        """Raises :class:`UsageError` if mean and standard deviation are not those of the mode's channels."""
+        """Raises :class:`UsageError` if the normalisation has another number of channels than the mode."""
         channels = self.mode.channels
         if self.normalization is not None and len(self.normalization.mean) != channels:
             raise UsageError(
@@ -100,12 +100,12 @@ class Float32(Floats):
 
 
 class _Normalize:
-    """Pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding."""
+    """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding."""
 
     def __init__(self, encoding: str, normalization: Normalization | None, mode: Mode) -> None:
         self._encoding = encoding
         self._mean, self._std = (
-            np.array(each, np.float32)[:, None, None] for each in moments(normalization, mode.channels)
+            np.array(each, np.float32)[:, None, None] for each in mean_and_std(normalization, mode.channels)
         )
         by_table = mode.dtype in _BY_TABLE
         self._tables = normalization_tables(encoding, normalization, mode) if by_table else None
@@ -120,26 +120,27 @@ class _Normalize:
 
 
 def normalization_tables(encoding: str, normalization: Normalization | None, mode: Mode = RGB) -> NDArray[Any]:
-    """The value of each (channel, pixel value) in a floating point encoding.
+    """Computes the encoded value of each (channel, pixel value).
 
     Args:
         encoding: ``float16``, ``bfloat16`` or ``float32``.
-        normalization: None gives ``x / 255``, or of 16 bits ``x / 65535``.
-        mode: Of the pixels, of uint8 or uint16.
+        normalization: Normalisation; None gives ``x / 255``, or ``x / 65535`` for 16 bits.
+        mode: Mode of the pixels, uint8 or uint16.
 
     Returns:
         Shape ``(C, 256)`` or ``(C, 65536)``, float16, float32, or uint16 bit patterns for bfloat16.
 
     Raises:
-        UsageError: The values are too large for the encoding.
+        UsageError: A value exceeds the encoding's range.
     """
-    mean, std = (np.array(values, np.float32)[:, None] for values in moments(normalization, mode.channels))
+    mean, std = (np.array(values, np.float32)[:, None] for values in mean_and_std(normalization, mode.channels))
     values = (np.arange(_BY_TABLE[mode.dtype], dtype=np.float32) / np.float32(mode.white) - mean) / std
     return from_float32(values, encoding)
 
 
 def normalize(pixels: NDArray[Any], tables: NDArray[Any]) -> NDArray[Any]:
-    """Pixels ``(H, W, C)`` to ``(C, H, W)`` of the dtype of ``tables``, see :func:`normalization_tables`."""
+    """Looks up normalised values: pixels ``(H, W, C)`` to ``(C, H, W)`` of the dtype of ``tables``, from
+    :func:`normalization_tables`."""
     height, width, channels = pixels.shape
     values = np.empty((channels, height, width), tables.dtype)
     for channel in range(channels):
@@ -149,17 +150,18 @@ def normalize(pixels: NDArray[Any], tables: NDArray[Any]) -> NDArray[Any]:
 
 
 def to_float32(values: NDArray[Any], encoding: str) -> NDArray[np.float32]:
-    """Exact: every value of the three encodings is a float32. ``values`` of bfloat16 are uint16 bit patterns."""
+    """Converts values of an encoding to float32, exactly; those of bfloat16 are uint16 bit patterns."""
     if encoding == "bfloat16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)
 
 
 def from_float32(values: NDArray[np.float32], encoding: str) -> NDArray[Any]:
-    """Rounded to nearest, ties to even, as torch does; bfloat16 as uint16 bit patterns.
+    """Rounds float32 values to an encoding: to nearest, ties to even, as torch does; bfloat16 as uint16 bit
+    patterns.
 
     Raises:
-        UsageError: A finite value that is beyond the range of the encoding, where it would become infinite.
+        UsageError: A finite value exceeds the encoding's range and would become infinite.
     """
     with np.errstate(over="ignore"):  # reported below, with what to do about it
         result = bfloat16_bits(values) if encoding == "bfloat16" else values.astype(NUMPY_DTYPE[encoding])
@@ -171,12 +173,12 @@ def from_float32(values: NDArray[np.float32], encoding: str) -> NDArray[Any]:
 
 
 def cast_floats(values: NDArray[Any], source: str, target: str) -> NDArray[Any]:
-    """``values`` of encoding ``source`` in encoding ``target``. Raises as :func:`from_float32`."""
+    """Converts ``values`` from one floating point encoding to another. Raises as :func:`from_float32`."""
     return from_float32(to_float32(values, source), target)
 
 
-def moments(normalization: Normalization | None, channels: int = 3) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Means and standard deviations; 0 and 1 for None."""
+def mean_and_std(normalization: Normalization | None, channels: int = 3) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns means and standard deviations; 0 and 1 for None."""
     if normalization is None:
         return (0.0,) * channels, (1.0,) * channels
     return normalization.mean, normalization.std

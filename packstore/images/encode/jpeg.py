@@ -1,4 +1,4 @@
-"""The encoding ``jpeg``: images encoded again, usually after shrinking them."""
+"""The encoding ``jpeg``: images encoded again, usually shrunk first."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ another image (up to 5 of 255 on average, 30 in a patch): packstore never encode
 class Jpeg(Encoding):
     """Baseline JPEG files, YCbCr 4:2:0 or gray.
 
-    A record of other bytes is right when it has the same size, differs by at most :data:`MEAN_TOLERANCE` on average,
-    and in no patch of 8 x 8 pixels by more than :data:`PATCH_TOLERANCES` says."""
+    A record with other bytes is right if it has the same size and differs by at most :data:`MEAN_TOLERANCE` on average,
+    and in no patch of 8 x 8 pixels by more than :data:`PATCH_TOLERANCES`.
+    """
 
     name = "jpeg"
     accepts = GEOMETRY | {"quality"}
@@ -68,11 +69,11 @@ class Jpeg(Encoding):
 
 
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
-    """``pixels``, uint8 ``(H, W, 3)`` RGB or ``(H, W, 1)`` gray, as a baseline JPEG: YCbCr 4:2:0, or luma alone.
-    Releases the GIL.
+    """Encodes ``pixels``, uint8 ``(H, W, 3)`` RGB or ``(H, W, 1)`` gray, as a baseline JPEG: YCbCr 4:2:0, or luma
+    alone. Releases the GIL.
 
-    Always simplejpeg, so that records do not depend on what else is installed: libjpeg-turbo's own choice of DCT, the
-    fast one below quality 96 (measured on 300 images: 0.06 dB less than the accurate one at 90, 0.27 dB at 95).
+    Always uses simplejpeg, so that records do not depend on installed libraries: libjpeg-turbo's default DCT, the fast
+    one below quality 96 (measured on 300 images: 0.06 dB less than the accurate one at 90, 0.27 dB at 95).
     """
     import simplejpeg
 
@@ -82,7 +83,7 @@ def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
 
 
 def jpeg_difference(pixels: Pixels, wanted: Pixels, quality: int) -> str | None:
-    """What is wrong with decoded pixels, in words; None within both tolerances."""
+    """Describes how decoded pixels differ beyond the tolerances; None if they do not."""
     difference = np.abs(pixels.astype(np.int16) - wanted)
     mean = float(difference.mean())
     if mean > MEAN_TOLERANCE:
@@ -98,9 +99,9 @@ def jpeg_difference(pixels: Pixels, wanted: Pixels, quality: int) -> str | None:
 
 
 def worst_patch(difference: NDArray[np.int16]) -> tuple[float, int, int]:
-    """The largest mean of 8 x 8 pixels, and the row and column of its middle.
+    """Returns the largest mean difference of 8 x 8 pixels, and the row and column of that patch's centre.
 
-    Patches overlap by half, so that any 4 x 4 pixels lie within one. Beyond a border the difference counts as 0.
+    Patches overlap by half, so that any 4 x 4 pixels are within one. Differences outside the image count as 0.
     """
     channels = difference.shape[2]
     sums = difference.sum(2, dtype=np.int32)

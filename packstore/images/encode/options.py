@@ -1,4 +1,4 @@
-"""What shapes a record: :class:`EncodeOptions`, and sizes as a command line spells them."""
+""":class:`EncodeOptions`, which shape records; parsing of sizes."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ MAX_SIDE = 65_535
 """Largest side that a size option accepts, in pixels (a JPEG has no larger one)."""
 _CHANGES_PIXELS = ("size", "resize", "max_side", "exif_transpose")
 GEOMETRY = frozenset({*_CHANGES_PIXELS, "fit"})
-"""The options that an encoding accepts as a rule: those that bring pixels to another size, or upright."""
+"""Options that most encodings accept: resizing and EXIF transposition."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeOptions:
-    """How samples become records. Raises :class:`UsageError` for values that are impossible or exclude each other.
+    """Validated options that shape records. Raises :class:`UsageError` for impossible or contradicting values.
 
     Messages name the options as the command line does, without its leading dashes.
 
     Attributes:
-        encoding: One of :data:`packstore.core.registry.ENCODINGS`. ``original`` keeps the bytes.
-        size: ``S`` for a square or ``(height, width)``: every image is brought to it.
-        fit: How an image of another aspect ratio comes to ``size``: ``crop``, ``pad`` or ``squash``.
+        encoding: One of :data:`packstore.core.registry.ENCODINGS`; ``original`` keeps files unchanged.
+        size: Size of all images: ``S`` for a square, or ``(height, width)``.
+        fit: How an image of another aspect ratio is made to fit ``size``: ``crop``, ``pad`` or ``squash``.
         resize: Shrinks so that the shorter side has at most this many pixels.
         max_side: Shrinks so that the longer side has at most this many pixels.
         quality: JPEG quality, 1 … 100.
         normalization: Mean and standard deviation for floating point encodings; None gives plain 0 … 1.
-        exif_transpose: Turns images as their EXIF orientation says. Files that are kept are turned by their readers.
+        exif_transpose: Applies the EXIF orientation: to pixels now, to unchanged files when they are read.
         check: How thoroughly files are checked: ``header``, ``decode`` or ``none``. A file that is decoded anyway is
-            always checked in full; ``none`` then leaves it to the decoder to say what is wrong.
+            always checked; with ``none``, by the decoder alone.
         decoder: ``auto`` or the name of a decoder.
-        progressive: ``baseline`` makes progressive JPEG files baseline ones, without loss; None keeps them.
-        reading: The mode of images, and what becomes of more bits, alpha and further frames.
-        asks: Whether a file that would lose something by it ends the run with a question.
-        max_pixels: An image of more pixels is refused, by its header.
+        progressive: ``baseline`` rewrites progressive JPEG files as baseline files, without loss; None keeps them.
+        reading: Mode of the images, and the conversion of more bits, alpha and further frames.
+        asks: Raise :class:`UsageError` for a file that would lose something by ``reading``.
+        max_pixels: Limit of an image's pixels; an image whose header says more is refused.
     """
 
     encoding: str = "original"
@@ -80,8 +80,7 @@ class EncodeOptions:
             raise UsageError(f"exif-transpose should be True or False, got {self.exif_transpose!r}")
         if self.size is not None and (self.resize is not None or self.max_side is not None):
             raise UsageError(
-                "size fixes height and width, so resize and max-side have nothing to say; give size alone, or leave "
-                "it out"
+                "size fixes height and width, so resize and max-side have no effect; give size alone, or leave it out"
             )
         accepts = ENCODINGS[self.encoding].accepts
         if any(getattr(self, name) and name not in accepts for name in _CHANGES_PIXELS):
@@ -101,28 +100,28 @@ class EncodeOptions:
 
     @property
     def resizes(self) -> bool:
-        """Whether images may change their size."""
+        """True if images may change their size."""
         return not (self.size is None and self.resize is None and self.max_side is None)
 
     @property
     def changes_pixels(self) -> bool:
-        """Whether an image may come out as other pixels than it went in, before it is encoded."""
+        """True if pixels may change before they are encoded: by resizing or EXIF transposition."""
         return self.resizes or (self.exif_transpose and not ENCODINGS[self.encoding].keeps_exif)
 
 
 def keeps_exif(manifest: Manifest) -> bool:
-    """Whether a store's image files still have the EXIF orientation that the source's had."""
+    """Tells if a store's image files still contain the EXIF orientation of the source's files."""
     resized = any(manifest.options.get(name) is not None for name in ("size", "resize", "max_side"))
     return manifest.encoding in ENCODINGS and ENCODINGS[manifest.encoding].keeps_exif and not resized
 
 
-def turned_by_readers(manifest: Manifest) -> bool:
-    """Whether a store's images are to stand upright, and its readers have to turn them."""
+def transposed_by_readers(manifest: Manifest) -> bool:
+    """Tells if readers must apply the EXIF orientation to a store's images."""
     return bool(manifest.options.get("exif_transpose")) and keeps_exif(manifest)
 
 
 def parse_size(text: str) -> Size:
-    """``"224"`` as 224, ``"32x48"`` as ``(32, 48)``: height x width. Raises :class:`UsageError`."""
+    """Parses ``"224"`` to 224, ``"32x48"`` to ``(32, 48)``: height x width. Raises :class:`UsageError`."""
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isascii() and part.isdigit() and 1 <= int(part) <= MAX_SIDE for part in parts):
         raise UsageError(f"a size should be like 224 or 32x48 (height x width, 1 to {MAX_SIDE}), got {text!r}")
@@ -130,23 +129,24 @@ def parse_size(text: str) -> Size:
 
 
 def encodings_that_accept(option: str) -> list[str]:
-    """The built-in encodings whose records the option shapes, for messages."""
+    """Lists the built-in encodings that accept an option, for messages."""
     return [name for name in ENCODINGS.built_in if option in ENCODINGS[name].accepts]
 
 
 def check_encoding(what: str, value: object) -> None:
-    """Raises :class:`UsageError` that lists the encodings when ``value`` is the name of none."""
+    """Raises :class:`UsageError`, which lists the encodings, if ``value`` is not one."""
     if not isinstance(value, str) or value not in ENCODINGS:
         check_choice(what, value, tuple(ENCODINGS))
 
 
 def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises :class:`UsageError` that lists the choices when ``value`` is none of them."""
+    """Raises :class:`UsageError`, which lists the choices, if ``value`` is not one."""
     if not isinstance(value, str) or value not in choices:
         raise UsageError(f"{what} should be one of {', '.join(choices)}, got {value!r}")
 
 
 def _check_size(size: Any) -> None:
+    """Raises :class:`UsageError` for a size with a side out of range, or too many pixels."""
     if isinstance(size, tuple) and len(size) == 2:
         for side in size:
             _check_range("size", side, MAX_SIDE)
@@ -162,5 +162,6 @@ def _check_size(size: Any) -> None:
 
 
 def _check_range(what: str, value: object, most: int) -> None:
+    """Raises :class:`UsageError` unless ``value`` is a whole number from 1 to ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise UsageError(f"{what} should be a whole number from 1 to {most}, got {value!r}")

@@ -1,4 +1,4 @@
-"""The encoding ``original``: image files, byte for byte."""
+"""The encoding ``original``: image files, unchanged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from packstore.images.sniff import sniff
 
 
 class Original(Encoding):
-    """Files as they are. Of a source of arrays, which has no files, the arrays as they are, under its own encoding.
+    """Stores image files unchanged. A source of arrays has no files: its arrays are stored in its own encoding.
 
-    With the option ``progressive``, progressive JPEG files become baseline ones of the same pixels and metadata.
+    The option ``progressive`` rewrites progressive JPEG files as baseline files with the same pixels and metadata.
     """
 
     name = "original"
@@ -30,11 +30,12 @@ class Original(Encoding):
         return cls if source.layout is None else source
 
     @classmethod
-    def holds(cls, source: type[Encoding]) -> bool:
+    def stores_unchanged(cls, source: type[Encoding]) -> bool:
         return source.layout is None
 
     def versions(self) -> dict[str, str]:
-        """Raises :class:`UsageError` at once if progressive files are to be made baseline and cannot be."""
+        """Adds the version of TurboJPEG if it rewrites progressive files. Raises :class:`UsageError` if the library
+        is missing."""
         progressive = {} if self.options.progressive is None else {"TurboJPEG": baseline_version()}
         return super().versions() | progressive
 
@@ -45,7 +46,7 @@ class Original(Encoding):
         decoder, data = self.images.decoder, bytes(image)
         try:
             record = make_baseline(data)
-            # Other code than libjpeg-turbo's transformation has read both: its decoder, and of the new file our engine.
+            # Verified by other code than the transformation: both files are decoded and compared.
             same = np.array_equal(decoder.decode(data), decoder.decode(record))
         except (NotBaselineError, DecodeError) as error:
             return kept._replace(kept=str(error))

@@ -1,4 +1,4 @@
-"""The encodings ``uint8``, ``uint16``, ``int16`` and ``int32``: decoded pixels, whole numbers."""
+"""The encodings ``uint8``, ``uint16``, ``int16`` and ``int32``: decoded pixels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from packstore.images.encode.base import Encoded, Encoding
 
 
 class Uint8(Encoding):
-    """Pixels ``(H, W, C)``: an array where all images have one size, else ragged with a ``shape`` column."""
+    """Pixels ``(H, W, C)``: a fixed array if all images have one size, else ragged with a ``shape`` column."""
 
     name = dtype = "uint8"
     layout = "HWC"

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of a dataset, in one streaming pass."""
+"""Computes mean and standard deviation of a dataset in one pass."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from packstore.core.manifest import Normalization
 from packstore.core.modes import RGB, Mode
 
 _VALUES = {"uint8": 1 << 8, "uint16": 1 << 16}
-"""Values of a channel of dtypes whose values are counted one by one."""
+"""Number of values of the dtypes whose values are counted."""
 
 
 class DatasetStatistics:
-    """Sums of all pixels, so that the result is the same whatever the order of images and threads.
+    """Accumulates mean and standard deviation, independent of the order of images and threads.
 
-    Pixels of 8 and 16 bits are counted by value, and the result is exact. Of other dtypes each image is summed in
-    float64, and these sums are added exactly.
+    Pixels of 8 and 16 bits are counted by value, so the result is exact. For other dtypes each image is summed in
+    float64, and the sums are added exactly.
 
-    One object belongs to one thread; :meth:`merge` brings several together. Memory is 6 KiB for RGB, 512 KiB a channel
-    of 16 bits.
+    Not thread-safe: each thread has its own object, and :meth:`merge` joins them. Takes 6 KiB for RGB, 512 KiB per
+    channel of 16 bits.
 
     Attributes:
-        mode: Of the images.
+        mode: Mode of the images.
         pixels: Number of pixels counted.
     """
 
@@ -54,7 +54,7 @@ class DatasetStatistics:
                 self._sums[channel][place] += Fraction(value)
 
     def merge(self, other: DatasetStatistics) -> None:
-        """Adds what ``other`` has counted."""
+        """Adds the counts and sums of ``other``."""
         self.pixels += other.pixels
         if self._counts is not None and other._counts is not None:
             self._counts += other._counts
@@ -62,11 +62,10 @@ class DatasetStatistics:
             own[0], own[1] = own[0] + others[0], own[1] + others[1]
 
     def normalization(self) -> Normalization:
-        """Mean and population standard deviation of pixels scaled as :class:`Normalization` says.
+        """Returns mean and population standard deviation of pixels scaled as :class:`Normalization` says.
 
         Raises:
-            UsageError: No pixels, or a channel in which all pixels are the same, so that nothing can be divided by
-                its deviation.
+            UsageError: No pixels, or a channel whose pixels are all equal, so that its deviation is 0.
         """
         if self.pixels == 0:
             raise UsageError("there are no pixels to compute mean and standard deviation from; name a normalisation")
@@ -82,7 +81,7 @@ class DatasetStatistics:
         return Normalization(tuple(means), tuple(deviations))
 
     def _totals(self) -> list[tuple[Any, Any]]:
-        """The sum and the sum of squares of each channel."""
+        """Returns the sum and the sum of squares of each channel."""
         if self._counts is None:
             return [(total, squares) for total, squares in self._sums]
         return [

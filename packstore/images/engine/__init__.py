@@ -1,9 +1,7 @@
-"""The engine: baseline JPEG files and raw pixels to crops that are resized and mirrored, in compiled code; in RGB, or
-gray.
+"""The compiled engine: decodes baseline JPEG files, and crops, resizes, mirrors and augments images, RGB or gray.
 
-The pixels are those of libjpeg-turbo and of torch's resizing, bit for bit. What the engine does not know, or does not
-find flawless, it refuses, image by image: :mod:`packstore.images.decoders` then gives the same pixels, or says what is
-wrong.
+Its pixels are bit-exact with libjpeg-turbo's decoding and torch's resizing. It refuses every image with an unknown
+feature or a flaw; :mod:`packstore.images.decoders` then decodes the image to the same pixels, or reports the flaw.
 """
 
 from packstore.images.engine.native import (

@@ -1,4 +1,4 @@
-"""Calls the compiled engine, by :mod:`ctypes`."""
+"""Calls the compiled engine through :mod:`ctypes`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from packstore.core.modes import GRAY, RGB
 from packstore.images.programs import STEP, Program
 
 _INTERFACE = 16
-"""Of ``batch.c`` as it is now: an older one may have been compiled here."""
+"""Version of the interface of ``batch.c``, to detect an engine that an older version compiled here."""
 _DONE = 0
-"""The outcome, of ``engine.h``, that means that all is well."""
+"""The outcome in ``engine.h`` for success."""
 _FIELDS = 21
 """Numbers of a request in ``batch.c``, 8 bytes each."""
 _SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
@@ -156,7 +156,7 @@ class Requests:
         return len(self._fields)
 
     def repeated(self, count: int) -> Requests:
-        """Requests for the same sources, each ``count`` times in turn, of which nothing is wanted yet."""
+        """Returns requests for the same sources, each ``count`` times in turn, without wishes."""
         requests = Requests(())
         requests._kind, requests._kept = self._kind, self._kept[:1]
         requests._fields = np.repeat(self._fields, count, 0)
@@ -248,7 +248,7 @@ class Requests:
         self._kept[1:] = [images]
 
     def part(self, first: int, stop: int) -> tuple[int, int, Any]:
-        """Address and number of these requests, and their form."""
+        """Returns address and number of some requests, and their form."""
         if not 0 <= first <= stop <= len(self):
             raise IndexError(f"requests {first} to {stop} of {len(self)}")
         if self._form is None:
@@ -257,14 +257,14 @@ class Requests:
 
 
 class Engine:
-    """A thread's own decoder; see :func:`get_engine`.
+    """Decoder of a single thread, from :func:`get_engine`.
 
     Attributes:
-        unindexed: Files of the latest :meth:`run` whose seek index was not valid.
+        unindexed: Number of files in the latest :meth:`run` whose seek index was invalid.
     """
 
     def __init__(self, library: ctypes.CDLL, vectors: bool = True) -> None:
-        """``vectors`` False uses plain code only, which gives the same; for tests."""
+        """``vectors`` False uses plain code only, with equal results; for tests."""
         self._library = library
         self._decoder = library.packstore_engine_new(not vectors)
         if not self._decoder:
@@ -279,11 +279,10 @@ class Engine:
             self._decoder = None
 
     def run(self, requests: Requests, first: int, stop: int, max_pixels: int) -> NDArray[np.bool_]:
-        """Answers requests ``first`` … ``stop - 1``, without the GIL.
+        """Executes requests ``first`` … ``stop - 1``, without the GIL; writes into their arrays.
 
         Returns:
-            bool ``(stop - first,)``: which were refused, and so are to be answered in another way. What was written of
-            these means nothing.
+            bool ``(stop - first,)``: which were refused and must be answered otherwise; their arrays contain garbage.
         """
         refused = np.empty(stop - first, np.bool_)
         part = requests.part(first, stop)
@@ -317,11 +316,10 @@ class Engine:
             raise ValueError(f"image {done}: a step of its program is out of range: {programs[done]}")
 
     def make_indexes(self, files: Sequence[Any]) -> list[bytes]:
-        """Makes the seek index of each file, without the GIL: by it crops are decoded from checkpoints on.
+        """Computes the seek index of each file, without the GIL: checkpoints from which crops can be decoded.
 
         Returns:
-            The indexes; empty for what is no baseline JPEG file that the engine decodes, or so small that nothing could
-            be passed over.
+            The indexes; empty for a file that the engine does not decode, or too small to skip anything.
         """
         count = len(files)
         if not count:
@@ -344,8 +342,8 @@ class Engine:
     def decode_each(
         self, files: Sequence[Any], max_pixels: int, channels: int = 3
     ) -> Iterator[NDArray[np.uint8] | None]:
-        """What :meth:`decode` gives of each of some JPEG files, which takes less time than one by one: of two files
-        without restart markers, symbols are decoded in turn."""
+        """Decodes some JPEG files as :meth:`decode`, faster than one by one: the symbols of two files without
+        restart markers are decoded in turn."""
         requests = Requests(files)
         sizes = requests.sizes()
         pixels = sizes.prod(1)
@@ -387,7 +385,7 @@ class Engine:
 
 
 def augment(images: NDArray[np.uint8], programs: Program, threads: int = 1) -> None:
-    """Runs the program of each image, in place, in some threads; see :meth:`Engine.augment`."""
+    """Runs the program of each image in place, with some threads; see :meth:`Engine.augment`."""
     bounds = np.linspace(0, len(images), max(1, threads) + 1).astype(int).tolist()
     parts = [(images[a:b], programs[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
 
@@ -405,17 +403,17 @@ def augment(images: NDArray[np.uint8], programs: Program, threads: int = 1) -> N
 
 
 def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = False) -> NDArray[np.uint8] | None:
-    """The first rows of a PNG file of one channel, their filters undone, without the GIL.
+    """Inflates the first rows of a PNG file of one channel and undoes their filters, without the GIL.
 
     Args:
-        packed: What its IDAT chunks hold.
-        rows: How many.
-        nbytes: Of a row.
+        packed: Content of its IDAT chunks.
+        rows: Number of rows.
+        nbytes: Bytes of a row.
         step: Bytes of a pixel.
-        is_all: Whether there are no other rows: the stream must end behind them, with the right checksum.
+        is_all: There are no other rows: the stream must end after them, with the right checksum.
 
     Returns:
-        uint8 ``(rows, nbytes)``; None where there is no engine, or it refuses the file.
+        uint8 ``(rows, nbytes)``; None without an engine, or if it refuses the file.
     """
     library = _library()[0]
     if library is None:
@@ -427,24 +425,24 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = Fa
 
 
 def highway_hash(data: bytes) -> int:
-    """HighwayHash of 64 bits with the key of Riegeli, without the GIL. Raises :class:`EngineError`."""
+    """Computes the 64-bit HighwayHash with Riegeli's key, without the GIL. Raises :class:`EngineError`."""
     return int(_need_library().packstore_engine_highway_hash(_address(data), len(data)))
 
 
 def read_files(
     directory: int, names: Sequence[bytes], sizes: Sequence[int], modified_ns: Sequence[int]
 ) -> list[bytes | None]:
-    """Files of an open directory, read without the GIL.
+    """Reads files of an open directory, without the GIL.
 
     Args:
-        directory: Its descriptor.
-        names: Of the files.
-        sizes: How many bytes each has.
-        modified_ns: When each was modified, as ``st_mtime_ns`` has it.
+        directory: Descriptor of the directory.
+        names: Names of the files.
+        sizes: Expected size of each, in bytes.
+        modified_ns: Expected ``st_mtime_ns`` of each.
 
     Returns:
-        The bytes of each; None for one that is no file, is not as it should be, or cannot be read; and for all where
-        there is no engine, or a name has a null byte.
+        The bytes of each file; None for one that is missing, differs from what is expected, or cannot be read. None for
+        all without an engine, or if a name has a null byte.
     """
     library, joined = _library()[0], b"\0".join((*names, b""))
     wrong = joined.count(b"\0") != len(names) or min(sizes, default=-1) < 0
@@ -469,9 +467,10 @@ def read_files(
 
 
 def stat_files(directory: int, names: Sequence[str]) -> list[list[int]] | None:
-    """Sizes, times of modification and of change of files of an open directory, in nanoseconds, without the GIL.
+    """Returns sizes and times of modification and of change (nanoseconds) of files in an open directory, without the
+    GIL.
 
-    Links are followed. A size is 0 if nothing is there and -1 for what is no file, with times of 0. None if there is no
+    Follows links. The size is 0 if the name does not exist and -1 if it is not a file, with times of 0. None without an
     engine.
     """
     library = _library()[0]
@@ -484,9 +483,10 @@ def stat_files(directory: int, names: Sequence[str]) -> list[list[int]] | None:
 
 
 def list_names(directory: int) -> tuple[str, str] | None:
-    """Names in an open directory, in no order, without the GIL: of files, and of folders and links to them.
+    """Lists the names in an open directory, unordered, without the GIL: of files, and of folders and links to
+    folders.
 
-    Each name ends with a null character. None if there is no engine. Raises :class:`OSError`.
+    Each name ends with a null character. None without an engine. Raises :class:`OSError`.
     """
     library = _library()[0]
     if library is None:
@@ -532,7 +532,7 @@ def engine_problem() -> str | None:
 
 @functools.cache
 def _library() -> tuple[ctypes.CDLL | None, str | None]:
-    """Loads what was compiled; None and the reason if that fails."""
+    """Loads the compiled engine; None and the reason if that fails."""
     here = Path(__file__)
     path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_engine" + suffix)).exists()), None)
     if path is None:
@@ -546,7 +546,7 @@ def _library() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def load_library(path: str) -> ctypes.CDLL:
-    """The compiled engine in a file. Raises what :mod:`ctypes` does."""
+    """Loads a compiled engine from a file, and declares its functions. Raises the errors of :mod:`ctypes`."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library = ctypes.CDLL(path)
     library.packstore_engine_new.argtypes, library.packstore_engine_new.restype = (ctypes.c_int,), pointer

@@ -18,8 +18,8 @@ from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreErro
 from packstore.core.manifest import Column
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.decoders.orientation import read_orientation
-from packstore.images.display import Window, find_window, from_planes, to_display
-from packstore.images.encode.options import turned_by_readers
+from packstore.images.display import Window, denormalize, find_window, to_display
+from packstore.images.encode.options import transposed_by_readers
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import parse_header
@@ -58,7 +58,7 @@ class Images:
         self._reader = reader
         manifest = reader.manifest
         self._decoder = get_decoder(reading=Reading.recorded(manifest.image.mode, manifest.options))
-        self._turned = turned_by_readers(reader.manifest)
+        self._turned = transposed_by_readers(reader.manifest)
         self._cache: OrderedDict[tuple[int, int, bool], File | PackstoreError] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ class Images:
             except DecodeError as error:
                 raise DecodeError(f"record {record} ({printable_key(reader, record)}): {error}") from None
         array: NDArray[Any] = reader.array(record) if column.name == "image" else reader.item(column.name, record)
-        return array if column.layout == "HWC" else from_planes(array, column, self._reader.manifest.normalization)
+        return array if column.layout == "HWC" else denormalize(array, column, self._reader.manifest.normalization)
 
     def _decoder_of(self, column: Column) -> Decoder:
         if column.name == "image":

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, fill_of
+from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, unpack_fill
 from packstore.training.random_draws import MASK, mix
 
 
@@ -62,7 +62,7 @@ def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
     edges = "border" if way == "edge" else "zeros"
     found = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
     if way != "zeros":
-        fill = _on_device(np.array([fill_of(each) for each in flags.tolist()], np.float32), images.device)
+        fill = _on_device(np.array([unpack_fill(each) for each in flags.tolist()], np.float32), images.device)
         fill = _of_channels(fill, images.shape[1]).to(found.dtype)[:, :, None, None]
         if way == "edge":  # Pillow: pixels whose centre lies outside
             outside = (grid.abs() > 1).any(3)[:, None]

@@ -15,7 +15,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest, Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.images.engine import MODES
-from packstore.images.normalization import as_normalization
+from packstore.images.normalization import parse_normalization
 from packstore.images.programs import GEOMETRIC
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
 from packstore.training.augment.in_place import InPlace
@@ -92,7 +92,7 @@ class DeviceSteps:
         self._floats = manifest.holds_floats
         normalization = options.normalize
         if normalization is not None and not isinstance(normalization, Normalization):
-            normalization = as_normalization(normalization, mode)
+            normalization = parse_normalization(normalization, mode)
         if normalization is not None and self._floats:
             raise UsageError(
                 f"a {manifest.encoding} store holds images that are normalised already; leave normalize out"

@@ -12,7 +12,7 @@ import torch
 from packstore.core.arguments import whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
-from packstore.images.normalization import MeanAndStd, as_normalization
+from packstore.images.normalization import MeanAndStd, parse_normalization
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.ring import Shipment, Transport, transport_to
 
@@ -54,7 +54,7 @@ class prefetch:  # noqa: N801 - used like a function
         self.device = torch.device(device)
         self._ahead = ahead
         if normalize is not None and not isinstance(normalize, Normalization):
-            normalize = as_normalization(normalize)
+            normalize = parse_normalization(normalize)
         self._normalization = normalize
         self._dtype = dtype
         wanted = dtype or (torch.float32 if self._normalization is not None else None)
