@@ -40,7 +40,7 @@ class Link(NamedTuple):
 
 
 class PackedBatch(NamedTuple):
-    """PackedBatch records of a batch, or of a part of it. The first five lists are parallel.
+    """Packed records of a batch, or of a part of it. The first five lists are parallel.
 
     Attributes:
         entries: The entries that became records.

@@ -21,7 +21,7 @@ from packstore.seeing.colors import class_color, text_color_on
 from packstore.seeing.fonts import default_font
 from packstore.stores.base import Reader
 from packstore.training.item_options import choose_orientation
-from packstore.training.pictures import Pictures, at_record, stored_bytes
+from packstore.training.pictures import ImageReader, locate_error, stored_bytes
 from packstore.training.values import Values
 
 Pixels = NDArray[np.uint8]
@@ -41,7 +41,7 @@ _CPU = torch.device("cpu")
 
 def make_pictures(
     manifest: Manifest, name: str = "image", exif_transpose: bool | None = None, max_pixels: int = MAX_PIXELS
-) -> Pictures:
+) -> ImageReader:
     """Creates the decoder of a column's images to RGB pictures, like ``dataset.pictures`` for a dataset.
 
     Raises :class:`UsageError` for ``exif_transpose`` as :class:`packstore.PackedDataset` does."""
@@ -49,11 +49,11 @@ def make_pictures(
     column = manifest.column(name)
     reading = Reading.recorded(column.mode, manifest.options if name == "image" else {})
     decoder = get_decoder(max_pixels=max_pixels, reading=reading)
-    return Pictures(column, decoder, turned, manifest.normalization, None, _CPU)
+    return ImageReader(column, decoder, turned, manifest.normalization, None, _CPU)
 
 
 def thumbnail(
-    pictures: Pictures, reader: Reader, record: int, side: int, window: Window | None = None
+    pictures: ImageReader, reader: Reader, record: int, side: int, window: Window | None = None
 ) -> Pixels | None:
     """Returns a record's image with sides of at most ``side`` pixels, never enlarged: uint8 ``(h, w, 3)``, RGB.
 
@@ -75,7 +75,7 @@ def thumbnail(
             pixels = pictures.decoder.decode_small(data, side, exif_transpose=pictures.exif_transpose)
             image = Image.fromarray(to_display(pixels, pictures.mode, window))
         except DecodeError as error:
-            raise at_record(error, reader, record, column.name) from None
+            raise locate_error(error, reader, record, column.name) from None
     image.thumbnail((side, side), reducing_gap=2.0)
     return np.asarray(image)
 

@@ -1,4 +1,5 @@
-"""Names of arguments elsewhere, and what they are called here."""
+"""Errors for unknown arguments, which name the argument of this library for names from torch, torchvision and
+others."""
 
 from __future__ import annotations
 
@@ -81,14 +82,14 @@ _OF_OPERATIONS = {
 }
 
 
-def unknown_of_operation(called: type, name: str) -> UnknownArgumentError:
-    """The same for an operation of :mod:`packstore.augment`."""
+def unknown_operation_argument(called: type, name: str) -> UnknownArgumentError:
+    """Returns the error for an unknown argument of an operation of :mod:`packstore.augment`."""
     return _error(called, name, f"augment.{called.__name__}", _OF_OPERATIONS.get(name))
 
 
 def unknown_argument(called: type, name: str) -> UnknownArgumentError:
-    """The error for an argument that a class does not take. It names what is meant, by the names that torch,
-    torchvision and other loaders use, or by likeness."""
+    """Returns the error for an unknown argument of a class. It proposes an argument by the name's meaning in torch,
+    torchvision and other loaders, or by similarity."""
     meant = _MEANT[called.__name__].get(name)
     if meant is None and called.__name__ == "PackedDataset" and name in _MEANT["PackedLoader"]:
         meant = f"PackedLoader loads batches: {_MEANT['PackedLoader'][name]}"

@@ -1,4 +1,4 @@
-"""Masks of COCO's segmentations: polygons and run lengths as pixels, equal to those of pycocotools.
+"""Rasterises COCO's segmentations, polygons and run lengths, with the same pixels as pycocotools.
 
 Written after ``maskApi.c`` of https://github.com/cocodataset/cocoapi: a polygon is followed in steps of a fifth of a
 pixel, and the columns that it crosses are filled between crossings; run lengths go down the columns.
@@ -20,17 +20,17 @@ _MAX_COORDINATE = 1e8
 
 
 def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_bytes: int = 1 << 30) -> NDArray[np.uint8]:
-    """The pixels of objects, as ``pycocotools`` makes them.
+    """Rasterises the segmentations of objects, as ``pycocotools`` does.
 
     Args:
         segmentations: The ``segmentation`` of each object: a list of polygons ``[x, y, x, y, …]`` in pixels, or run
             lengths ``{"size": [height, width], "counts": …}`` as a list or as COCO's string.
-        height: Of the image, in pixels.
-        width: Likewise.
-        max_bytes: The result may have so many.
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
+        max_bytes: Limit of the result's bytes.
 
     Returns:
-        uint8 ``(len(segmentations), height, width)``: 1 where the object is, else 0.
+        uint8 ``(len(segmentations), height, width)``: 1 inside the object, else 0.
 
     Raises:
         ValueError: A segmentation is neither, does not fit the image, or has a polygon of fewer than three points; or
@@ -45,10 +45,10 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
     for number, segmentation in enumerate(segmentations):
         try:
             if isinstance(segmentation, dict):
-                _runs(segmentation, masks[number])
+                _fill_runs(segmentation, masks[number])
             elif isinstance(segmentation, (list, tuple)):
                 for polygon in segmentation:
-                    _polygon(polygon, masks[number])
+                    _fill_polygon(polygon, masks[number])
             else:
                 raise ValueError(f"found {type(segmentation).__name__}; expected polygons or run lengths")
         except (ValueError, TypeError) as error:
@@ -56,8 +56,8 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
     return masks
 
 
-def _polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of a polygon."""
+def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
+    """Sets the pixels of a polygon in ``mask``."""
     height, width = mask.shape
     points = np.asarray(polygon, np.float64)
     if points.ndim != 1 or len(points) % 2 or len(points) < 6:
@@ -91,8 +91,8 @@ def _polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
     mask |= (np.cumsum(toggles) & 1).astype(np.uint8).reshape(width, height).T
 
 
-def _runs(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of run lengths."""
+def _fill_runs(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> None:
+    """Sets the pixels of run lengths in ``mask``."""
     if list(segmentation.get("size", ())) != list(mask.shape):
         raise ValueError(f"run lengths of size {segmentation.get('size')!r:.40} in an image {mask.shape}")
     counts = segmentation.get("counts")

@@ -1,4 +1,4 @@
-"""Several stores as one dataset: one after another, or mixed by weights."""
+"""Uses several stores as one dataset: concatenated, or mixed by weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.unify import unify
 from packstore.training.dataset import PackedDataset, head_of, open_checked
-from packstore.training.mixture import FetchedShards, Mixture, shared_out
+from packstore.training.mixture import FetchedShards, Mixture, apportion
 
 _Path = str | os.PathLike[str]
 
 
 class ConcatDataset(PackedDataset):
-    """Several stores as one dataset; :func:`concat` makes it."""
+    """Concatenation of several stores; see :func:`concat`."""
 
     def __init__(self, stores: Sequence[_Path], split: str | None = None, **options: Any) -> None:
         if isinstance(stores, str | os.PathLike) or not isinstance(stores, Sequence):
@@ -55,51 +55,51 @@ class ConcatDataset(PackedDataset):
 
 
 def concat(stores: Sequence[_Path], split: str | None = None, **options: Any) -> PackedDataset:
-    """Several stores as one dataset, without writing anything: the records of the first, then those of the second.
+    """Opens several stores as one dataset, the records of the first, then those of the second; writes nothing.
 
     The stores need the same columns, as for :func:`packstore.merge`, and images of one mode. Image files and 8-bit
-    pixels go together: pixels are then read as netpbm files (``output="bytes"`` gives these). So do floating point
-    images of one size and normalisation, which are then read as float32. Classes are matched by name:
-    those of the first store in their order, then the new ones of the others; ``ds.classes`` lists them. So are splits:
+    pixels go together: pixels are then read as netpbm files (``output="bytes"`` returns these). So do floating point
+    images of one size and normalisation, which are then read as float32. Classes are matched by name: first the classes
+    of the first store, then new ones of the others; ``ds.classes`` lists them. Splits are matched by name too:
     ``split="train"`` takes the records of this split from each store that has it.
 
     Args:
         stores: Paths or URLs of stores of any formats. If one is at a URL, a loader's ``shuffle=True`` means lanes.
         split: The split to use, see :class:`packstore.PackedDataset`.
-        **options: Those of :class:`packstore.PackedDataset`.
+        **options: Options of :class:`packstore.PackedDataset`.
 
     Raises:
-        StoreError: A store does not open, or they do not fit together: their images differ in mode, or in whether and
-            how they are normalised; they have other columns.
+        StoreError: A store does not open, or the stores differ in columns, or their images in mode or normalisation.
         UsageError: As for :class:`packstore.PackedDataset`.
     """
     return ConcatDataset(stores, split, **options)
 
 
 class Mix(ConcatDataset):
-    """Several stores as one training set, mixed by weights: ``Mix({"photos.lmdb": 3, "drawings.lmdb": 1}, "train")``.
+    """Mixes several stores by weights into one training set: ``Mix({"photos.lmdb": 3, "drawings.lmdb": 1},
+    "train")``.
 
     As a dataset it is :func:`packstore.concat` of the stores. A :class:`packstore.PackedLoader` draws from it: an epoch
-    has of each store exactly its share, rounded to a record, and so has any part of the epoch, to within two records at
-    each end. Each store is gone through whole, in random order with ``shuffle=True``, before a record of it comes
-    again; an epoch goes on where the one before stopped. Batches are a function of seed and epoch: the same for any
-    number of ranks, and resumed at any batch. A record that comes twice in an epoch gets two crops. A store at a URL is
-    gone through shard by shard: shards in random order, records shuffled within a loader's ``window`` of them, unless
-    it has ``shuffle="full"``.
+    contains exactly each store's share, rounded to a record, and any part of the epoch does too, to within two records
+    at each end. All records of a store are drawn, in random order with ``shuffle=True``, before any is repeated; an
+    epoch continues where the previous one stopped. Batches depend only on seed and epoch: they are the same for any
+    number of ranks, and can be resumed at any batch. A record that is repeated in an epoch gets two crops. A store at a
+    URL is read shard by shard, unless ``shuffle="full"``: shards in random order, records shuffled within the loader's
+    ``window`` of shards.
 
     Args:
-        weights: By path or URL of the store, its weight: any positive number; only their ratio counts. A list of paths
-            gives each store its number of records as weight.
+        weights: Weight of each store by its path or URL: any positive number; only the ratio counts. In a list of
+            paths, each store's weight is its number of records.
         split: The split to use, see :class:`packstore.PackedDataset`.
-        temperature: Weights become ``weight ** (1 / temperature)``: 1 leaves them, more evens them out.
-        epoch: Records of an epoch; None for as many as the stores have.
-        **options: Those of :class:`packstore.PackedDataset`.
+        temperature: Weights become ``weight ** (1 / temperature)``: 1 keeps them, larger values even them out.
+        epoch: Number of records of an epoch; None for all records of the stores.
+        **options: Options of :class:`packstore.PackedDataset`.
 
     Attributes:
-        draws: How many records an epoch has of each store, in their order.
+        draws: Number of records of each store in an epoch.
 
     Raises:
-        StoreError: A store does not open, or they do not fit together.
+        StoreError: A store does not open, or the stores differ in encoding or columns.
         UsageError: Weights that are not positive; a store without records in the split, or none in an epoch.
     """
 
@@ -126,7 +126,7 @@ class Mix(ConcatDataset):
         if temperature != 1:
             shares = [float(share) ** (1 / temperature) for share in shares]
         count = sum(sizes) if epoch is None else whole_number("epoch", epoch)
-        self.mixture = Mixture(tuple(sizes), shared_out(shares, count))
+        self.mixture = Mixture(tuple(sizes), apportion(shares, count))
 
     @property
     def draws(self) -> tuple[int, ...]:

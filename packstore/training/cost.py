@@ -1,4 +1,4 @@
-"""What reading a store at a URL costs, computed from its table: requests and bytes, which is what providers count."""
+"""Computes from a store's table what reading it at a URL costs: requests and bytes, which providers charge for."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from packstore.core.manifest import Manifest
 from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, cache_room, fitting_window
 
 LISTED = 1000
-"""Objects that one request lists, with all providers."""
+"""Maximum number of objects that one list request returns, with all providers."""
 _OPENING = 3
-"""Requests that open a store: they list its versions, and get a head and a table."""
+"""Number of requests that open a store: list its versions, get head and table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What something costs on all nodes together.
+    """Cost of an operation on all nodes together.
 
     Attributes:
-        what: In words.
-        requests: How many requests; an expected number where records are read in a random order.
-        nbytes: Bytes that come from the object store.
+        what: Name of the operation.
+        requests: Number of requests; an expected value if records are read in random order.
+        nbytes: Bytes fetched from the object store.
     """
 
     what: str
@@ -32,17 +32,17 @@ class Cost:
 
 
 def costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, batch_size: int = 256) -> list[Cost]:
-    """The costs of a store whose shards lie at a URL.
+    """Computes the costs of reading a store whose shards are at a URL.
 
     Args:
-        manifest: Of the store, with its table; one of a single file is one shard.
-        nbytes: What the store takes, where it is a single file.
-        budget: Bytes of the cache of each node.
-        nodes: How many machines read the store, each with a cache of its own and an equal part of the records.
-        batch_size: Records a batch, of each node.
+        manifest: Manifest of the store, with its table; a single file counts as one shard.
+        nbytes: Size of a store that is a single file.
+        budget: Bytes of each node's cache.
+        nodes: Number of machines that read the store, each with its own cache and an equal part of the records.
+        batch_size: Records per batch on each node.
 
-    Where the store does not fit into a cache, a record is a hit as often as shards fit into it, in a full shuffle: each
-    other read fetches a whole shard. In lanes, the order and the window are those of a loader with one rank a node.
+    If the store exceeds the cache, a record in a full shuffle is a hit with the probability that its shard is cached;
+    each miss fetches a whole shard. Lanes use the order and window of a loader with one rank per node.
     """
     table = manifest.shards
     shards, total = (1, nbytes) if table is None else (len(table), int(table.table["nbytes"].sum()))
@@ -68,7 +68,7 @@ def costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, batch_si
 
 
 def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, batch_size: int) -> Cost:
-    """Replays the reads of the first epoch on each node."""
+    """Simulates the reads of the first epoch on each node."""
     table = manifest.shards
     if table is None:
         return Cost("epoch in lanes", manifest.records, manifest.records * nbytes)  # larger than the cache
@@ -86,8 +86,8 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
 
 
 def _fetched(reads: Reads, sizes: NDArray[np.int64], room: int) -> list[int]:
-    """The shards that a node fetches, in order. One that two lanes share is there still if less than the room was
-    fetched in between."""
+    """Lists the shards that a node fetches, in order. A shard that two lanes share is fetched again only if other
+    shards have pushed it out of the cache."""
     fetched: list[int] = []
     for number in reads.shards.tolist():
         since = fetched[len(fetched) - fetched[::-1].index(number) :] if number in fetched else None

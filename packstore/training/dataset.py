@@ -1,4 +1,4 @@
-"""``PackedDataset``: a store as a map-style torch dataset, the drop-in for ``ImageFolder`` and ``CIFAR10``."""
+"""``PackedDataset``: a store as a map-style torch dataset, a drop-in for ``ImageFolder`` and ``CIFAR10``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from packstore.training.item_options import (
     column_names,
     detection_columns,
 )
-from packstore.training.pictures import PictureLists, Pictures, check_pil, for_torch
+from packstore.training.pictures import ImageListReader, ImageReader, check_pil, for_torch
 from packstore.training.samples import Keys, Samples
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import Values, as_tensor
@@ -49,7 +49,7 @@ Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 
 
 class PackedDataset(torch.utils.data.Dataset[Any]):
-    """The records of a store, or of one of its splits, as a dataset.
+    """Records of a store, or of one of its splits, as a dataset.
 
     ``ds[i]`` is a tuple with one value a column, by default ``(image, label)``, or ``(image, boxes, labels)`` where a
     store has boxes and no ``label``; with a single column (the default for a store with neither is just the image) it
@@ -215,9 +215,10 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self._length
 
     def __getitem__(self, index: int | slice | Sequence[int] | NDArray[Any] | torch.Tensor) -> Any:
-        """Item ``index`` (negative from the end), or a batch for a slice or a list of indices.
+        """Returns item ``index`` (negative from the end), or a batch for a slice or a list of indices.
 
-        Raises :class:`IndexError` outside the dataset, and :class:`TypeError` for anything but indices, such as masks.
+        Raises :class:`IndexError` for an index out of range, and :class:`TypeError` for anything but indices, such as
+        masks.
         """
         if type(index) is int:
             return self._item(self._record(index))
@@ -228,13 +229,13 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self._item(self._record(_whole(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The items at ``indices``. torch's ``DataLoader`` calls this for a batch, which it collates itself."""
+        """Returns the items at ``indices``. torch's ``DataLoader`` calls this for a batch, which it collates itself."""
         records = self._records(indices)
         return self._items(records)
 
     @property
     def reader(self) -> Reader:
-        """The open store; opened anew in each process, because C libraries do not survive a fork."""
+        """Open reader of the store; reopened in each process, because C libraries do not survive a fork."""
         reader = self._reader  # a copy: another thread may close the dataset meanwhile
         if reader is None or self._pid != os.getpid():
             reader = self._open(self._head)
@@ -249,7 +250,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def classes(self) -> list[str]:
         """Class names by number: of ``label``, or in a store without it those of the boxes; empty without names.
 
-        They count from 0. torchvision's detectors keep 0 for the background: add 1 to the labels for these.
+        They count from 0. torchvision's detectors reserve 0 for the background: add 1 to the labels for them.
         """
         classes = self.manifest.classes
         if classes is None and not self.manifest.has_column("label"):
@@ -287,13 +288,13 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def keys(self) -> Sequence[str]:
-        """Keys of all items, read as they are asked for."""
+        """Keys of all items, read on access."""
         self.reader.check_column("key")
         return Keys(self.reader, self._start, self._length)
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
-        """``(key, label)`` of all items, read when asked for. Raises :class:`UsageError` without a label an item."""
+        """``(key, label)`` of all items, read on access. Raises :class:`UsageError` unless each item has one label."""
         self._check_labels()
         self.reader.check_column("key")
         return Samples(self.reader, self._start, self._length)
@@ -301,9 +302,10 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     imgs = samples
 
     def loader(self, key: str) -> Image:
-        """The image with this key as a ``PIL.Image``, without ``transform``, as ``ImageFolder``'s ``loader`` does.
+        """Returns the image with this key as a ``PIL.Image``, without ``transform``, as ``ImageFolder``'s ``loader``
+        does.
 
-        The first call reads all keys. Raises :class:`UsageError` for a key that no item has.
+        The first call reads all keys. Raises :class:`UsageError` for an unknown key.
         """
         reader = self.reader  # first, since it empties what is kept in a new process
         items = self._loaded.get("items of keys")
@@ -316,17 +318,17 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self.show(items[key])
 
     def show(self, index: int, window: tuple[float, float] | None = None) -> Image:
-        """Item ``index`` as an RGB ``PIL.Image`` to look at: without ``transform``, normalisation undone.
+        """Returns item ``index`` as an RGB ``PIL.Image`` for display: without ``transform``, normalisation undone.
 
         Args:
-            index: Of the item.
-            window: Of values that are not 8 bits: those that are shown black and white; None for the 1st and 99th
+            index: Index of the item.
+            window: For values of other than 8 bits: the values shown as black and white; None for the 1st and 99th
                 percentile of the image.
         """
         return self.pictures.shown(self.reader, self._record(_whole(index)), window)
 
     def close(self) -> None:
-        """Closes the store; the next access opens it again. Reads under way in other threads finish."""
+        """Closes the store; the next access reopens it. Reads in other threads finish."""
         self._reader = None
         self._loaded = {}
 
@@ -369,7 +371,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self._start + index
 
     def _records(self, indices: Iterable[Any]) -> NDArray[np.int64]:
-        """Record numbers of the items ``indices``. Raises as :meth:`__getitem__`."""
+        """Returns the record numbers of the items ``indices``. Raises as :meth:`__getitem__`."""
         array = isinstance(indices, (np.ndarray, torch.Tensor)) and indices.ndim == 1 and indices.dtype != torch.bool
         items: list[Any] = indices.tolist() if array else list(indices)  # type: ignore[attr-defined]
         if not set(map(type, items)) <= {int}:
@@ -385,7 +387,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     def _item(self, record: int, image: Any = None) -> Any:
         if self._wrapper is not None:
-            item: Any = self._wrapped(self._wrapper, record, image)
+            item: Any = self._wrap_item(self._wrapper, record, image)
         elif self.output == "dict":
             item = {name: self._value(name, record, image) for name in self.columns}
         else:
@@ -395,8 +397,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return item
         return self.transforms(*item) if isinstance(item, tuple) else self.transforms(item)
 
-    def _wrapped(self, wrapper: TVTensors, record: int, image: Any) -> Any:
-        """An item of torchvision's types."""
+    def _wrap_item(self, wrapper: TVTensors, record: int, image: Any) -> Any:
+        """Builds an item of torchvision's types."""
         image = self.pictures.of("tensor", self.reader, record) if image is None else image
         size = image.shape[-2], image.shape[-1]
         column = self.manifest.column
@@ -447,7 +449,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return values[0] if len(values) == 1 else tuple(values)
 
     def _batch_of(self, name: str, records: NDArray[np.int64]) -> Any:
-        """One column of a batch: gathered at once where it is an array, else put together from single values."""
+        """Reads one column of a batch: at once if it is an array, else value by value."""
         if name == "image":
             batch = self._gathered_images(records) if self.transform is None else None
             if batch is not None:
@@ -467,7 +469,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return as_tensor(column, gathered).to(self.device)
 
     def _sound_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Values of a fixed column. Raises :class:`CorruptRecordError` for the first that is damaged."""
+        """Reads values of a fixed column. Raises :class:`CorruptRecordError` for the first damaged one."""
         reader = self.reader
         faults = reader.find_faults(records, (name,))
         if faults:
@@ -491,7 +493,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     # Images -----------------------------------------------------------------------------------------------------
 
     def _gathered_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
-        """Images of ``records`` as a batch in memory of its own; None where they have to be read one by one."""
+        """Gathers images of ``records`` as a batch in memory of its own; None if they must be read one by one."""
         if self._form != "tensor" or "image" not in self.columns or not len(records):
             return None
         reader = self.reader
@@ -503,7 +505,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self.pictures.finish(torch.from_numpy(for_torch(images, self.manifest.image)))
 
     def _each_image(self, records: NDArray[np.int64]) -> Iterable[Any]:
-        """The images of ``records`` in the form that items have; None for each where these have none."""
+        """Reads the images of ``records`` in the form of items; None for each if items have no image."""
         if "image" not in self.columns:
             return [None] * len(records)
         gathered = self._gathered_images(records)
@@ -511,22 +513,22 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             self.pictures.of_each(self._form, self.reader, records.tolist()) if gathered is None else gathered.unbind()
         )
 
-    def _pictures(self, column: Column) -> Pictures:
+    def _pictures(self, column: Column) -> ImageReader:
         normalization = self.manifest.normalization
         decoder = self.decoder_of(column)
-        return Pictures(column, decoder, self.exif_transpose, normalization, self.dtype, self.device)
+        return ImageReader(column, decoder, self.exif_transpose, normalization, self.dtype, self.device)
 
     def decoder_of(self, column: Column) -> Decoder:
-        """The decoder of a column of images: the dataset's, or of a further column one of its mode."""
+        """Returns the decoder of a column of images: the dataset's, or for a further column one of its mode."""
         if column.name == "image":
             return self.decoder
         return get_decoder(self.decoder_name, max_pixels=self.max_pixels, reading=Reading.recorded(column.mode, {}))
 
-    def lists_of(self, column: Column) -> PictureLists:
-        """What reads and decodes a column of lists of images."""
-        return PictureLists(self._pictures(column))
+    def list_reader(self, column: Column) -> ImageListReader:
+        """Creates the reader of a column of lists of images."""
+        return ImageListReader(self._pictures(column))
 
-    def _field(self, column: Column) -> Pictures | PictureLists | Values:
+    def _field(self, column: Column) -> ImageReader | ImageListReader | Values:
         if column.name == "image":
             return self.pictures
         if column.form == "files":
@@ -535,7 +537,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
 
 def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = None) -> Reader:
-    """Opens a store, at a URL the version ``head``, and looks at all of its files."""
+    """Opens a store and checks that all of its files exist; with ``head``, reopens that version at a URL without the
+    check."""
     if head is not None and isinstance(path, UrlPath):
         return with_checksums(reopen_remote(path, head), checksums)
     reader = open_store(path, checksums)
@@ -548,8 +551,8 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
 
 
 def head_of(reader: Reader) -> RemoteHead | None:
-    """The version that other processes open, whatever has been appended since; a plain copy of a local store has
-    none."""
+    """Returns the version that other processes should open, whatever has been appended since; None for a local
+    store."""
     remote = reader.unchecked
     return remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
 

@@ -1,4 +1,4 @@
-"""Which split, columns and output a dataset takes from a store."""
+"""Resolves split, columns, reading and output of a dataset against a store."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _OF_TENSORS = ("tensor", "dict", "tv_tensors")
 
 
 def column_names(manifest: Manifest) -> str:
+    """Joins the names of all columns, for messages."""
     return ", ".join(c.name for c in manifest.columns)
 
 
 def choose_split(manifest: Manifest, split: str | None) -> str | None:
+    """Returns the name of the split to use; None without splits. Raises :class:`UsageError` for an unknown split, or
+    if there are several and none is named."""
     names = [s.name for s in manifest.splits]
     if split is None:
         if len(names) > 1:
@@ -33,13 +36,15 @@ def choose_split(manifest: Manifest, split: str | None) -> str | None:
 
 
 def detection_columns(manifest: Manifest) -> list[Column]:
-    """Returns the first column of boxes and the labels that go with it; nothing without boxes."""
+    """Returns the first column of boxes and its labels; nothing without boxes."""
     boxes = [column for column in manifest.columns if column.type == "boxes"][:1]
     names = {column.name for column in boxes}
     return boxes + [c for c in manifest.columns if c.type == "labels" and c.parallel in names][:1]
 
 
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the names of an item's columns: the given ones, or by default the image with label or boxes. Raises
+    :class:`UsageError` for unknown names."""
     if columns is None:
         if manifest.has_column("label"):
             return ("image", "label")
@@ -53,7 +58,8 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
 
 
 def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
-    """Whether images are to be turned when they are decoded."""
+    """Tells if images are rotated by EXIF when they are decoded. Raises :class:`UsageError` if the store rules out
+    the user's wish."""
     if wanted not in (None, True, False):
         raise UsageError(f"exif_transpose should be True, False or None, got {wanted!r}")
     if wanted is None or not keeps_exif(manifest):
@@ -71,7 +77,7 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
 def choose_reading(
     manifest: Manifest, mode: str | None, depth: str | None, alpha: str | None, frames: str | None
 ) -> Reading:
-    """How images are read: as the store says, unless a dataset asks for another mode, depth, alpha or frame."""
+    """Returns how images are read: as the store says, unless the dataset asks for another mode, depth, alpha or frame."""
     recorded = Reading.recorded(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}
@@ -88,6 +94,7 @@ def choose_reading(
 def check_output(
     manifest: Manifest, columns: Sequence[str], output: str, dtype: torch.dtype | None, denormalize: bool
 ) -> None:
+    """Raises :class:`UsageError` for an unknown output, or for options that contradict it or the store."""
     if output not in OUTPUTS:
         raise UsageError(f"no output {output!r}; outputs: {', '.join(OUTPUTS)}")
     if output == "tv_tensors" and "image" not in columns:

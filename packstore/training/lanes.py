@@ -1,12 +1,12 @@
-"""Shuffling for shards that have to be fetched: each node reads shards of its own, whole and once.
+"""Shuffles in lanes, for shards that must be fetched: each node reads its own shards, whole and once.
 
-Every epoch deals the shards anew: they are laid in random order, one after another, to a deck of all records. The deck
-is cut into lanes of equal length, and each global batch takes equally many records from every lane. A rank takes a
-contiguous part of the batch, which is that of some lanes; so ranks read different shards, except where a cut falls into
-one, and the number of ranks changes nothing in a global batch.
+Every epoch deals the shards anew: in random order, one after another, they form a deck of all records. The deck is cut
+into lanes of equal length, and each global batch takes equally many records from every lane. A rank takes a contiguous
+part of the batch, that of some lanes; so ranks read different shards, except for a shard at the border of two lanes,
+and the number of ranks does not change a global batch.
 
-The deck is also cut into windows of a few whole shards. Records are shuffled within their window, so that a lane is
-done with the shards of a window before it goes on to the next.
+The deck is also cut into windows of a few whole shards. Records are shuffled within their window, so a lane finishes
+the shards of a window before it enters the next.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 from packstore.training.permutation import DECK, permute, permute_within
 
 SHARDS_A_WINDOW = 64
-"""Shards that are shuffled together, over all ranks, if nobody says otherwise and the cache has room for them."""
+"""Default number of shards that are shuffled together, over all ranks, if the cache has room for them."""
 _SHARE = 0.75  # of the cache's budget: it has other users, too
 _FEW = 12  # lanes that a store of few shards has too: as many nodes then share it, at the price of a shard read twice
 _SHARDS_A_LANE = 4  # a lane's cut falls into a shard, which is fetched for both sides: at most a quarter more
 
 
 class Reads(NamedTuple):
-    """The shards that a rank reads in an epoch, in order of ``first``.
+    """Shards that a rank reads in an epoch, in order of ``first``.
 
     Attributes:
-        shards: ``int64 (n,)``, their numbers; a shard that two lanes share may come twice.
-        first: ``int64 (n,)``, the first batch that may need each.
-        last: ``int64 (n,)``, the last one.
+        shards: ``int64 (n,)``, their numbers; a shard that two lanes share may occur twice.
+        first: ``int64 (n,)``, first batch that may need each shard.
+        last: ``int64 (n,)``, last batch that may need it.
     """
 
     shards: NDArray[np.int64]
@@ -44,13 +44,13 @@ class Reads(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Deck:
-    """The records of an epoch, shard by shard.
+    """Records of an epoch, shard by shard.
 
     Attributes:
-        shards: Indices of the shards in their order.
-        starts: The place in the deck where each begins.
-        stops: And where it ends.
-        edges: The places where windows begin, and the end of the last one.
+        shards: Indices of the shards in order.
+        starts: Position in the deck at which each shard begins.
+        stops: Position at which it ends.
+        edges: Positions at which windows begin, and the end of the last one.
     """
 
     epoch: int
@@ -61,13 +61,13 @@ class _Deck:
 
 
 class Lanes:
-    """The sequence of all ranks in lanes.
+    """Sequence of all ranks in lanes.
 
     Attributes:
-        starts: The first record of each shard that is not empty.
-        lanes: Their number: of the divisors of the global batch that have the most divisors themselves, the largest, so
-            that it suits as many numbers of ranks as can be. At most ``window``.
-        depth: Shards a window of a lane: ``window`` over all lanes, at least one.
+        starts: First record of each non-empty shard.
+        lanes: Number of lanes: the divisor of the global batch with the most divisors of its own (the largest of
+            several), so that it suits many numbers of ranks. At most ``window``.
+        depth: Shards per window of a lane: ``window`` over all lanes, at least one.
     """
 
     def __init__(self, starts: NDArray[np.int64], count: int, global_batch_size: int, window: int, seed: int) -> None:
@@ -98,7 +98,7 @@ class Lanes:
         return self.__dict__ | {"_latest": None}
 
     def records(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The records that come at ``positions`` of the sequence, int64 of the same shape."""
+        """Computes the records at ``positions`` of the sequence, int64 of the same shape."""
         deck = self._deck(epoch)
         places = self._places(positions)
         windows = np.searchsorted(deck.edges, places, "right") - 1
@@ -110,8 +110,8 @@ class Lanes:
         return records
 
     def reads(self, epoch: int, rank: int, world_size: int) -> Reads:
-        """The shards that a rank reads. If fewer records than ranks remain after the last full batch, and so come with
-        it, that batch may need a neighbour's shards, too."""
+        """Lists the shards that a rank reads. If fewer records than ranks remain after the last full batch and are
+        added to it, that batch may also need shards of a neighbour."""
         deck = self._deck(epoch)
         batch = self._batch // world_size
         lanes = rank * batch // self._share, -(-(rank + 1) * batch // self._share)
@@ -129,7 +129,7 @@ class Lanes:
         return Reads(numbers[order], first[order], last[order])
 
     def _places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The places in the deck that come at ``positions`` of the sequence."""
+        """Maps ``positions`` of the sequence to positions in the deck."""
         number, offset = np.divmod(positions, self._batch)
         lane, inside = np.divmod(offset, self._share)
         full = self._count // self._batch
@@ -141,7 +141,7 @@ class Lanes:
         return places
 
     def _deck(self, epoch: int) -> _Deck:
-        """The deck of an epoch; the latest is kept, since 20,000 shards take a millisecond."""
+        """Computes the deck of an epoch; caches the latest, since 20,000 shards take a millisecond."""
         deck = self._latest
         if deck is None or deck.epoch != epoch:
             shards = permute(np.arange(len(self._sizes)), len(self._sizes), self._seed, epoch, DECK)
@@ -155,7 +155,7 @@ class Lanes:
 
 
 def reads_in_sequence(starts: NDArray[np.int64], count: int, batch_size: int) -> Reads:
-    """The shards that are read where ``count`` records come one after another.
+    """Lists the shards that are read if ``count`` records come in order.
 
     Args:
         starts: The first record of each shard, ascending from 0; a shard may be empty.
@@ -168,7 +168,7 @@ def reads_in_sequence(starts: NDArray[np.int64], count: int, batch_size: int) ->
 
 
 def most_at_a_time(reads: Reads, sizes: NDArray[np.int64]) -> int:
-    """The most bytes of shards that batches need at a time; a shard that two lanes share counts once."""
+    """Computes the maximum bytes of shards that batches need at a time; a shard that two lanes share counts once."""
     order = np.lexsort((reads.first, reads.shards))
     shards, first, last = (column[order].astype(np.int64) for column in reads)
     beyond = int(last.max(initial=0)) + 2
@@ -183,20 +183,21 @@ def most_at_a_time(reads: Reads, sizes: NDArray[np.int64]) -> int:
 
 
 def cache_room(budget: int) -> int:
-    """Returns the bytes of a cache that a rank's shards may take: the ranks of a machine share it, as torchrun counts
-    them."""
+    """Returns the bytes of a cache that a rank's shards may take: its part of the cache, which all ranks of the
+    machine share by torchrun's count."""
     return int(budget * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def fitting_window(reads_of: Callable[[int], Reads], sizes: NDArray[np.int64], room: int) -> int:
-    """Returns the largest window, halved from :data:`SHARDS_A_WINDOW`, whose shards have room; 1 where none has.
+    """Returns the largest window, halved from :data:`SHARDS_A_WINDOW`, whose shards fit into ``room``; 1 if none
+    fits.
 
-    For a single rank: several would need equal caches to agree on the order.
+    For a single rank: several ranks would need equal caches to agree on the order.
 
     Args:
-        reads_of: Returns the shards that an epoch with this window reads.
+        reads_of: Returns the shards that an epoch with a given window reads.
         sizes: Bytes of each shard.
-        room: Bytes of shards that may be there at a time.
+        room: Maximum bytes of shards in the cache at a time.
     """
     window = SHARDS_A_WINDOW
     while window > 1 and most_at_a_time(reads_of(window), sizes) > room:
@@ -204,15 +205,17 @@ def fitting_window(reads_of: Callable[[int], Reads], sizes: NDArray[np.int64], r
     return window
 
 
-def grouped(records: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Brings entries of the same shard together, for :class:`Lanes` of a part of a store.
+def group_by_shard(
+    records: NDArray[np.int64], starts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sorts entries by shard, for :class:`Lanes` of a part of a store.
 
     Args:
         records: The record of each entry, ``(n,)``.
         starts: The first record of each shard, ascending from 0.
 
     Returns:
-        The entries in their new order, ``(n,)``, and in it the first one of each shard.
+        Indices of the entries in their new order, ``(n,)``, and the position of each shard's first entry.
     """
     shards = np.searchsorted(starts, records, "right") - 1
     order = np.argsort(shards, kind="stable")
@@ -220,6 +223,6 @@ def grouped(records: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDAr
 
 
 def _most_divisible(number: int, most: int) -> int:
-    """The divisor of ``number``, at most ``most``, with the most divisors; of several the largest."""
+    """Returns the divisor of ``number``, at most ``most``, with the most divisors; the largest of several."""
     divisors = (d for d in range(1, most + 1) if number % d == 0)
     return max(divisors, key=lambda d: (sum(d % n == 0 for n in range(1, d + 1)), d))

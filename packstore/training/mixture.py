@@ -1,4 +1,4 @@
-"""Shares of several stores in an epoch: exact, and worked out position by position."""
+"""Mixes several stores in an epoch by exact shares, computed position by position."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, reads_in_seq
 from packstore.training.permutation import MIXTURE, permute_within
 
 _WINDOW = 1024
-"""Positions within which stores come in random order; more where one of them comes more seldom."""
+"""Minimum length of a window, within which stores come in random order."""
 
 
 class FetchedShards(NamedTuple):
-    """The shards of one store.
+    """Shards of one store.
 
     Attributes:
-        first_part: Number of the first one among the parts of the dataset; the others follow.
-        starts: The first record of each, from 0; a shard may be empty.
+        first_part: Number of the first shard among the parts of the dataset; the others follow.
+        starts: First record of each shard, from 0; a shard may be empty.
     """
 
     first_part: int
@@ -33,20 +33,19 @@ class FetchedShards(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """An epoch that draws so many records of each of several stores.
+    """An epoch that draws a fixed number of records from each of several stores.
 
-    Positions are parted into windows. Each has of every store its share, rounded, so that any part of an epoch has the
-    wanted shares but for two records at each end; within a window the stores come in random order. A store is gone
-    through in random order, whole, before any of its records comes again, and an epoch goes on where the one before
-    stopped.
+    The positions are divided into windows. Each window contains every store's share, rounded, so any part of an epoch
+    has the wanted shares to within two records at each end. Within a window, stores come in random order. All records
+    of a store are drawn, in random order, before any is repeated; an epoch continues where the previous one stopped.
 
-    A store whose shards have to be fetched is gone through shard by shard: its shards come in random order, and records
-    are shuffled within windows of some of them.
+    A store whose shards must be fetched is read shard by shard: its shards come in random order, and records are
+    shuffled within windows of several shards.
 
     Attributes:
-        sizes: Records of each store, one after another in the dataset.
-        draws: How many of them an epoch has.
-        fetched: By number of the store, the shards of those that are gone through shard by shard.
+        sizes: Number of records of each store, in the order of the dataset.
+        draws: Number of records of each store in an epoch.
+        fetched: Shards of the stores that are read shard by shard, by number of the store.
     """
 
     sizes: tuple[int, ...]
@@ -55,21 +54,21 @@ class Mixture:
 
     @property
     def count(self) -> int:
-        """Records of an epoch."""
+        """Number of records of an epoch."""
         return sum(self.draws)
 
     @cached_property
     def _window(self) -> int:
-        # So long that no store's rounded share of a window is less than nothing.
+        # Long enough that no store's rounded share of a window is negative.
         return max(_WINDOW, -(-self.count // min(self.draws)))
 
     def ids(
         self, positions: NDArray[np.int64], seed: int, epoch: int, shuffle: bool, shards: int = SHARDS_A_WINDOW
     ) -> NDArray[np.int64]:
-        """The records at ``positions`` of an epoch, each in [0, :attr:`count`): ids as of
-        :func:`packstore.training.random_draws.with_occurrences`.
+        """Computes the records at ``positions`` of an epoch, as ids of
+        :func:`packstore.training.random_draws.with_occurrences`; the records are in [0, :attr:`count`).
 
-        ``shards``: how many of a store are mixed at a time, if they have to be fetched.
+        ``shards``: number of shards of a fetched store that are mixed at a time.
         """
         window, total = self._window, self.count
         numbers = positions // window
@@ -105,9 +104,10 @@ class Mixture:
     def reads(
         self, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int = SHARDS_A_WINDOW
     ) -> Reads | None:
-        """The parts of the dataset that an epoch reads of :attr:`fetched` stores, and when; None if there are none.
+        """Lists the parts of the dataset that an epoch reads of :attr:`fetched` stores, and when; None if there are
+        none.
 
-        Any rank may need them, since records of a store are not shared out by shards.
+        Every rank may need all of them, since ranks do not divide a store's records by shards.
         """
         found = [self._reads_of(store, seed, epoch, shuffle, global_batch_size, shards) for store in self.fetched]
         if not found:
@@ -129,7 +129,7 @@ class Mixture:
             parts.append(each.shards[used] + first_part)
             first.append(np.maximum(each.first[used] + begin, 0))
             last.append(np.minimum(each.last[used] + begin, draws - 1))
-        # A draw is at any place of its window.
+        # A draw may be anywhere in its window.
         edges = np.arange(0, self.count, self._window)
         drawn = np.diff(self._drawn_before(edges), axis=1)[:, store]
         begins = edges[np.searchsorted(drawn, np.concatenate(first), "right") - 1]
@@ -137,19 +137,19 @@ class Mixture:
         final = max(0, self.count // global_batch_size - 1), (self.count - 1) // global_batch_size
         return (
             np.concatenate(parts),
-            np.minimum(begins // global_batch_size, final[0]),  # a short rest may come with the last full batch
+            np.minimum(begins // global_batch_size, final[0]),  # a short tail may join the last full batch
             np.minimum(ends // global_batch_size, final[1]),
         )
 
     def _drawn_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many records of the first 0, 1, ... stores come before the windows that begin at ``positions``."""
+        """Counts, for the first 0, 1, … stores, the records before the windows that begin at ``positions``."""
         total = self.count
         exact = np.minimum(positions, total)[:, None] * np.cumsum([0, *self.draws])
         rounded: NDArray[np.int64] = (exact + total // 2) // total
         return rounded
 
     def _lanes(self, store: int, seed: int, shards: int) -> Lanes:
-        """The order of a store's records by its shards: a single lane."""
+        """Returns the order of a store's records by its shards: a single lane."""
         if (store, seed, shards) not in self._all_lanes:
             own = (seed << 8) + store + 1  # stores of equal shards come in different orders
             lanes = Lanes(self.fetched[store].starts, self.sizes[store], 1, shards, own)
@@ -161,10 +161,11 @@ class Mixture:
         return {}
 
 
-def shared_out(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Whole numbers that are in the ratio of ``weights`` and add up to ``count``, by the largest remainders.
+def apportion(weights: Sequence[float], count: int) -> tuple[int, ...]:
+    """Divides ``count`` into whole numbers in the ratio of ``weights``, by the largest remainders.
 
-    Raises :class:`UsageError` where one would be 0."""
+    Raises :class:`UsageError` if one would be 0.
+    """
     exact = [Fraction(weight) for weight in weights]
     quotas = [weight * count / sum(exact) for weight in exact]
     parts = [int(quota) for quota in quotas]

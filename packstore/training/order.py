@@ -1,7 +1,7 @@
 """The order of records: a pure function of (seed, epoch, rank, world size).
 
-No list is shuffled and no state is kept. :mod:`packstore.training.permutation` computes any part of an epoch by itself,
-so batch 40,000 costs as much as batch 0, a resume needs no replay, and ranks agree without communication.
+There is no shuffled list and no state. :mod:`packstore.training.permutation` computes any part of an epoch by itself,
+so batch 40,000 costs as much as batch 0, resuming needs no replay, and ranks agree without communication.
 """
 
 from __future__ import annotations
@@ -14,53 +14,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, grouped, reads_in_sequence
+from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, group_by_shard, reads_in_sequence
 from packstore.training.mixture import Mixture
 from packstore.training.permutation import BLOCKS, MAX_LENGTH, TAIL, permute, permute_within
 from packstore.training.random_draws import Array, Draws
 
 BLOCKS_A_WINDOW = 16
-"""Blocks that are shuffled together, if nobody says otherwise."""
+"""Default number of blocks that are shuffled together."""
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The batches of every epoch, for one rank.
+    """Order of the records in the batches of every epoch, for one rank.
 
     An epoch is a sequence of records. Global batch ``b`` is its part ``[b * G, (b + 1) * G)`` with
     ``G = batch_size * world_size``, and each rank takes a contiguous share of it. So the same global batches come out
     of any number of ranks, ranks see disjoint records, and all have equally many batches.
 
-    What remains after the last full global batch is the tail, of ``r < G`` records. ``drop_last`` leaves it out: a
-    function of the global batch alone. Otherwise it is one more batch, split as evenly as can be (some ranks get one
+    The tail after the last full global batch has ``r < G`` records. ``drop_last`` drops it, which depends on the global
+    batch alone. Otherwise it is one more batch, split as evenly as possible (some ranks get one
     record more); if ``r < world_size``, so that some rank would get nothing, ``r`` ranks get one record more in the
     last full batch instead. Then no record is left out, or repeated to fill up, and all ranks take as many steps.
 
     Args:
-        length: Records of the dataset, at most 2**31.
-        batch_size: Records a batch, of one rank.
+        length: Number of records of the dataset, at most 2**31.
+        batch_size: Records per batch of one rank.
         seed: Any integer.
-        shuffle: Whether an epoch is a random permutation; else records come in their order.
-        drop_last: Whether to leave out the tail.
+        shuffle: Shuffle each epoch; else records come in their order.
+        drop_last: Drop the tail.
         rank: Number of this rank.
         world_size: Number of ranks.
-        block: Shuffle for storage that is slow to seek: blocks of this many consecutive records come in random order,
-            and records are shuffled within windows of ``window`` consecutive blocks of that order. None shuffles all.
-            Needs ``shuffle``.
-        shards: The first record of each shard, ascending from 0. Shuffles in lanes, for shards that have to be fetched:
-            each rank reads shards of its own, and records are shuffled within windows of whole shards, see
-            :mod:`packstore.training.lanes`. Then the sequence depends on the global batch size, too.
-        window: With ``block``, blocks a window: a reader that holds this many, and two more, reads each block once; 16
-            if None. With ``shards``, how many of them are mixed at a time, over all ranks; 64 if None. With
-            ``mixture``, likewise of each store whose shards are fetched.
+        block: For storage that seeks slowly: blocks of this many consecutive records come in random order, and records
+            are shuffled within windows of ``window`` consecutive blocks of that order. None shuffles all records. Needs
+            ``shuffle``.
+        shards: First record of each shard, ascending from 0. Shuffles in lanes, for shards that must be fetched: each
+            rank reads its own shards, and records are shuffled within windows of whole shards, see
+            :mod:`packstore.training.lanes`. The sequence then also depends on the global batch size.
+        window: With ``block``: blocks per window, 16 if None; a reader that holds this many plus two reads each block
+            once. With ``shards``: number of shards mixed at a time, over all ranks; 64 if None. With ``mixture``: the
+            same for each store whose shards are fetched.
         indices: Record numbers to draw from instead of all, as a one-dimensional array of integers; repetitions are
             allowed. Blocks are then of consecutive entries of it.
-        mixture: How many records an epoch draws from each of several stores, instead of all records once. The sequence
-            has ids then. Without ``block``, ``shards`` and ``indices``.
+        mixture: Number of records that an epoch draws from each of several stores, instead of all records once. The
+            sequence then consists of ids. Not with ``block``, ``shards`` and ``indices``.
 
     Raises:
         UsageError: A number out of range; ``block`` without ``shuffle``, or with ``shards``; ``indices`` or ``shards``
-            that are not integers or outside.
+            that are not integers or out of range.
     """
 
     length: int
@@ -96,36 +96,36 @@ class Order:
                 raise UsageError("block= and shards= are two ways of shuffling: leave one out")
             shards = _check_shards(self.shards, self.length)
             if self.indices is not None and self.shuffle:
-                order, shards = grouped(self.indices, shards)
+                order, shards = group_by_shard(self.indices, shards)
                 object.__setattr__(self, "indices", _check_indices(self.indices[order], self.length))
             object.__setattr__(self, "shards", shards)
 
     @property
     def count(self) -> int:
-        """Records of an epoch, over all ranks, before anything is left out."""
+        """Number of records of an epoch, over all ranks, before any are dropped."""
         if self.mixture is not None:
             return self.mixture.count
         return self.length if self.indices is None else len(self.indices)
 
     @property
     def global_batch_size(self) -> int:
-        """Records of a full batch, over all ranks."""
+        """Number of records of a full batch, over all ranks."""
         return self.batch_size * self.world_size
 
     @property
     def dropped(self) -> int:
-        """Records that an epoch leaves out, over all ranks."""
+        """Number of records that an epoch drops, over all ranks."""
         if not self.batches():
             return self.count
         return self.count % self.global_batch_size if self.drop_last else 0
 
     def batches(self, epoch: int = 0) -> int:
-        """Batches of an epoch, the same number on every rank."""
+        """Number of batches of an epoch, equal on all ranks."""
         full, tail = divmod(self.count, self.global_batch_size)
         return full + (tail >= self.world_size and not self.drop_last)
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """Start and stop of this rank's batch ``number`` in the epoch's sequence.
+        """Returns start and stop of this rank's batch ``number`` in the epoch's sequence.
 
         Raises :class:`UsageError` for a batch that the epoch does not have.
         """
@@ -139,37 +139,37 @@ class Order:
         return start + first, start + stop
 
     def position(self, batches: int) -> int:
-        """How many records the first ``batches`` batches of an epoch have, over all ranks."""
+        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks."""
         whole = self.count - self.dropped
         return min(batches * self.global_batch_size, whole) if batches < self.batches() else whole
 
     def batches_before(self, position: int) -> int:
-        """The batches that have the first ``position`` records; the last one may have more."""
+        """Returns the number of batches that contain the first ``position`` records; the last one may contain more."""
         whole = self.count - self.dropped
         return min(-(-position // self.global_batch_size), self.batches()) if position < whole else self.batches()
 
     def batch(self, epoch: int, number: int) -> NDArray[np.int64]:
-        """The records of this rank's batch ``number``, int64 ``(B,)`` with numbers in [0, ``length``).
+        """Computes the records of this rank's batch ``number``, int64 ``(B,)`` in [0, ``length``).
 
-        Its cost depends on the batch size only. Raises as :meth:`bounds`.
+        The cost depends on the batch size only. Raises as :meth:`bounds`.
         """
         records: NDArray[np.int64] = self.sequence(epoch, np.arange(*self.bounds(number), dtype=np.int64))
         return records
 
     @cached_property
     def lanes(self) -> Lanes | None:
-        """How the sequence is made of lanes, if it is."""
+        """Lanes of the sequence; None if it has none."""
         if self.shards is None or not self.shuffle or not self.count:
             return None
         return Lanes(self.shards, self.count, self.global_batch_size, self.window or SHARDS_A_WINDOW, self.seed)
 
     def sequence(self, epoch: int, positions: Array) -> Array:
-        """The records that come at ``positions`` of the sequence of all ranks, each in [0, :attr:`count`); ids with
+        """Computes the records at ``positions`` of the sequence of all ranks, each in [0, :attr:`count`); ids with
         ``mixture``.
 
-        int64, a numpy array or a torch tensor as ``positions`` is, on its device. With torch and ``block``, ``shards``,
-        ``indices`` or ``mixture``, and on a CUDA device in any case, the host waits: ask for a whole epoch then, not
-        for a batch.
+        Returns int64, a numpy array or torch tensor like ``positions``, on its device. With torch and ``block``,
+        ``shards``, ``indices`` or ``mixture``, and always on a CUDA device, the host waits: ask for a whole epoch then,
+        not for a batch.
         """
         if isinstance(positions, np.ndarray):
             return self._numpy_sequence(epoch, positions)
@@ -181,8 +181,8 @@ class Order:
         return torch.from_numpy(self._numpy_sequence(epoch, positions.cpu().numpy())).to(positions.device)
 
     def reads(self, epoch: int) -> Reads | None:
-        """The shards that this rank reads, and when; None where that is not known: without ``shards``, with
-        ``indices`` that are not shuffled, or with a ``mixture`` of which none are fetched."""
+        """Lists the shards that this rank reads, and when; None if that is unknown: without ``shards``, with
+        ``indices`` that are not shuffled, or with a ``mixture`` without fetched stores."""
         if self.lanes is not None:
             return self.lanes.reads(epoch, self.rank, self.world_size)
         if self.mixture is not None:

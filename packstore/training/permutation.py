@@ -1,4 +1,4 @@
-"""Permutations that are worked out position by position: no list is shuffled and no state is kept."""
+"""Random permutations that are computed position by position, without shuffled lists or state."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from packstore.core.errors import UsageError
 from packstore.training.random_draws import MASK, Array, Draws, key
 
 MAX_LENGTH = 2**31
-"""Most records that an order is made for."""
+"""Maximum number of records of an order."""
 MIXTURE, DECK, ORDER, BLOCKS, TAIL, WINDOW = range(-6, 0)
-"""Streams of random numbers, apart from those of the augmentations (0, 1, …). Those below
-``MIXTURE`` are of the stores of a mixture."""
+"""Streams of random numbers, distinct from those of augmentations (0, 1, …). Streams below ``MIXTURE`` belong to the
+stores of a mixture."""
 
 _SORTED = 1024  # up to here a permutation is made by sorting, in 20 µs; a Feistel network needs room to mix
 _ROUNDS = 6
@@ -23,16 +23,16 @@ _CHUNK = 65536  # elements, to stay in a core's L2 cache: 10 million in 0.07 s; 
 
 
 def permute(positions: Array, length: int, seed: int, epoch: int, stream: int = ORDER) -> Array:
-    """The values at ``positions`` of a random permutation of [0, ``length``).
+    """Computes the values at ``positions`` of a random permutation of [0, ``length``).
 
-    Each position is worked out by itself: a Feistel network over (high, low) digits, the low one binary and the high
-    one of any radix, so that at most one in ``sqrt(length)`` values falls outside and goes round again (cycle walking:
-    Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Up to 1,024 records it is the permutation that
-    sorts their random bits.
+    Each position is computed by itself: a Feistel network over (high, low) digits, the low one binary and the high one
+    of any radix, so that at most one in ``sqrt(length)`` values falls outside and is encrypted again (cycle walking:
+    Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Up to 1,024 records, the permutation sorts their
+    random bits.
 
     Args:
         positions: int64 numpy array or torch tensor, each in [0, ``length``), not checked. On a CUDA device the host
-            waits for it, so let it be a whole epoch there rather than a batch.
+            waits for the result, so permute a whole epoch there rather than a batch.
         length: 1 … 2**31.
         seed: Any integer.
         epoch: Number of the epoch.
@@ -67,14 +67,14 @@ def permute_within(
     epoch: int,
     stream: int = WINDOW,
 ) -> NDArray[np.int64]:
-    """The values at ``places`` of many permutations, one for each window.
+    """Computes the values at ``places`` of many permutations, one for each window.
 
-    All windows are worked out together: one by one, each costs 60 µs.
+    All windows are computed together; one by one, each would cost 60 µs.
 
     Args:
         places: ``(n,)``, each in [0, size of its window), not checked.
-        windows: ``(n,)``, the number of the window of each place, in [0, 2**31).
-        sizes: ``(n,)``, the size of that window, 1 … 2**31.
+        windows: ``(n,)``, number of the window of each place, in [0, 2**31).
+        sizes: ``(n,)``, size of that window, 1 … 2**31.
         seed: Any integer.
         epoch: Number of the epoch.
         stream: Number of the permutations, if there are several in a window.
@@ -136,7 +136,7 @@ def _by_sorting(positions: Array, length: int, seed: int, epoch: int, stream: in
 
 @dataclass(frozen=True)
 class _Network:
-    """One Feistel network for all values, or an array of them, one a value; then ``keys`` is ``(rounds, n)``."""
+    """Feistel network: one for all values, or one per value; then ``keys`` is ``(rounds, n)``."""
 
     length: Any
     shift: Any
@@ -150,7 +150,7 @@ class _Network:
         return cls(length, shift, -(-length // (1 << shift)), keys)
 
     def walk(self, values: Array) -> Array:
-        """``values`` in the permutation, int64 from int64 or uint32 from uint32."""
+        """Permutes ``values``, int64 to int64 or uint32 to uint32."""
         values = self._once(values)
         outside = values >= self.length
         while outside.any():
@@ -166,8 +166,8 @@ class _Network:
     def _once(self, values: Array) -> Array:
         high, low = values >> self.shift, values & ((1 << self.shift) - 1)
         for i in range(0, _ROUNDS, 2):
-            low ^= _round(high, self.keys[i]) & ((1 << self.shift) - 1)
-            step = _round(low, self.keys[i + 1])
+            low ^= _round_bits(high, self.keys[i]) & ((1 << self.shift) - 1)
+            step = _round_bits(low, self.keys[i + 1])
             step *= self.radix  # both below 2**16 (the radix at most 2**16), so this fits
             step >>= 16
             high += step
@@ -181,8 +181,8 @@ class _Network:
         return high
 
 
-def _round(digit: Array, round_key: Any) -> Array:
-    """16 bits that depend on a digit below 2**16."""
+def _round_bits(digit: Array, round_key: Any) -> Array:
+    """Hashes a digit below 2**16 to 16 bits."""
     value = digit ^ (np.uint32(round_key) if digit.dtype == np.uint32 else round_key)
     value *= 0x21F0AAAD
     value &= MASK

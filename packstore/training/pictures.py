@@ -1,4 +1,4 @@
-"""Images of a store, one by one, in the form that a dataset gives them."""
+"""Reads images of a store one by one, in the form that a dataset returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _TOGETHER = 16
-"""Image files that are read before any of them is decoded."""
+"""Number of image files that are read before they are decoded together."""
 
 
 TENSOR_DTYPES = {
@@ -32,28 +32,28 @@ TENSOR_DTYPES = {
     "int32": torch.int32,
     "float32": torch.float32,
 }
-"""The dtype of tensors by that of pixels: torch's own uint16 lacks most operations."""
+"""Dtype of tensors by the dtype of pixels: torch's own uint16 lacks most operations."""
 _PIL_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I", "F")
-"""Modes that Pillow has."""
+"""Modes that Pillow supports."""
 
 
 def for_torch(pixels: NDArray[Any], column: Column) -> NDArray[Any]:
-    """Pixels in the dtype of :data:`TENSOR_DTYPES`; floating point values of a column as they are."""
+    """Converts pixels to the dtype of :data:`TENSOR_DTYPES`; leaves floating point columns unchanged."""
     wide = column.layout != "CHW" and pixels.dtype in (np.uint16, np.int16)
     return pixels.astype(np.int32) if wide else pixels
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
-    """The images of one column.
+class ImageReader:
+    """Reads the images of one column.
 
     Attributes:
         column: The column.
-        decoder: For image files.
-        exif_transpose: Whether these are turned as their EXIF says.
-        normalization: Of floating point images, which a picture has undone.
-        dtype: Of tensors, where the user names one.
-        device: Of tensors.
+        decoder: Decoder of image files.
+        exif_transpose: Apply the EXIF orientation of files.
+        normalization: Normalisation of floating point images; undone for ``pil``.
+        dtype: Dtype of tensors, if the user names one.
+        device: Device of tensors.
     """
 
     column: Column
@@ -64,7 +64,7 @@ class Pictures:
     device: torch.device
 
     def of(self, output: str, reader: Reader, record: int) -> Any:
-        """The image of a record in the form that ``output`` names; None where it has none."""
+        """Reads the image of a record in the form that ``output`` names; None if it is missing."""
         if self.column.nullable and not reader.has_value(self.column.name, record):
             return None
         if output == "bytes":
@@ -76,7 +76,7 @@ class Pictures:
         return self.finish(torch.from_numpy(for_torch(self.pixels(reader, record), self.column)))
 
     def of_each(self, output: str, reader: Reader, records: Sequence[int]) -> Iterator[Any]:
-        """:meth:`of` each of ``records``; image files are decoded together, which takes less time."""
+        """Reads several images as :meth:`of`; decodes files together, which is faster."""
         if self.column.layout is not None or self.column.nullable or output == "bytes":
             yield from (self.of(output, reader, record) for record in records)
             return
@@ -86,27 +86,27 @@ class Pictures:
             images = self.decoder.decode_each(files, exif_transpose=self.exif_transpose)
             for record, image in zip(some, images, strict=True):
                 if isinstance(image, DecodeError):
-                    raise at_record(image, reader, record, self.column.name)
-                yield self.as_output(output, image)
+                    raise locate_error(image, reader, record, self.column.name)
+                yield self.to_output(output, image)
 
-    def as_output(self, output: str, image: NDArray[Any]) -> Any:
-        """The pixels of a decoded file in the form that ``output`` names."""
+    def to_output(self, output: str, image: NDArray[Any]) -> Any:
+        """Converts the pixels of a decoded file to the form that ``output`` names."""
         if output == "pil":
-            return _picture(image, self.mode)
+            return _to_pil(image, self.mode)
         return image if output == "numpy" else self.finish(torch.from_numpy(for_torch(image, self.column)))
 
     @property
     def mode(self) -> Mode:
-        """The mode of images as they are read."""
+        """Mode of the images as they are read."""
         return self.decoder.reading.pixels if self.column.layout is None else self.column.pixels
 
     @property
     def floats(self) -> bool:
-        """Whether images are arrays of normalised floating point values."""
+        """True if images are arrays of normalised floating point values."""
         return self.column.layout == "CHW"
 
     def finish(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Stored pixels, an image or a batch in memory of its own, as the user gets them."""
+        """Converts stored pixels, an image or a batch in memory of its own, to the user's layout, dtype and device."""
         if self.floats:
             if self.column.dtype == "bfloat16":
                 pixels = pixels.view(torch.bfloat16)
@@ -118,21 +118,22 @@ class Pictures:
         return wide.div_(self.mode.white).to(self.dtype)
 
     def pixels(self, reader: Reader, record: int) -> NDArray[Any]:
-        """One image as an array that shares no memory with the store, in the store's layout.
+        """Reads an image as an array in the store's layout, in memory of its own.
 
         Raises:
-            DecodeError: It cannot be decoded; names the record and its key."""
+            DecodeError: The image cannot be decoded; names the record and its key.
+        """
         if self.column.layout is None:
             try:
                 return self.decoder.decode(
                     stored_bytes(reader, self.column, record), exif_transpose=self.exif_transpose
                 )
             except DecodeError as error:
-                raise at_record(error, reader, record, self.column.name) from None
+                raise locate_error(error, reader, record, self.column.name) from None
         return np.array(stored_array(reader, self.column, record))
 
     def numpy(self, reader: Reader, record: int) -> NDArray[Any]:
-        """One image as an array; bfloat16 as float32."""
+        """Reads an image as an array; bfloat16 as float32."""
         pixels = self.pixels(reader, record)
         if self.column.dtype == "bfloat16":
             # The upper half of a float32 is a bfloat16.
@@ -140,36 +141,36 @@ class Pictures:
         return pixels
 
     def pil(self, reader: Reader, record: int) -> Image:
-        """One image as a picture, its normalisation undone."""
-        return _picture(self.stored_pixels(reader, record), self.mode)
+        """Reads an image as a PIL image, its normalisation undone."""
+        return _to_pil(self.stored_pixels(reader, record), self.mode)
 
     def stored_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
-        """One image as pixels of the mode, ``(H, W, C)``, its normalisation undone."""
+        """Reads an image as pixels of its mode, ``(H, W, C)``, its normalisation undone."""
         pixels = self.pixels(reader, record)
         return denormalize(pixels, self.column, self.normalization) if self.floats else pixels
 
     def shown(self, reader: Reader, record: int, window: Window | None = None) -> Image:
-        """One image as an RGB picture to look at, see :func:`packstore.images.display.to_display`."""
+        """Reads an image as RGB for display, see :func:`packstore.images.display.to_display`."""
         from PIL.Image import fromarray
 
         return fromarray(to_display(self.stored_pixels(reader, record), self.mode, window))
 
 
 @dataclass(frozen=True, eq=False)
-class PictureLists:
-    """The lists of image files of one column.
+class ImageListReader:
+    """Reads the lists of images of one column.
 
     Attributes:
-        pictures: Decodes each file, and gives it its form.
+        pictures: Reader that decodes each file and converts its pixels.
     """
 
-    pictures: Pictures
+    pictures: ImageReader
 
     def of(self, output: str, reader: Reader, record: int) -> list[Any] | None:
-        """The images of a record in the form that ``output`` names; None if it has no list.
+        """Reads the images of a record in the form that ``output`` names; None if it has no list.
 
         Raises:
-            DecodeError: One cannot be decoded; names the record, its key and the image."""
+            DecodeError: An image cannot be decoded; names the record, its key and the image."""
         column = self.pictures.column
         if column.nullable and not reader.has_value(column.name, record):
             return None
@@ -185,34 +186,34 @@ class PictureLists:
         found = []
         for number, image in enumerate(self.decode(files)):
             if isinstance(image, DecodeError):
-                raise at_record(DecodeError(f"image {number}: {image}"), reader, record, column.name)
-            found.append(self.pictures.as_output(output, image))
+                raise locate_error(DecodeError(f"image {number}: {image}"), reader, record, column.name)
+            found.append(self.pictures.to_output(output, image))
         return found
 
     def decode(self, files: Sequence[Buffer]) -> list[Any]:
-        """Decodes files; returns a :class:`DecodeError` for each that cannot be."""
+        """Decodes files; returns a :class:`DecodeError` in place of each file that cannot be decoded."""
         return list(self.pictures.decoder.decode_each(list(files), exif_transpose=self.pictures.exif_transpose))
 
 
 def stored_files(reader: Reader, column: Column, record: int) -> Sequence[Buffer]:
-    """The image files in a record's value of a column. Raises :class:`StoreError` if the value is damaged."""
+    """Reads the image files in a record's value of a column. Raises :class:`StoreError` if the value is damaged."""
     return column.traits.files(column, reader.value(column.name, record))
 
 
 def check_pil(mode: Mode) -> None:
-    """Raises :class:`UsageError` unless Pillow has images of a mode."""
+    """Raises :class:`UsageError` unless Pillow supports the mode."""
     if mode.name not in _PIL_MODES:
         raise UsageError(f"output='pil' gives Pillow's images, which has none of mode {mode}; use 'tensor' or 'numpy'")
 
 
-def _picture(pixels: NDArray[Any], mode: Mode) -> Image:
+def _to_pil(pixels: NDArray[Any], mode: Mode) -> Image:
     from PIL.Image import fromarray
 
     return fromarray(pixels[..., 0] if mode.channels == 1 else pixels)
 
 
 def stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:
-    """The value of a record in a column of images or masks as it lies at rest, without a copy where that can be."""
+    """Returns a record's value in a column of images or masks as stored, without a copy if possible."""
     if column.name == "image":
         return reader.view(record)
     value = reader.value(column.name, record)
@@ -220,7 +221,7 @@ def stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:
 
 
 def stored_array(reader: Reader, column: Column, record: int) -> NDArray[Any]:
-    """The value of a record in a column of arrays, of images or masks, read-only and without a copy."""
+    """Returns a record's array in a column of images or masks, read-only and without a copy."""
     if column.name == "image":
         return reader.array(record)
     array: NDArray[Any] = reader.item(column.name, record)
@@ -228,14 +229,14 @@ def stored_array(reader: Reader, column: Column, record: int) -> NDArray[Any]:
 
 
 def key_of(reader: Reader, record: int) -> str:
-    """The key of a record, for a message about it."""
+    """Returns the key of a record for a message, or a text if the key is damaged."""
     try:
         return printable(reader.key(record))
     except (StoreError, IndexError):
         return "its key is damaged, too"
 
 
-def at_record(error: PackstoreError, reader: Reader, record: int, column: str) -> DecodeError:
-    """``error`` with the record, its key and the column, where that is not the main image."""
+def locate_error(error: PackstoreError, reader: Reader, record: int, column: str) -> DecodeError:
+    """Returns a :class:`DecodeError` that adds record, key and, for other columns than the main image, the column."""
     where = "" if column == "image" else f"column {column!r}: "
     return DecodeError(f"record {record} ({key_of(reader, record)}) of {reader.path}: {where}{error}")

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 
 Array = Any
-"""A numpy array or a torch tensor on any device; what a function gives is of the kind that it was given."""
+"""A numpy array or a torch tensor on any device; functions return the kind that they are given."""
 
 MASK = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -34,9 +34,9 @@ _HIGH = 0x2C1B3C6D  # what the upper halves of record numbers are multiplied wit
 
 
 def mix(value: Any) -> Any:
-    """A 32-bit value, or an int64 array of them, mixed to another one; a bijection of [0, 2**32).
+    """Mixes a 32-bit value, or an int64 array of them, to another one; a bijection of [0, 2**32).
 
-    Works on Python integers, numpy arrays and torch tensors alike.
+    Works on Python integers, numpy arrays and torch tensors.
     """
     if isinstance(value, np.ndarray):
         return _mix_array(value)
@@ -48,12 +48,12 @@ def mix(value: Any) -> Any:
 
 
 def _mix_array(value: NDArray[np.int64]) -> NDArray[np.int64]:
-    """:func:`mix` of an array."""
+    """Does :func:`mix` for an array."""
     return _mix_in_place(value.astype(np.uint32)).astype(np.int64)
 
 
 def _mix_in_place(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """:func:`mix` of 32-bit values, which are overwritten: numpy's time for so few numbers is that of its calls."""
+    """Does :func:`mix` for 32-bit values, in place: for so few numbers numpy's time is that of its calls."""
     shifted = np.right_shift(bits, _SIXTEEN)
     np.bitwise_xor(bits, shifted, bits)
     for factor in _FACTORS:
@@ -69,7 +69,7 @@ _FACTORS = np.uint32(0x21F0AAAD), np.uint32(0x735A2D97)
 
 @lru_cache(4096)
 def key(*words: int) -> int:
-    """A 64-bit key that depends on every one of ``words`` (any integers, taken modulo 2**64) and on their order."""
+    """Computes a 64-bit key that depends on every one of ``words`` (any integers, modulo 2**64) and on their order."""
     state = 0
     for word in words:
         state = ((state ^ (word & _MASK64)) + 0x9E3779B97F4A7C15) & _MASK64
@@ -80,27 +80,28 @@ def key(*words: int) -> int:
 
 
 def to_float64(value: Array) -> Array:
-    """``value`` as float64."""
+    """Converts ``value`` to float64."""
     return value.astype(np.float64) if isinstance(value, np.ndarray) else value.double()
 
 
 def to_int64(value: Array) -> Array:
-    """``value`` as int64, cut off toward zero."""
+    """Converts ``value`` to int64, truncated toward zero."""
     return value.astype(np.int64) if isinstance(value, np.ndarray) else value.long()
 
 
 def with_occurrences(records: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``records``, numbers from 0 to 2**32 - 1, as ids that differ: each plus 2**32 times how often it came before.
+    """Makes ids of ``records``, numbers from 0 to 2**32 - 1: each plus 2**32 times the number of its earlier
+    occurrences.
 
-    The first of a record is its own id; ``id & MASK`` is the record.
+    The first occurrence of a record is its own id; ``id & MASK`` is the record.
     """
     if not len(records) or np.bincount(records).max() == 1:
         return records
-    return records + (_earlier(records) << 32)
+    return records + (_count_earlier(records) << 32)
 
 
-def _earlier(records: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How often each entry's record came before it."""
+def _count_earlier(records: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Counts for each entry the earlier entries of the same record."""
     order = np.argsort(records, kind="stable")
     first = np.flatnonzero(np.diff(records[order], prepend=-1))
     counts = np.diff(first, append=len(records))
@@ -110,32 +111,32 @@ def _earlier(records: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Occurrences:
-    """:func:`with_occurrences` of a sequence that comes in parts."""
+    """Makes ids as :func:`with_occurrences`, for a sequence that comes in parts."""
 
     def __init__(self, records: int) -> None:
         """
         Args:
-            records: All record numbers are below this.
+            records: Upper bound of record numbers, exclusive.
         """
         self._counts = np.zeros(records, np.int64)
 
     def ids(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The ids of the next part; counts its records."""
-        ids: NDArray[np.int64] = records + ((self._counts[records] + _earlier(records)) << 32)
+        """Returns the ids of the next part, and counts its records."""
+        ids: NDArray[np.int64] = records + ((self._counts[records] + _count_earlier(records)) << 32)
         np.add.at(self._counts, records, 1)
         return ids
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Draws:
-    """The random numbers of some records in one epoch: as many as wanted, each addressed by its number.
+    """Random numbers of some records in one epoch, each addressed by its number.
 
     Args:
         seed: Any integer, taken modulo 2**64.
         epoch: Number of the epoch.
         records: Record numbers, or ids of :func:`with_occurrences`: a one-dimensional int64 numpy array or torch
-            tensor. All results lie where it lies.
-        stream: Who draws: augmentations use their position in the user's list, so that they are independent.
+            tensor. All results are on its device.
+        stream: Number of the consumer: augmentations use their index in the user's list, so that they are independent.
     """
 
     seed: int
@@ -150,11 +151,11 @@ class Draws:
         return len(self.records)
 
     def __getitem__(self, index: slice | Array) -> Draws:
-        """The draws of some of the records: of a slice, or at an array of places."""
+        """Returns the draws of some of the records: of a slice, or at an array of indices."""
         return Draws(self.seed, self.epoch, self.records[index], self.stream)
 
     def replace(self, *, epoch: int | None = None, stream: int | None = None) -> Draws:
-        """The draws of the same records in another epoch, or for another stream."""
+        """Returns the draws of the same records in another epoch or stream."""
         found = Draws(
             self.seed,
             self.epoch if epoch is None else epoch,
@@ -166,26 +167,26 @@ class Draws:
         return found
 
     def on_host(self) -> Draws:
-        """The same draws with records as numpy has them. Waits for the device if they lie on one."""
+        """Returns the same draws with numpy records. Waits for the device if they are on one."""
         if isinstance(self.records, np.ndarray):
             return self
         return dataclasses.replace(self, records=self.records.cpu().numpy())
 
     def child(self, number: int) -> Draws:
-        """Draws for a part of the one who draws, independent of its own and of other numbers."""
+        """Returns draws for a part of an operation, independent of its own and of other numbers."""
         return self.replace(stream=key(self.stream, number + 1))
 
     def bits(self, draw: int, count: int | None = None) -> Array:
-        """32 random bits a record, as int64 ``(B,)`` in [0, 2**32).
+        """Draws 32 random bits per record, as int64 ``(B,)`` in [0, 2**32).
 
         Args:
             draw: Number of the draw, not negative.
-            count: Give draws ``draw`` … ``draw + count - 1`` at once, as ``(count, B)``.
+            count: Return draws ``draw`` … ``draw + count - 1`` at once, as ``(count, B)``.
         """
         return to_int64(self._bits(draw, count))
 
     def _bits(self, draw: int, count: int | None = None) -> Array:
-        """:meth:`bits`; of numpy as uint32."""
+        """Does :meth:`bits`; returns uint32 for numpy."""
         base = self._base
         if isinstance(base, np.ndarray):
             if count is None:
@@ -199,22 +200,22 @@ class Draws:
         return mix(base[None] ^ mix((self._draw_key + numbers * _GOLDEN) & MASK)[:, None])
 
     def uniform(self, draw: int, count: int | None = None) -> Array:
-        """Uniform numbers, float64 in [0, 1) with a resolution of 2**-32; shapes as of :meth:`bits`."""
+        """Draws uniform numbers, float64 in [0, 1) with a resolution of 2**-32; shapes as in :meth:`bits`."""
         return to_float64(self._bits(draw, count)) * 2.0**-32
 
     def integers(self, high: Any, draw: int, count: int | None = None) -> Array:
-        """Uniform integers, int64 in [0, ``high``); shapes as of :meth:`bits`.
+        """Draws uniform integers, int64 in [0, ``high``); shapes as in :meth:`bits`.
 
         By multiplication and shift (Lemire, "Fast random integer generation in an interval", 2019), without his
         rejection: a value's probability is off by at most 2**-32.
 
         Args:
-            high: An integer, or an array of them, a record each; 1 … 2**31.
+            high: An integer, or an array with one per record; 1 … 2**31.
             draw: As for :meth:`bits`.
             count: As for :meth:`bits`.
 
         Raises:
-            UsageError: ``high`` is an integer outside that range (arrays are not looked at: that would wait for the
+            UsageError: ``high`` is an integer outside that range (arrays are not checked: that would wait for the
                 device).
         """
         if isinstance(high, int) and not 0 < high <= 2**31:
@@ -231,7 +232,7 @@ class Draws:
 
     @cached_property
     def _base(self) -> Array:
-        """Each record's 32 bits, from which every draw mixes its own; of numpy as uint32."""
+        """Each record's 32 bits, from which every draw mixes its own; uint32 for numpy."""
         records = self.records
         if isinstance(records, np.ndarray):
             low, high = self._words
@@ -241,6 +242,6 @@ class Draws:
 
     @cached_property
     def _words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
-        """The lower 32 bits of records as numpy has them, and what the upper ones add; None if all are zero."""
+        """Lower 32 bits of numpy records, and the contribution of the upper bits; None if all are zero."""
         high = self.records >> 32
         return self.records.astype(np.uint32), high.astype(np.uint32) * np.uint32(_HIGH) if high.any() else None

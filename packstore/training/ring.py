@@ -1,13 +1,14 @@
 """Reusable batch buffers and their copy to the device. The only module that makes pinned memory, streams and events.
 
-A batch is put together in a host buffer (page-locked where the device is a GPU), *sent* to the device, worked on there,
-and *received* by the consumer:
+A batch is assembled in a host buffer (page-locked for a GPU), *sent* to the device, processed there, and *received* by
+the consumer:
 
-- CUDA: ``send`` queues the copy and the device work on a stream of its own and returns at once; ``receive`` lets the
-  consumer's stream wait for it, never the host. The buffer is free again when its copy is done, which an event tells.
-- CPU: there is no copy. What does not change the buffer hands it over, and the slot takes a new one.
+- CUDA: ``send`` queues the copy and the device work on a stream of its own and returns at once; ``receive`` makes the
+  consumer's stream wait for it, never the host. An event signals the end of the copy, which frees the buffer.
+- CPU: nothing is copied. If the work does not change the buffer, the consumer gets it, and the slot allocates a new
+one.
 
-The logic is the same for both, so a machine without a GPU tests it, with a fake device whose copies come late.
+The logic is the same for both, so a machine without a GPU can test it, with a fake device whose copies are delayed.
 """
 
 from __future__ import annotations
@@ -27,25 +28,24 @@ _KEPT_BUFFERS = 4
 
 Tensors = tuple[torch.Tensor, ...]
 DeviceWork = Callable[[Tensors], Any]
-"""A function that is called with the tensors on the device and returns what the consumer gets (tensors in tuples or
-lists)."""
+"""Function from the tensors on the device to the consumer's value (tensors in tuples or lists)."""
 
 
 class Event(Protocol):
-    """Something on the device that one can wait for."""
+    """Event on the device."""
 
     def query(self) -> bool:
-        """Whether it has happened."""
+        """Tells if it has happened."""
 
     def synchronize(self) -> None:
-        """Blocks the calling thread until it has."""
+        """Blocks the calling thread until it has happened."""
 
 
 class Transport(ABC):
     """Copies host buffers to one device.
 
     Attributes:
-        asynchronous: Whether copies run beside the host, so that sending early gains time.
+        asynchronous: Copies run in parallel to the host, so that sending early saves time.
     """
 
     asynchronous = False
@@ -55,7 +55,7 @@ class Transport(ABC):
 
     @abstractmethod
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised host buffer that can be sent."""
+        """Allocates a host buffer that can be sent; its content is undefined."""
 
     def catch_up(self) -> None:
         """Makes later sends wait for the work that is queued on the caller's stream now."""
@@ -63,21 +63,21 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
-        """Starts the copy of ``host`` to the device, and ``work`` there; called from any thread."""
+        """Starts the copy of ``host`` to the device, then ``work`` there. Thread-safe."""
 
 
 class Shipment(ABC):
-    """A batch on its way. ``copied`` tells when its host buffers may be written again."""
+    """Batch in transfer. ``copied`` tells when its host buffers may be overwritten."""
 
     copied: Event
 
     @abstractmethod
     def receive(self) -> Any:
-        """What the device work returned, safe to use on the caller's current stream."""
+        """Returns the result of the device work, safe to use on the caller's current stream."""
 
 
 class _Done:
-    """An event that has happened."""
+    """Event that has already happened."""
 
     def query(self) -> bool:
         return True
@@ -87,10 +87,10 @@ class _Done:
 
 
 class HostTransport(Transport):
-    """The device is the CPU: nothing is copied.
+    """Transport for the CPU: copies nothing.
 
-    Memory given to the consumer is used again when the last tensor over it is gone. New memory for each batch would
-    cost page faults: a fifth of the time in which two threads crop and resize it.
+    Memory given to the consumer is reused when the last tensor over it is gone. New memory for each batch would cost
+    page faults: a fifth of the time in which two threads crop and resize it.
     """
 
     def __init__(self) -> None:
@@ -100,8 +100,8 @@ class HostTransport(Transport):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._take(nbytes)
-        # A tensor's storage holds the very array it was made from. This one is made for it alone, so it is gone when
-        # the storage is, whoever held it in whatever views.
+        # A tensor's storage keeps a reference to the array that it was made from. This view belongs to it alone, so it
+        # is finalised together with the storage, whatever views of it existed.
         lent = memory[:nbytes]
         weakref.finalize(lent, self._returned.append, memory).atexit = False
         return torch.from_numpy(lent).view(dtype).view(*shape)
@@ -137,7 +137,7 @@ class _HostShipment(Shipment):
 
 
 class CudaTransport(Transport):
-    """Copies and device work run on a stream of their own, beside the consumer's."""
+    """Transport for CUDA: copies and device work run on their own stream, beside the consumer's."""
 
     asynchronous = True
 
@@ -205,12 +205,12 @@ class ProducerStream:
         self._stream: Any = None
 
     def record(self) -> None:
-        """The tensors are being made on the current stream."""
+        """Remembers the current stream, on which the tensors are being made."""
         if self._cuda:
             self._stream = torch.cuda.current_stream(self._device)
 
     def wait(self, *tensors: torch.Tensor) -> None:
-        """Lets the current stream, which is about to read ``tensors``, wait until they are made."""
+        """Makes the current stream wait until ``tensors`` are made, which it is about to read."""
         if not self._cuda or self._stream is None:
             return
         stream = torch.cuda.current_stream(self._device)
@@ -221,14 +221,15 @@ class ProducerStream:
 
 
 def transport_to(device: torch.device) -> Transport:
-    """The transport for ``device``: streams and pinned memory for CUDA, plain ``.to`` for any other accelerator."""
+    """Returns the transport for ``device``: streams and pinned memory for CUDA, plain ``.to`` for any other
+    accelerator."""
     if device.type == "cuda":
         return CudaTransport(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
     return HostTransport() if device.type == "cpu" else PlainTransport(device)
 
 
 class PlainTransport(Transport):
-    """Any other device: a blocking copy when the batch is received."""
+    """Transport for any other device: a blocking copy when the batch is received."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
@@ -238,7 +239,7 @@ class PlainTransport(Transport):
 
 
 class Slot:
-    """One batch's host buffers in the ring, and the shipment that last left from them."""
+    """Host buffers of one batch in the ring, and their latest shipment."""
 
     def __init__(self) -> None:
         self.buffers: list[torch.Tensor | None] = []
@@ -246,7 +247,7 @@ class Slot:
 
 
 class Ring:
-    """A fixed number of slots for batches, used again and again, so that memory does not grow with an epoch.
+    """Fixed number of slots for batches, used repeatedly, so that memory does not grow with an epoch.
 
     Not thread-safe: the consumer acquires and releases; workers only write into buffers.
     """
@@ -257,9 +258,9 @@ class Ring:
         self._leaving: list[Slot] = []
 
     def acquire(self) -> Slot | None:
-        """A slot whose buffers nothing reads any more; None while all hold batches that are not received yet.
+        """Returns a slot whose buffers are free; None while all slots contain batches that are not received yet.
 
-        Blocks only for a copy to the device that has been queued but is not done.
+        Blocks only for a copy to the device that is queued but not done.
         """
         if not self._free and self._leaving:
             slot = next((s for s in self._leaving if _copied(s).query()), self._leaving[0])
@@ -270,7 +271,7 @@ class Ring:
         return self._free.pop() if self._free else None
 
     def buffer(self, slot: Slot, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Host buffer ``number`` of a slot, in a given shape; the slot's own buffer where that is large enough."""
+        """Returns host buffer ``number`` of a slot in this shape; reuses the slot's buffer if it is large enough."""
         while len(slot.buffers) <= number:
             slot.buffers.append(None)
         wanted = math.prod(shape)
@@ -283,7 +284,8 @@ class Ring:
             return held[:wanted].view(*shape)
 
     def release(self, slot: Slot, received: Any) -> None:
-        """Frees a slot whose batch was received. Buffers that ``received`` may share are left to the consumer."""
+        """Frees a slot whose batch was received. Gives up buffers that ``received`` may share, which then belong to
+        the consumer."""
         found = tensors_in(received)
         if found is None:  # a value of the user's that may share the buffers
             slot.buffers = []
@@ -299,7 +301,7 @@ def _copied(slot: Slot) -> Event:
 
 
 def is_within(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
-    """Whether ``tensor`` lies in the memory of ``buffer``, also where that went through numpy and begins elsewhere."""
+    """Tells if ``tensor`` lies in the memory of ``buffer``, also at an offset or after a detour through numpy."""
     if tensor.device != buffer.device:
         return False
     if tensor.layout != torch.strided:
@@ -309,7 +311,7 @@ def is_within(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor] | None:
-    """All tensors in nested tuples, lists and dicts; None where there is something else that may hold some."""
+    """Lists all tensors in nested tuples, lists and dicts; None if there are other values that may contain some."""
     if isinstance(value, torch.Tensor):
         return [value]
     if value is None or isinstance(value, (str, bytes, int, float)):

@@ -1,4 +1,4 @@
-"""What users of ``ImageFolder`` look up, as sequences that read from the store what they are asked for."""
+"""Sequences for users of ``ImageFolder``: keys and samples, read from the store on access."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _T = TypeVar("_T")
 
 
 class _Lazy(Sequence[_T]):
+    """Sequence over consecutive records that reads each value on access."""
+
     def __init__(self, reader: Reader, start: int, length: int) -> None:
         self._reader, self._start, self._length = reader, start, length
 
@@ -21,11 +23,11 @@ class _Lazy(Sequence[_T]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(self._length)[index]]
-        return self._of(range(self._start, self._start + self._length)[index])
+        return self._read(range(self._start, self._start + self._length)[index])
 
     @abstractmethod
-    def _of(self, record: int) -> _T:
-        """The value of a record."""
+    def _read(self, record: int) -> _T:
+        """Reads the value of a record."""
 
     def __repr__(self) -> str:
         values = [f"{value!r:.80}" for value in self[:2]] + ["…"] * (self._length > 2)
@@ -33,15 +35,15 @@ class _Lazy(Sequence[_T]):
 
 
 class Keys(_Lazy[str]):
-    """The keys of consecutive records."""
+    """Keys of consecutive records."""
 
-    def _of(self, record: int) -> str:
+    def _read(self, record: int) -> str:
         return bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")
 
 
 class Samples(_Lazy[tuple[str, int]]):
     """``(key, label)`` of consecutive records."""
 
-    def _of(self, record: int) -> tuple[str, int]:
+    def _read(self, record: int) -> tuple[str, int]:
         key = bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")
         return key, int(self._reader.value("label", record))

@@ -1,12 +1,11 @@
-"""Threads of ours in which torch starts no threads of its own.
+"""Keeps torch from starting its own threads inside our threads.
 
-torch shares out what has more than 32,768 elements to a pool of its own. Where every core already runs a thread of
-ours, the two get in each other's way (a mirrored 224 x 224 image: 8 ms of processor time instead of 26 µs, with two of
-our threads on two cores). torch sets its number of threads for the whole process (``torch.set_num_threads``); OpenMP,
-on which its pool is built, keeps one for each calling thread, so OpenMP is asked directly. Where that is not possible,
-as outside Linux, :func:`is_single_threaded` says so, and work is cut into pieces below 32,768 elements. That takes more
-calls, each of which gives the GIL away and has to get it back (crops of JPEG files: 1 to 2 percent fewer images a
-second).
+torch distributes work of more than 32,768 elements over a thread pool. If every core already runs one of our threads,
+the two compete (a mirrored 224 x 224 image: 8 ms of processor time instead of 26 µs, with two of our threads on two
+cores). torch has one number of threads per process (``torch.set_num_threads``); OpenMP, on which its pool is built, has
+one per calling thread, so it is set there directly. Where that is impossible, as outside Linux,
+:func:`is_single_threaded` returns False, and work is cut into pieces below 32,768 elements. That takes more calls, each
+of which releases and reacquires the GIL (crops of JPEG files: 1 to 2 percent fewer images a second).
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ _thread = threading.local()
 
 
 def make_single_threaded() -> None:
-    """Keeps torch on the calling thread, which should be one of ours, where that is possible."""
+    """Keeps torch on the calling thread from now on, if OpenMP allows it. Only for our own threads."""
     _thread.single = _set_openmp_threads(1)
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Keeps torch on the calling thread, whoever's it is, and gives it its number of threads back afterwards.
+    """Keeps torch on the calling thread within the block; restores its number of threads afterwards.
 
-    Torch's own number, which is the whole process's, is set only where OpenMP's cannot be: a thread that first asked
-    for it meanwhile would keep the 1.
+    Sets torch's process-wide number only if OpenMP's cannot be set: a thread that reads it for the first time meanwhile
+    would keep the 1.
     """
     before = torch.get_num_threads()
     if before == 1:
@@ -52,7 +51,7 @@ def single_threaded() -> Iterator[None]:
 
 
 def _set_openmp_threads(count: int) -> bool:
-    """Sets OpenMP's number of threads for the calling thread. Returns whether torch goes by it."""
+    """Sets OpenMP's number of threads for the calling thread. Tells if torch obeys it."""
     torch.get_num_threads()  # torch sets a thread's number when it is first asked, and would set it again later
     for library in _openmp():
         library.omp_set_num_threads(count)
@@ -60,32 +59,32 @@ def _set_openmp_threads(count: int) -> bool:
 
 
 def begin_in_fork() -> None:
-    """To be called before torch works in the calling thread: in a forked child it then starts no threads.
+    """Keeps torch on the calling thread in a forked child. Call it before torch works there.
 
-    OpenMP's pool does not survive a fork: the first operation that is shared out would wait for it for ever.
+    OpenMP's pool does not survive a fork: the first parallel operation would wait for it forever.
     """
     if _forked:
         make_single_threaded()
 
 
-def _in_child() -> None:
+def _mark_forked() -> None:
     global _forked
     _forked = True
 
 
 _forked = False
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_mark_forked)
 
 
 def is_single_threaded() -> bool:
-    """Whether :func:`make_single_threaded` has succeeded in this thread."""
+    """Tells if :func:`make_single_threaded` has succeeded in this thread."""
     return getattr(_thread, "single", False)
 
 
 @functools.cache
 def _openmp() -> tuple[ctypes.CDLL, ...]:
-    """The OpenMP libraries that this process has loaded."""
+    """Returns the OpenMP libraries that this process has loaded."""
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:

@@ -1,4 +1,5 @@
-"""torchvision's ``tv_tensors``, by which its transforms know images from boxes. Only here is torchvision imported."""
+"""Wraps values in torchvision's ``tv_tensors``, whose types tell its transforms images from boxes. The only import
+of torchvision."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from packstore.core.manifest import Column
 
 
 class TVTensors:
-    """Wraps the values of an item. Pickles without the module, which each process imports for itself."""
+    """Wraps the values of an item in torchvision's types. Pickles without the module; each process imports it again."""
 
     def __init__(self, columns: Iterable[Column]) -> None:
         """
         Args:
-            columns: Those that will be wrapped.
+            columns: Columns that will be wrapped.
 
         Raises:
-            UsageError: torchvision cannot be imported, or has no kind of tensor for a column."""
+            UsageError: torchvision cannot be imported, or has no type for a column."""
         try:
             from torchvision import tv_tensors
         except (ImportError, OSError, RuntimeError) as error:
@@ -44,12 +45,13 @@ class TVTensors:
                 raise UsageError(f"column {column.name!r} holds keypoints, which need torchvision 0.23 or later")
 
     def wrap(self, column: Column, value: Any, size: tuple[int, int]) -> Any:
-        """``value`` of ``column`` as torchvision's type for it, or as it is where there is none.
+        """Wraps ``value`` in torchvision's type for its column; returns values without such a type unchanged.
 
         Args:
-            column: Its column.
-            value: As ``output="tensor"`` gives it.
-            size: Height and width of the record's image."""
+            column: Column of the value.
+            value: Value as with ``output="tensor"``.
+            size: Height and width of the record's image.
+        """
         if isinstance(value, list) and column.form == "files":
             return [self._kinds.Image(image) for image in value]
         if not isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Values of columns beside the images, record by record and in the form that a dataset gives them."""
+"""Reads values of columns other than images, record by record, in the form that a dataset returns."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from packstore.core.manifest import Column
 from packstore.images.masks import decode_mask, open_mask, read_mask_header
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores.base import Reader
-from packstore.training.pictures import at_record, key_of, stored_array, stored_bytes
+from packstore.training.pictures import key_of, locate_error, stored_array, stored_bytes
 
 
 def as_tensor(column: Column, values: NDArray[Any]) -> torch.Tensor:
-    """Values of a column in their own memory as a tensor of the column's dtype.
+    """Converts values of a column, in memory of their own, to a tensor of the column's dtype.
 
-    Masks of 16 bits become int32, since torch has few operations for uint16. uint64 becomes int64 of the same bits."""
+    Masks of 16 bits become int32, since torch has few operations for uint16. uint64 becomes int64 of the same bits.
+    """
     if column.dtype == "bfloat16":
         return torch.from_numpy(values).view(torch.bfloat16)
     if column.type == "mask" and values.dtype == np.uint16:
@@ -30,12 +31,12 @@ def as_tensor(column: Column, values: NDArray[Any]) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """The values of one column that holds neither images nor keys.
+    """Reader of a column that contains neither images nor keys.
 
     Attributes:
         column: The column.
-        device: Of tensors.
-        max_pixels: The most that a mask may have.
+        device: Device of tensors.
+        max_pixels: Limit of a mask's pixels.
     """
 
     column: Column
@@ -43,7 +44,7 @@ class Values:
     max_pixels: int = MAX_PIXELS
 
     def of(self, output: str, reader: Reader, record: int) -> Any:
-        """The value of a record in the form that ``output`` names; None where it has none."""
+        """Reads the value of a record in the form that ``output`` names; None if it is missing."""
         column = self.column
         if column.kind == "fixed" and column.traits.has_classes and not column.nullable:
             return int(reader.value(column.name, record))
@@ -75,7 +76,7 @@ class Values:
                     return open_mask(data, header)
                 values: NDArray[Any] = decode_mask(data, header)
             except DecodeError as error:
-                raise at_record(error, reader, record, column.name) from None
+                raise locate_error(error, reader, record, column.name) from None
         else:
             values = stored_array(reader, column, record)
         if output == "pil":

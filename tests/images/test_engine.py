@@ -169,7 +169,7 @@ def test_normalised_values_are_those_of_torch(dtype: torch.dtype, normalization:
         values = torch.arange(256, dtype=torch.uint8)[:count]
         pixels = torch.stack([values, values.flip(0), values], -1).reshape(1, 1, count, 3).contiguous()
         expected = torch.empty(pixels.shape, dtype=dtype)
-        normalizer.rows(pixels, expected)
+        normalizer.write_rows(pixels, expected)
         whole = np.array([[0, 0, 1, count]])
         bits = torch.int32 if dtype == torch.float32 else torch.int16
         for planes in (False, True):

@@ -19,7 +19,7 @@ from PIL import Image
 import packstore
 from packstore import CorruptRecordError, Mix, PackedDataset, PackedLoader, StoreError, UsageError
 from packstore.augment import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Resize
-from packstore.training.mixture import FetchedShards, Mixture, shared_out
+from packstore.training.mixture import FetchedShards, Mixture, apportion
 from packstore.training.random_draws import MASK
 from tests.makers.datasets import pixels, write_image
 from tests.makers.stores import damage
@@ -271,7 +271,7 @@ def test_stores_that_are_fetched_come_shard_by_shard(sizes: list[int], data: st.
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8), st.integers(1, 10**6))
 def test_draws_add_up_and_are_nearest_to_the_weights(weights: list[float], count: int) -> None:
     assume(min(weights) / sum(weights) * count >= 1)
-    draws = shared_out(weights, count)
+    draws = apportion(weights, count)
     assert sum(draws) == count
     assert all(
         abs(part - weight / sum(weights) * count) < 1 + 1e-6 for part, weight in zip(draws, weights, strict=True)

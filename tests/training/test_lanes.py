@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from packstore.training.lanes import grouped
+from packstore.training.lanes import group_by_shard
 from packstore.training.order import Order
 from packstore.training.permutation import permute_within
 
@@ -228,7 +228,7 @@ def test_one_shard_is_shuffled_as_a_whole() -> None:
 @given(st.lists(st.integers(0, 99), max_size=60), st.lists(st.integers(0, 100), max_size=10))
 def test_entries_of_a_shard_come_together(records: list[int], cuts: list[int]) -> None:
     starts = np.array([0, *sorted(cuts)])
-    order, found = grouped(np.array(records, np.int64), starts)
+    order, found = group_by_shard(np.array(records, np.int64), starts)
     assert sorted(order.tolist()) == list(range(len(records)))
     stops = np.append(starts[1:], 100)
     for shard, entries in enumerate(np.split(np.array(records, np.int64)[order], found[1:])):

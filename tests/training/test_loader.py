@@ -40,7 +40,7 @@ from packstore.training.augment import (
 from packstore.training.augment.base import Crops
 from packstore.training.augment.resample import resize_by_products
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.rows import Rows, _planes
+from packstore.training.loader.rows import RowWriter, _planes
 from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
 from tests.conftest import Stores
 from tests.makers.datasets import write_image
@@ -929,8 +929,8 @@ def test_mirrored_before_resizing_or_after_is_the_same(
     for row, flip in enumerate((False, True)):
         box, window = np.array([[0, 0, *size]]), np.array([[0, 0, *target]])
         crops = Crops(box, np.array([target]), window, np.array([flip]))
-        Rows(torch.from_numpy(rows[row : row + 1]), crops).place_box(0, pixels)
-        there = Rows(torch.from_numpy(alone[row : row + 1]), crops)
+        RowWriter(torch.from_numpy(rows[row : row + 1]), crops).place_box(0, pixels)
+        there = RowWriter(torch.from_numpy(alone[row : row + 1]), crops)
         in_thread(lambda r=there: r.place_box(0, pixels))  # type: ignore[misc]
     assert np.array_equal(rows[1], rows[0][:, ::-1])
     assert np.array_equal(alone, rows)
@@ -950,9 +950,9 @@ def test_boxes_and_targets_of_one_pixel_are_resized_like_others(writable: bool, 
         window = np.array([[0, 0, *target]] * 2)
         crops = Crops(np.array([[7, 5, *box]] * 2), np.array([target] * 2), window, np.array([flip] * 2))
         found = np.zeros((2, 2, *target, 3), np.uint8)
-        rows = Rows(torch.from_numpy(found[0]), crops)
-        alone = Rows(torch.from_numpy(found[1]), crops)
-        rows.place(1, image)
+        rows = RowWriter(torch.from_numpy(found[0]), crops)
+        alone = RowWriter(torch.from_numpy(found[1]), crops)
+        rows.write_image(1, image)
         in_thread(lambda r=alone: r.place(1, image))  # type: ignore[misc]
         wide = torch.tensor(image[7 : 7 + box[0], 5 : 5 + box[1]]).permute(2, 0, 1)[None]
         expected = resize_by_products(wide, torch.tensor([[0, 0, *box]]), target)[0].permute(1, 2, 0).int().numpy()

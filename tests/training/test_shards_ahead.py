@@ -67,14 +67,14 @@ def test_as_many_ahead_as_there_is_room_for() -> None:
     with ShardsAhead(reader, ONE_A_BATCH, SIZES, 0, 350) as ahead:
         until(lambda: settled(ahead))
         assert sorted(reader.fetched) == [0, 1, 2]
-        ahead.given(1)
+        ahead.mark_done(1)
         until(lambda: settled(ahead) and len(reader.fetched) == 4)
         assert reader.left == [0]
-        ahead.given(5)  # shard 4 was never fetched ahead, and is not now
+        ahead.mark_done(5)  # shard 4 was never fetched ahead, and is not now
         until(lambda: settled(ahead) and len(reader.fetched) >= 7)
         assert sorted(reader.fetched) == [0, 1, 2, 3, 5, 6, 7]
         assert sorted(reader.left) == [0, 1, 2, 3, 4]  # who needed shard 4 has it open
-        ahead.given(10)
+        ahead.mark_done(10)
         until(lambda: not any(thread.is_alive() for thread in ahead._threads))
         assert sorted(reader.left) == list(range(10))
 
@@ -84,10 +84,10 @@ def test_what_has_no_room_when_it_is_needed_is_left_to_those_that_need_it() -> N
     with ShardsAhead(reader, reads((3, 0, 9), (5, 0, 9), (7, 4, 9), (8, 10, 11)), SIZES, 0, 150) as ahead:
         until(lambda: settled(ahead))
         assert reader.fetched == [3]
-        ahead.given(4)
+        ahead.mark_done(4)
         until(lambda: settled(ahead) and ahead._taken == 3)
         assert reader.fetched == [3]
-        ahead.given(10)
+        ahead.mark_done(10)
         until(lambda: reader.fetched == [3, 8])
 
 
@@ -102,9 +102,9 @@ def test_a_shard_of_two_lanes_stays_for_the_second() -> None:
     reader = Reader()
     with ShardsAhead(reader, reads((2, 0, 1), (2, 1, 5)), SIZES, 0, 1000) as ahead:
         until(lambda: settled(ahead))
-        ahead.given(2)
+        ahead.mark_done(2)
         assert reader.left == []
-        ahead.given(6)
+        ahead.mark_done(6)
         assert reader.left == [2]
 
 
@@ -114,7 +114,7 @@ def test_then_what_the_next_epoch_needs_first() -> None:
     with ShardsAhead(reader, two, SIZES, 0, 300, following) as ahead:
         until(lambda: settled(ahead))
         assert sorted(reader.fetched) == [0, 1, 4]
-        ahead.given(2)
+        ahead.mark_done(2)
         assert reader.left == [0]
     until(lambda: not any(thread.is_alive() for thread in ahead._threads))
     assert sorted(reader.fetched) == [0, 1, 4, 5]

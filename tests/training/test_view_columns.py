@@ -13,7 +13,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
 from packstore.core.errors import DecodeError, StoreError, UsageError
 from packstore.training.augment.targets import place_boxes, place_mask, place_points, plan_targets
-from packstore.training.augment.views import View, as_views
+from packstore.training.augment.views import View, parse_views
 from packstore.training.loader import Padded
 from packstore.training.random_draws import Draws
 from tests.conftest import Simulate
@@ -60,7 +60,7 @@ def expected(made: Typed, view: View, record: int, number: int) -> dict[str, Any
 
 @pytest.mark.parametrize("options", [{"workers": 1}, {"workers": 3, "shuffle": True}, {"batch_size": 9}], ids=str)
 def test_each_crop_has_its_own(made: Typed, options: Any) -> None:
-    views = as_views(VIEWS)
+    views = parse_views(VIEWS)
     assert views is not None
     seen = []
     for batch in load(made, **options):

@@ -19,7 +19,7 @@ from packstore import augment as A  # noqa: N812
 from packstore.core.errors import UsageError
 from packstore.images.decoders import Decoder
 from packstore.training.augment.operations import apply_operations
-from packstore.training.augment.views import as_views
+from packstore.training.augment.views import parse_views
 from packstore.training.random_draws import Draws
 from tests.conftest import Simulate
 from tests.makers.images import picture, whole_images
@@ -40,7 +40,7 @@ def load(dataset: PackedDataset, views: Any = VIEWS, **options: Any) -> list[Any
 
 def expected(dataset: PackedDataset, name: str, epoch: int = 0, views: Any = VIEWS) -> torch.Tensor:
     """Each crop of each record, decoded whole and augmented by itself."""
-    wanted = as_views(views)
+    wanted = parse_views(views)
     assert wanted is not None
     view = next(view for view in wanted.parts if view.name == name)
     start = dataset.reader.split("train").start

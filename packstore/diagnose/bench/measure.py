@@ -28,7 +28,7 @@ from packstore.training.augment.unequal import Course
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate
-from packstore.training.loader.places import form_if_needed
+from packstore.training.loader.places import default_collate
 from packstore.training.loader.programs import Programs
 from packstore.training.random_draws import Draws
 from packstore.training.single_threaded import make_single_threaded
@@ -379,7 +379,7 @@ def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict
         name: "optional" for name in dataset.columns if dataset.manifest.column(name).nullable
     }
     if "augment" in how:
-        collate |= form_if_needed(dataset, how["augment"])
+        collate |= default_collate(dataset, how["augment"])
     return PackedLoader(dataset, batch_size, shuffle=True, workers=threads, indices=indices, collate=collate, **how)
 
 

@@ -24,7 +24,7 @@ from packstore.training.augment import RECIPES, Operation, Resize, recipe
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate
-from packstore.training.loader.places import form_if_needed
+from packstore.training.loader.places import default_collate
 
 _KEPT = 24
 _MOST_PIXELS = 1 << 26
@@ -124,7 +124,7 @@ class SampleLoader:
         form: dict[str, Collate] = {}
         if "augment" in how:
             self._check_size(how["augment"], asked.record)
-            form = form_if_needed(dataset, how["augment"])
+            form = default_collate(dataset, how["augment"])
         loader = PackedLoader(
             dataset, 1, indices=[item], seed=asked.seed, workers=1, resident=False, collate=collate | form, **how
         )

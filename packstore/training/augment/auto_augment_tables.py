@@ -1,7 +1,7 @@
-"""The policies of AutoAugment: pairs of operations, each with its probability and magnitude.
+"""Tables of AutoAugment's policies: pairs of operations with probabilities and magnitudes.
 
-Source: Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data" (2018), as torchvision 0.28 has them
-(``transforms/v2/_auto_augment.py``), and as timm 1.0 (``data/auto_augment.py``).
+Source: Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data" (2018), as in torchvision 0.28
+(``transforms/v2/_auto_augment.py``) and timm 1.0 (``data/auto_augment.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ Pair = tuple[tuple[str, float, int], tuple[str, float, int]]
 
 
 def _parse(text: str) -> list[Pair]:
-    """Pairs from lines such as ``Posterize .4 8, Rotate .6 9``."""
+    """Parses pairs from lines such as ``Posterize .4 8, Rotate .6 9``."""
     pairs = []
     for line in text.strip().splitlines():
         first, second = (part.split() for part in line.split(","))
@@ -102,7 +102,7 @@ POLICIES = {
         ShearX 0.7 2, Invert 0.1 0
     """),
 }
-"""Of torchvision, by name."""
+"""Policies of torchvision, by name."""
 
 
 TIMM_POLICIES = {
@@ -228,4 +228,4 @@ TIMM_POLICIES = {
     ],
     "3a": [[("Solarize", 1.0, 5)], [("Desaturate", 1.0, 10)], [("GaussianBlurRand", 1.0, 10)]],
 }
-"""Of timm, by name."""
+"""Policies of timm, by name."""

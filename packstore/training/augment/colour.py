@@ -1,4 +1,4 @@
-"""Operations on colours under torchvision's names, each drawn for every image by itself."""
+"""Colour operations under torchvision's names, drawn for each image by itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FACTORS = {"brightness": Code.BRIGHTNESS, "contrast": Code.CONTRAST, "saturatio
 
 
 class _Colours(ProgramOperation):
-    """An operation on values, wherever in an image they stand."""
+    """Operation on pixel values, independent of their position."""
 
     @property
     def depends_on_size(self) -> bool:
@@ -35,8 +35,8 @@ class ColorJitter(_Colours):
 
     Args:
         brightness: Factors are uniform in ``(1 - brightness, 1 + brightness)``, at least 0; or in a pair's range.
-        contrast: Likewise.
-        saturation: Likewise.
+        contrast: As ``brightness``.
+        saturation: As ``brightness``.
         hue: Shifts are uniform in ``(-hue, hue)``, at most 0.5; or in a pair's range.
 
     Raises:
@@ -52,7 +52,7 @@ class ColorJitter(_Colours):
         self._ranges()
 
     def _ranges(self) -> list[tuple[Code, float, float]]:
-        """What changes: code, lowest and highest factor."""
+        """Returns code, lowest and highest factor of each change."""
         found = []
         for name, code in _FACTORS.items():
             value, centre = getattr(self, name), 0.0 if code == Code.HUE else 1.0
@@ -92,7 +92,7 @@ class Grayscale(_Colours):
 
 
 class _WithProbability(_Colours):
-    """One step, with a probability."""
+    """Operation of one step, with a probability."""
 
     p: float
 
@@ -100,11 +100,11 @@ class _WithProbability(_Colours):
         check_probability(self, self.p)
 
     @abstractmethod
-    def _step(self, count: int, where: Any) -> Program:
-        """The step, of those images of ``count`` that it runs on."""
+    def _make_step(self, count: int, where: Any) -> Program:
+        """Makes the step for the images of ``count`` that it runs on."""
 
     def program(self, draws: Draws, size: Size) -> Program:
-        return self._step(len(draws), chance(draws, self.p, 0))
+        return self._make_step(len(draws), chance(draws, self.p, 0))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class RandomGrayscale(_WithProbability):
 
     p: float = 0.1
 
-    def _step(self, count: int, where: Any) -> Program:
+    def _make_step(self, count: int, where: Any) -> Program:
         return step(count, Code.GRAY, where=where)
 
 
@@ -123,7 +123,7 @@ class RandomInvert(_WithProbability):
 
     p: float = 0.5
 
-    def _step(self, count: int, where: Any) -> Program:
+    def _make_step(self, count: int, where: Any) -> Program:
         return step(count, Code.INVERT, where=where)
 
 
@@ -139,7 +139,7 @@ class RandomPosterize(_WithProbability):
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 0 <= self.bits <= 8:
             raise UsageError(f"RandomPosterize: bits should be 0 … 8, got {self.bits!r}")
 
-    def _step(self, count: int, where: Any) -> Program:
+    def _make_step(self, count: int, where: Any) -> Program:
         return step(count, Code.POSTERIZE, self.bits, where=where)
 
 
@@ -157,7 +157,7 @@ class RandomSolarize(_WithProbability):
         if not 0 <= self.threshold <= 255:
             raise UsageError(f"RandomSolarize: threshold should be 0 … 255, got {self.threshold!r}")
 
-    def _step(self, count: int, where: Any) -> Program:
+    def _make_step(self, count: int, where: Any) -> Program:
         return step(count, Code.SOLARIZE, self.threshold, where=where)
 
 
@@ -167,7 +167,7 @@ class RandomAutocontrast(_WithProbability):
 
     p: float = 0.5
 
-    def _step(self, count: int, where: Any) -> Program:
+    def _make_step(self, count: int, where: Any) -> Program:
         return step(count, Code.AUTOCONTRAST, where=where)
 
 
@@ -177,7 +177,7 @@ class RandomEqualize(_WithProbability):
 
     p: float = 0.5
 
-    def _step(self, count: int, where: Any) -> Program:
+    def _make_step(self, count: int, where: Any) -> Program:
         return step(count, Code.EQUALIZE, where=where)
 
 
@@ -195,13 +195,13 @@ class RandomAdjustSharpness(_WithProbability):
                 f"RandomAdjustSharpness: sharpness_factor should be at least 0, got {self.sharpness_factor!r}"
             )
 
-    def _step(self, count: int, where: Any) -> Program:
+    def _make_step(self, count: int, where: Any) -> Program:
         return step(count, Code.SHARPNESS, self.sharpness_factor, where=where)
 
 
 @dataclass(frozen=True)
 class RandomChannelPermutation(_Colours):
-    """Puts the channels in a random order, as torchvision's ``RandomChannelPermutation``."""
+    """Permutes the channels at random, as torchvision's ``RandomChannelPermutation``."""
 
     def program(self, draws: Draws, size: Size) -> Program:
         return step(len(draws), Code.PERMUTE, *permutation(draws, 3, 0).T)
@@ -286,7 +286,7 @@ _LARGEST_KERNEL = 256
 
 @dataclass(frozen=True)
 class GaussianNoise(_Colours):
-    """Adds noise to every value, as torchvision's ``GaussianNoise``; ``mean`` and ``sigma`` are shares of 255.
+    """Adds noise to every value, as torchvision's ``GaussianNoise``; ``mean`` and ``sigma`` are fractions of 255.
 
     The noise is a sum of four uniform bytes, which is nearly normal and reaches 3.45 deviations.
     """
@@ -313,5 +313,5 @@ class GaussianNoise(_Colours):
 
 
 def seed_parameters(bits: Any) -> tuple[Any, Any]:
-    """A random seed of 32 ``bits`` as two numbers of 16 bits, which float32 holds."""
+    """Splits a random seed of 32 ``bits`` into two numbers of 16 bits, which float32 stores exactly."""
     return bits & 0xFFFF, bits >> 16

@@ -1,7 +1,7 @@
-"""Colours of a batch of bytes, with a parameter for each image: the arithmetic of torchvision's ``transforms.v2``.
+"""Colour operations on uint8 batches, with a parameter per image: the arithmetic of torchvision's ``transforms.v2``.
 
-Source of the formulas: torchvision 0.28, ``transforms/v2/functional/_color.py`` and ``_misc.py``. Images are uint8
-``(B, 3, H, W)`` on any device; parameters are float32 ``(B, 1, 1, 1)`` on the same one. All results are new.
+The formulas are from torchvision 0.28, ``transforms/v2/functional/_color.py`` and ``_misc.py``. Images are uint8 ``(B,
+3, H, W)`` on any device; parameters are float32 ``(B, 1, 1, 1)`` on the same device. All results are new tensors.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from torch import Tensor
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """``images * factor``."""
-    return _bytes(images.mul(factor))
+    """Multiplies by ``factor``."""
+    return _to_bytes(images.mul(factor))
 
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
@@ -29,10 +29,10 @@ def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turns the hue by ``shift``, -0.5 … 0.5, in HSV.
+    """Shifts the hue by ``shift``, -0.5 … 0.5, in HSV.
 
-    torchvision's, without its divisions: where a hue stands is counted in differences of the highest and the lowest
-    channel, and not in sixths of the circle. Floating point is rounded elsewhere, so few values differ by 1.
+    Equals torchvision's without its divisions: positions on the hue circle are multiples of the difference between
+    highest and lowest channel, not of sixths. Rounding differs, so a few values differ by 1.
     """
     scaled = images.float()
     red, green, blue = scaled.unbind(1)
@@ -49,12 +49,12 @@ def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def to_gray(images: Tensor) -> Tensor:
-    """Gray in all three channels."""
+    """Converts to gray in all three channels."""
     return _gray(images).to(torch.uint8).expand_as(images).contiguous()
 
 
 def invert(images: Tensor) -> Tensor:
-    """``255 - images``."""
+    """Inverts: ``255 - images``."""
     return images.bitwise_not()
 
 
@@ -64,12 +64,12 @@ def posterize(images: Tensor, bits: Tensor) -> Tensor:
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Inverts values from ``threshold`` on."""
+    """Inverts values of at least ``threshold``."""
     return torch.where(images >= threshold, images.bitwise_not(), images)
 
 
 def solarize_add(images: Tensor, added: Tensor, threshold: Tensor) -> Tensor:
-    """Adds to values below ``threshold``, up to 255 (timm, ``data/auto_augment.py``)."""
+    """Adds ``added`` to values below ``threshold``, up to 255 (timm, ``data/auto_augment.py``)."""
     return torch.where(images < threshold, (images + added).clamp_(max=255).to(torch.uint8), images)
 
 
@@ -79,7 +79,7 @@ def autocontrast(images: Tensor) -> Tensor:
     low, high = values.amin((-2, -1), keepdim=True), values.amax((-2, -1), keepdim=True)
     flat = high == low
     scale = high.sub_(low).mul_(1.0 / 255).masked_fill_(flat, 1.0)
-    return _bytes(values.sub_(low.masked_fill_(flat, 0.0)).div_(scale))
+    return _to_bytes(values.sub_(low.masked_fill_(flat, 0.0)).div_(scale))
 
 
 def equalize(images: Tensor) -> Tensor:
@@ -98,7 +98,8 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Blends with a smoothed image; its outermost pixels stay. Images of less than three pixels a side stay whole."""
+    """Blends with a smoothed image; keeps its outermost pixels. Images of less than three pixels a side are
+    unchanged."""
     height, width = images.shape[-2:]
     if height <= 2 or width <= 2:
         return images.clone()
@@ -110,7 +111,7 @@ def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
     smooth = ((sums + 4 * inner) * 2 + 13).div_(26, rounding_mode="floor")
     result = images.clone()
     values = inner.float()
-    result[..., 1:-1, 1:-1] = _bytes(torch.addcmul(values, smooth.float().sub_(values), _rest(factor)))
+    result[..., 1:-1, 1:-1] = _to_bytes(torch.addcmul(values, smooth.float().sub_(values), _one_minus(factor)))
     return result
 
 
@@ -118,14 +119,14 @@ def gaussian_blur(images: Tensor, size: tuple[int, int], sigma: Tensor) -> Tenso
     """Blurs with a Gaussian kernel, reflecting at the edges.
 
     Args:
-        images: As in the module.
+        images: uint8 ``(B, C, H, W)``.
         size: Width and height of the kernel, odd.
         sigma: float32 ``(B, 2)``: standard deviation across and down.
     """
     batch, channels, height, width = images.shape
     across, down = size
     rows_shown, columns_shown = (
-        _reflected(n, reach // 2, images.device) for n, reach in ((height, down), (width, across))
+        _reflect_indices(n, reach // 2, images.device) for n, reach in ((height, down), (width, across))
     )
     padded = images.float().index_select(2, rows_shown).index_select(3, columns_shown)
     columns = _kernel(across, sigma[:, 0]).repeat_interleave(channels, 0)[:, None, None, :]
@@ -136,8 +137,8 @@ def gaussian_blur(images: Tensor, size: tuple[int, int], sigma: Tensor) -> Tenso
     return planes.view(batch, channels, height, width).round_().to(torch.uint8)
 
 
-def _reflected(length: int, reach: int, device: torch.device) -> Tensor:
-    """Places of ``length`` pixels with ``reach`` more at both ends, reflected as often as it takes."""
+def _reflect_indices(length: int, reach: int, device: torch.device) -> Tensor:
+    """Returns the indices of ``length`` pixels with ``reach`` more at both ends, reflected as often as necessary."""
     place = torch.arange(-reach, length + reach, device=device)
     period = max(1, 2 * length - 2)
     place = place.remainder(period)
@@ -151,25 +152,25 @@ def _kernel(size: int, sigma: Tensor) -> Tensor:
 
 
 def permute_channels(images: Tensor, order: Tensor) -> Tensor:
-    """Channel ``c`` of the result is channel ``order[b, c]`` of the image."""
+    """Reorders channels: channel ``c`` of the result is channel ``order[b, c]`` of the image."""
     return images.gather(1, order[:, :, None, None].expand_as(images))
 
 
 def _gray(images: Tensor) -> Tensor:
-    """Gray as float32 whole numbers, ``(B, 1, H, W)``."""
+    """Computes gray as whole numbers in float32, ``(B, 1, H, W)``."""
     red, green, blue = images.unbind(1)
     return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).floor_()[:, None]
 
 
 def _blend(images: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
-    return _bytes(torch.addcmul(images.mul(ratio), other, _rest(ratio)))
+    return _to_bytes(torch.addcmul(images.mul(ratio), other, _one_minus(ratio)))
 
 
-def _rest(ratio: Tensor) -> Tensor:
-    """``1 - ratio``, rounded once."""
+def _one_minus(ratio: Tensor) -> Tensor:
+    """Computes ``1 - ratio``, rounded once."""
     return (1.0 - ratio.double()).float()
 
 
-def _bytes(values: Tensor) -> Tensor:
-    """Values clipped to 0 … 255 and cut off to whole numbers."""
+def _to_bytes(values: Tensor) -> Tensor:
+    """Clips values to 0 … 255 and truncates them to uint8."""
     return values.clamp_(0, 255).to(torch.uint8)

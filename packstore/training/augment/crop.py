@@ -1,8 +1,8 @@
-"""Kernels that crop each image of a batch at a place of its own, and mirror some.
+"""Kernels that crop each image of a batch at its own position, and mirror some.
 
-Two ways give the same result. :func:`crop_rows`, for the CPU, copies whole rows: one ``index_select`` over all places
-where a row could begin, which torch does as one ``memcpy`` each on all its threads. :func:`crop_pixels`, for other
-devices, gathers single pixels, mirrored or not, by indices that are worked out there.
+Two kernels give equal results. :func:`crop_rows`, for the CPU, copies whole rows: one ``index_select`` over all
+possible row starts, which torch executes as one ``memcpy`` each on all its threads. :func:`crop_pixels`, for other
+devices, gathers single pixels by computed indices.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def crop(
     fill: float = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
-    """``images[b, :, top[b] : top[b] + h, left[b] : left[b] + w]`` for each ``b``, in new memory.
+    """Crops ``images[b, :, top[b] : top[b] + h, left[b] : left[b] + w]`` for each ``b``, into new memory.
 
     Args:
         images: ``(B, C, H, W)``; channels-last images stay so, all others come out contiguous.
         top: int64 ``(B,)``, each in [-padding, H + padding - h], on the device of the images.
-        left: Likewise.
+        left: int64 ``(B,)``, likewise.
         size: ``(h, w)``.
-        padding: Pixels that each side has more than the image; at most H - 1 and W - 1 to reflect, H and W to mirror.
+        padding: Pixels added on each side; at most H - 1 and W - 1 for ``reflect``, H and W for ``symmetric``.
         mode: ``"constant"``, ``"reflect"``, ``"edge"`` or ``"symmetric"``.
-        fill: For ``"constant"``.
+        fill: Value for ``"constant"``.
         flip: bool ``(B,)``: which of the results are mirrored left to right.
     """
     kernel = crop_rows if images.device.type == "cpu" else crop_pixels
@@ -53,7 +53,7 @@ def crop_rows(
     fill: float = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
-    """:func:`crop` by copying rows."""
+    """Does :func:`crop` by copying rows."""
     # Padded part by part, in memory that is used again and stays in the caches.
     step = max(1, min(len(images), _CHUNK_BYTES // max(1, images[:1].nbytes)))
     padded = PaddedImages.empty(step, images, padding, mode, fill) if padding else PaddedImages.around(images)
@@ -75,13 +75,13 @@ _CHUNK_BYTES = 3 << 20
 
 
 class PaddedImages:
-    """Images of one size in the CPU's memory, with their padding around them, so that a crop is one copy.
+    """Images of one size in CPU memory with their padding, so that a crop is one copy.
 
     Attributes:
         pixels: ``(N, P, T, L, E)``, contiguous: P planes of elements that are single numbers (E = 1), or one plane of
-            whole pixels (E = C). L is the width with its padding. T is the height, with one row of fill more where the
-            padding is constant: rows above and below an image are all that one, or one of its own.
-        height: Of the images themselves.
+            whole pixels (E = C). L is the width with padding. T is the height, plus one row of fill if the padding is
+            constant, which stands for all rows above and below an image.
+        height: Height of the images without padding.
         padding: As for :func:`crop`, like ``mode``.
     """
 
@@ -93,13 +93,15 @@ class PaddedImages:
 
     @classmethod
     def around(cls, images: Tensor) -> PaddedImages:
-        """``images`` ``(N, C, H, W)`` without padding; copied only where they are not contiguous in any format."""
+        """Wraps ``images`` ``(N, C, H, W)`` without padding; copies them only if they are not contiguous in any
+        format."""
         pixels = _as_planes(images)
         return cls(pixels, pixels.shape[2], 0, "constant")
 
     @classmethod
     def empty(cls, count: int, like: Tensor, padding: int, mode: str, fill: float) -> PaddedImages:
-        """Memory for ``count`` images of the shape, dtype and memory format of those in ``like`` ``(B, C, H, W)``."""
+        """Allocates memory for ``count`` images with the shape, dtype and memory format of those in ``like`` ``(B,
+        C, H, W)``."""
         _, planes, height, width, element = _as_planes(like[:1]).shape
         extra = int(padding > 0 and mode == "constant")
         pixels = like.new_empty((count, planes, height + extra, width + 2 * padding, element))
@@ -108,7 +110,7 @@ class PaddedImages:
         return cls(pixels, height, padding, mode)
 
     def put(self, images: Tensor) -> None:
-        """Makes ``images`` ``(B, C, H, W)`` the first ones."""
+        """Copies ``images`` ``(B, C, H, W)`` to the first places, with their padding."""
         padding, mode = self.padding, self.mode
         source = images[..., None] if self.pixels.shape[4] == 1 else images.permute(0, 2, 3, 1)[:, None]
         width = source.shape[3]
@@ -123,11 +125,11 @@ class PaddedImages:
             rows[..., width + padding :, :] = source[..., width - skip - padding : width - skip, :].flip(-2)
 
     def empty_crops(self, count: int, size: Size) -> Tensor:
-        """Memory for ``count`` crops, as planes."""
+        """Allocates memory for ``count`` crops, as planes."""
         return self.pixels.new_empty((count, self.pixels.shape[1], *size, self.pixels.shape[4]))
 
     def crop_into(self, out: Tensor, numbers: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> None:
-        """:func:`crop` of the images at ``numbers`` into ``out``, a contiguous part of :meth:`empty_crops`."""
+        """Crops the images at ``numbers`` into ``out``, a contiguous part of :meth:`empty_crops`; see :func:`crop`."""
         _, planes, tall, wide, element = self.pixels.shape
         rows, columns = out.shape[2:4]
         line = wide * element
@@ -142,18 +144,18 @@ class PaddedImages:
 
 
 def _as_planes(images: Tensor) -> Tensor:
-    """``(B, C, H, W)`` as contiguous ``(B, P, H, W, E)``: see :class:`PaddedImages`."""
+    """Returns ``(B, C, H, W)`` as contiguous ``(B, P, H, W, E)``: see :class:`PaddedImages`."""
     return images.permute(0, 2, 3, 1)[:, None] if is_channels_last(images) else images.contiguous()[..., None]
 
 
 def _as_images(pixels: Tensor) -> Tensor:
-    """The opposite of :func:`_as_planes`."""
+    """Inverts :func:`_as_planes`."""
     return pixels[:, 0].permute(0, 3, 1, 2) if pixels.shape[1] == 1 and pixels.shape[4] > 1 else pixels[..., 0]
 
 
 @functools.lru_cache(64)
 def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> Tensor:
-    """Where in a padded plane each of ``rows`` begins, int64 ``(tops, rows)``, a line for each possible top."""
+    """Returns the start of each of ``rows`` in a padded plane, int64 ``(tops, rows)``, for each possible top."""
     tops = torch.arange(-padding, height + padding - rows + 1, device="cpu")
     y = tops[:, None] + torch.arange(rows, device="cpu")
     inner = source_index(y, height, mode)
@@ -161,7 +163,7 @@ def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> 
 
 
 def _windows(source: Tensor, length: int) -> Tensor:
-    """Every run of ``length`` elements of what contiguous ``source`` holds, as overlapping rows."""
+    """Views every run of ``length`` elements of contiguous ``source`` as overlapping rows."""
     return source.as_strided((max(0, source.numel() - length + 1), length), (1, 1))
 
 
@@ -175,7 +177,7 @@ def crop_pixels(
     fill: float = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
-    """:func:`crop` by one gather of pixels."""
+    """Does :func:`crop` by one gather of pixels."""
     (rows, columns), (height, width) = size, images.shape[-2:]
     across = torch.arange(columns, device=images.device)
     if flip is not None:
@@ -200,7 +202,7 @@ def crop_pixels(
 
 
 def source_index(index: Array, length: Any, mode: str) -> Array:
-    """The pixel of [0, ``length``) that padding shows at ``index``; for ``"constant"`` the nearest."""
+    """Returns the pixel of [0, ``length``) that padding shows at ``index``; for ``"constant"`` the nearest one."""
     if mode == "reflect":
         return (length - 1) - abs((length - 1) - abs(index))
     if mode == "symmetric":  # by bits: -1 - n for what is below zero
@@ -211,7 +213,7 @@ def source_index(index: Array, length: Any, mode: str) -> Array:
 
 
 def mirror(images: Tensor, flip: Tensor) -> Tensor:
-    """``images`` ``(B, C, H, W)``, mirrored left to right where ``flip`` ``(B,)`` is true, in new memory."""
+    """Mirrors the images ``(B, C, H, W)`` with true ``flip`` ``(B,)`` left to right, in new memory."""
     if images.device.type != "cpu":
         return torch.where(flip[:, None, None, None], images.flip(-1), images)
     pixels = _as_planes(images)

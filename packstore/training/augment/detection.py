@@ -1,4 +1,4 @@
-"""Operations of detection: zooming out, and crops that are chosen by the boxes in them."""
+"""Operations of detection: zooming out, and crops that depend on boxes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.geometry import where, with_window
-from packstore.training.augment.program_operation import as_fill, check_probability, check_range
+from packstore.training.augment.program_operation import check_probability, check_range, parse_fill
 from packstore.training.random_draws import Draws, to_float64, to_int64
 
 
 class Boxes(NamedTuple):
-    """The boxes of a batch.
+    """Boxes of a batch.
 
     Attributes:
         corners: float32 ``(N, 4)``: left, top, right, bottom, in pixels.
-        rows: int64 ``(N,)``, ascending: the image of each.
+        rows: int64 ``(N,)``, ascending: the image of each box.
     """
 
     corners: NDArray[np.float32]
@@ -31,7 +31,7 @@ class Boxes(NamedTuple):
 
 
 class _ImageByImage(GeometricOperation):
-    """An operation after which images differ in size, whatever they had."""
+    """Operation that gives images different sizes."""
 
     gives_sizes: ClassVar[bool] = True
 
@@ -47,17 +47,17 @@ class _ImageByImage(GeometricOperation):
 
 @dataclass(frozen=True)
 class RandomZoomOut(_ImageByImage):
-    """Puts an image at a random place of a larger one of one colour, as torchvision's ``RandomZoomOut``.
+    """Places an image at a random position of a larger one of uniform colour, as torchvision's ``RandomZoomOut``.
 
     Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
 
     Args:
-        fill: The colour, a byte or three of them.
-        side_range: Least and largest ratio of the new sides to the old ones.
+        fill: Colour, a byte or three of them.
+        side_range: Smallest and largest ratio of new to old sides.
         p: Probability.
 
     Raises:
-        UsageError: A range that is not ascending from 1, no probability, or no colour.
+        UsageError: A range that is not ascending from 1, an invalid probability or colour.
     """
 
     fill: float | Sequence[float] = 0
@@ -67,7 +67,7 @@ class RandomZoomOut(_ImageByImage):
     def __post_init__(self) -> None:
         check_probability(self, self.p)
         object.__setattr__(self, "side_range", check_range(self, "side_range", self.side_range, 1, 100))
-        as_fill(self, self.fill)
+        parse_fill(self, self.fill)
         if not isinstance(self.fill, int | float):
             object.__setattr__(self, "fill", tuple(self.fill))
 
@@ -80,30 +80,30 @@ class RandomZoomOut(_ImageByImage):
         left, top = (
             to_int64(to_float64(more) * draws.uniform(draw)) for draw, more in ((2, wide - width), (3, tall - height))
         )
-        fill = as_fill(self, self.fill)
+        fill = parse_fill(self, self.fill)
         return with_window(crops.replace(fill=fill), -top, -left, (tall, wide))
 
 
 @dataclass(frozen=True)
 class RandomIoUCrop(_ImageByImage):
-    """Cuts out a part that overlaps enough with some box, as torchvision's ``RandomIoUCrop``.
+    """Crops a part that overlaps enough with a box, as torchvision's ``RandomIoUCrop``.
 
-    Draws one of ``sampler_options``, then up to ``trials`` parts until one holds the centre of a box and has an IoU
-    with such a box of at least that; draws again if none does. An option of 1 or more leaves the image whole. Boxes
-    whose centres are cut off are dropped. Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
+    Draws a minimum IoU from ``sampler_options``, then up to ``trials`` parts until one contains the centre of a box and
+    has at least that IoU with it; draws another option if none does. An option of 1 or more keeps the whole image.
+    Boxes whose centres are outside the crop are dropped. Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
 
     Needs a column of boxes in ``columns=``.
 
     Args:
-        min_scale: Least share of each side.
-        max_scale: Largest share of each side.
-        min_aspect_ratio: Least width / height.
+        min_scale: Smallest fraction of each side.
+        max_scale: Largest fraction of each side.
+        min_aspect_ratio: Smallest width / height.
         max_aspect_ratio: Largest width / height.
-        sampler_options: Least IoUs.
-        trials: Parts that are drawn for an option.
+        sampler_options: Minimum IoUs to draw from.
+        trials: Number of parts that are drawn per option.
 
     Raises:
-        UsageError: A range that is not ascending, no option, no trial.
+        UsageError: A range that is not ascending, no options, no trials.
     """
 
     min_scale: float = 0.3
@@ -124,7 +124,7 @@ class RandomIoUCrop(_ImageByImage):
         raise UsageError("RandomIoUCrop chooses by boxes: load a column of them, columns=(..., 'boxes')")
 
     def plan_around(self, sizes: NDArray[np.int64], boxes: Boxes, draws: Draws) -> Crops:
-        """The crops of whole images of ``sizes``, int64 ``(B, 2)``, that hold ``boxes``; ``draws`` of numpy."""
+        """Plans crops of whole images of ``sizes``, int64 ``(B, 2)``, around their ``boxes``; ``draws`` are numpy."""
         crops = Crops.full(sizes)
         crops = crops.replace(window=crops.window.copy())
         bounds = np.searchsorted(boxes.rows, np.arange(len(sizes) + 1)).tolist()
@@ -134,7 +134,7 @@ class RandomIoUCrop(_ImageByImage):
         return crops
 
     def _window(self, size: NDArray[np.int64], boxes: NDArray[np.float32], draws: Draws) -> Any:
-        """Top, left, height and width of the part of one image."""
+        """Draws top, left, height and width of the crop of one image."""
         height, width = size.tolist()
         for attempt in range(_ROUNDS):
             draw = attempt * (1 + 4 * self.trials)
@@ -160,14 +160,14 @@ class RandomIoUCrop(_ImageByImage):
 
 @dataclass(frozen=True)
 class RandomSizeCrop(_ImageByImage):
-    """Cuts out a part of a random size at a random place, as the ``RandomSizeCrop`` of DETR.
+    """Crops a part of random size at a random position, as the ``RandomSizeCrop`` of DETR.
 
     Carion et al., "End-to-end object detection with transformers" (2020); facebookresearch/detr,
-    ``datasets/transforms.py``. A side that is shorter than ``min_size`` stays whole.
+    ``datasets/transforms.py``. A side shorter than ``min_size`` is kept whole.
 
     Args:
-        min_size: Least length of a side.
-        max_size: Largest length of a side.
+        min_size: Minimum length of a side.
+        max_size: Maximum length of a side.
 
     Raises:
         UsageError: A length that is not positive, or a range that is not ascending.
@@ -195,19 +195,19 @@ class RandomSizeCrop(_ImageByImage):
 
 
 _ROUNDS = 100
-"""Options that are drawn at most. With the usual ones, of which every seventh leaves the image whole, more would be
-drawn with a probability of 2e-7."""
+"""Maximum number of options that are drawn. By default every seventh option keeps the whole image, so more would be
+needed with a probability of 2e-7."""
 
 
 def centres_inside(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Whether the centres of ``boxes`` ``(N, 4)`` lie in ``part`` ``(…, 4)``; both left, top, right, bottom."""
+    """Tells if the centres of ``boxes`` ``(N, 4)`` are inside ``part`` ``(…, 4)``; both left, top, right, bottom."""
     x, y = 0.5 * (boxes[:, 0] + boxes[:, 2]), 0.5 * (boxes[:, 1] + boxes[:, 3])
     inside: NDArray[np.bool_] = (part[..., 0] < x) & (x < part[..., 2]) & (part[..., 1] < y) & (y < part[..., 3])
     return inside
 
 
 def _iou(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Intersection over union, float32, as torchvision's ``box_iou``."""
+    """Computes intersection over union, float32, as torchvision's ``box_iou``."""
     shared = (np.minimum(boxes[:, 2:], part[..., 2:]) - np.maximum(boxes[:, :2], part[..., :2])).clip(0).prod(-1)
     areas = [(each[..., 2:] - each[..., :2]).prod(-1) for each in (boxes, part)]
     with np.errstate(divide="ignore", invalid="ignore"):

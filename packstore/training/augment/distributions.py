@@ -1,4 +1,5 @@
-"""Normal, gamma and beta distributed numbers, each a pure function of a record's draws; on the host, with numpy."""
+"""Random numbers with normal, gamma and beta distributions, each a pure function of a record's draws; numpy on the
+host."""
 
 from __future__ import annotations
 
@@ -10,43 +11,43 @@ from packstore.training.random_draws import Draws
 Floats = NDArray[np.float64]
 
 _TRIES = 8
-"""Attempts of the rejection in :func:`gamma`. All fail with a probability below 1e-10."""
+"""Number of rejection attempts in :func:`gamma`; all fail with a probability below 1e-10."""
 
 GAMMA_DRAWS = 3 * _TRIES + 1
-"""Draws that :func:`gamma` uses."""
+"""Number of draws that :func:`gamma` uses."""
 
 
 def uniform(draws: Draws, low: float, high: float, draw: int) -> Floats:
-    """Uniform numbers in [``low``, ``high``), float64 ``(B,)``."""
+    """Draws uniform numbers in [``low``, ``high``), float64 ``(B,)``."""
     values: Floats = draws.uniform(draw) * (high - low) + low
     return values
 
 
 def chance(draws: Draws, p: float, draw: int) -> NDArray[np.bool_]:
-    """True with probability ``p``, bool ``(B,)``."""
+    """Draws bool ``(B,)``, True with probability ``p``."""
     happens: NDArray[np.bool_] = draws.bits(draw) < round(p * 2**32)
     return happens
 
 
 def normal(draws: Draws, draw: int) -> Floats:
-    """Standard normal numbers, float64 ``(B,)``; uses ``draw`` and ``draw + 1``."""
-    return normal_of(*draws.uniform(draw, 2))
+    """Draws standard normal numbers, float64 ``(B,)``; uses ``draw`` and ``draw + 1``."""
+    return box_muller(*draws.uniform(draw, 2))
 
 
-def normal_of(first: Floats, second: Floats) -> Floats:
-    """Standard normal numbers, by two uniform ones each: Box and Muller (1958)."""
+def box_muller(first: Floats, second: Floats) -> Floats:
+    """Converts two uniform numbers to a standard normal one (Box and Muller, 1958)."""
     values: Floats = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
     return values
 
 
 def permutation(draws: Draws, count: int, draw: int) -> NDArray[np.int64]:
-    """A random order of ``count`` things for each record, int64 ``(B, count)``; uses ``count`` draws."""
+    """Draws a random order of ``count`` items per record, int64 ``(B, count)``; uses ``count`` draws."""
     order: NDArray[np.int64] = np.argsort(draws.bits(draw, count), axis=0, kind="stable").T
     return order
 
 
 def gamma(draws: Draws, shape: float, draw: int) -> Floats:
-    """Gamma distributed numbers of scale 1, float64 ``(B,)``; uses :data:`GAMMA_DRAWS` draws from ``draw`` on.
+    """Draws gamma distributed numbers of scale 1, float64 ``(B,)``; uses :data:`GAMMA_DRAWS` draws from ``draw`` on.
 
     Marsaglia and Tsang, "A simple method for generating gamma variables" (2000), with its boost for ``shape`` < 1.
     """
@@ -69,7 +70,8 @@ def gamma(draws: Draws, shape: float, draw: int) -> Floats:
 
 
 def beta(draws: Draws, alpha: float, draw: int) -> Floats:
-    """Numbers of the distribution Beta(``alpha``, ``alpha``), float64 ``(B,)``; uses 2 × :data:`GAMMA_DRAWS` draws."""
+    """Draws numbers with distribution Beta(``alpha``, ``alpha``), float64 ``(B,)``; uses 2 × :data:`GAMMA_DRAWS`
+    draws."""
     first, second = gamma(draws, alpha, draw), gamma(draws, alpha, draw + GAMMA_DRAWS)
     total = first + second
     # With a very small alpha both may be rounded to 0; then it is one end or the other.
@@ -77,7 +79,7 @@ def beta(draws: Draws, alpha: float, draw: int) -> Floats:
 
 
 def dirichlet(draws: Draws, alpha: float, count: int, draw: int) -> Floats:
-    """Weights that sum to 1, symmetric Dirichlet(``alpha``), float64 ``(B, count)``."""
+    """Draws weights that sum to 1, symmetric Dirichlet(``alpha``), float64 ``(B, count)``."""
     if alpha == 1:
         parts = -np.log1p(-draws.uniform(draw, count)).T
     else:

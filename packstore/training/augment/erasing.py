@@ -21,7 +21,7 @@ from packstore.training.random_draws import Array, Draws
 
 _ATTEMPTS = 10
 _DRAWS = 2 * _ATTEMPTS + 9
-"""Draws of a box."""
+"""Number of draws per box."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RandomErasing(ProgramOperation):
 
     Args:
         p: Probability.
-        scale: Smallest and largest area of a box, as shares of the image's.
+        scale: Smallest and largest area of a box, as fractions of the image's.
         ratio: Smallest and largest aspect ratio of a box, height / width; its logarithm is uniform.
         value: A number, or one for each channel, in the images' own units; ``"random"`` for random pixels, or
             ``"color"`` for one random colour a box. Random values are normally distributed with the mean and deviation
@@ -90,8 +90,8 @@ class RandomErasing(ProgramOperation):
         return program
 
     def _attempt(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
-        """Heights and widths of the first box that fits of ``attempts`` from number ``first`` on; and whether one does,
-        else the numbers mean nothing."""
+        """Draws ``attempts`` boxes from number ``first`` on; returns heights, widths and validity of the first that
+        fits. Sizes of invalid boxes are meaningless."""
         height, width = size
         low, high = self.scale
         uniform = draws.uniform(draw + 2 * first, 2 * attempts)
@@ -125,18 +125,18 @@ class RandomErasing(ProgramOperation):
 
 
 ERASE_FLAGS = {"random": 1, "color": 2}
-"""``flags`` of :attr:`Code.ERASE` for random values, which are bytes."""
+"""``flags`` of :attr:`Code.ERASE` for random uint8 values."""
 
 
 @dataclass(frozen=True)
 class Cutout(ProgramOperation):
-    """Fills a square at a random place (DeVries and Taylor, "Improved regularization … with Cutout", 2017).
+    """Fills a square at a random position (DeVries and Taylor, "Improved regularization … with Cutout", 2017).
 
-    The square's centre is uniform over the image's pixels, and what lies outside is cut off, as in their paper.
+    The square's centre is uniform over the image's pixels, and the square is clipped to the image, as in their paper.
 
     Args:
         size: Side of the square in pixels.
-        fill: Its value, in the images' own units: 0 is black for pixels, and the mean for normalised images.
+        fill: Value of its pixels, in the images' own units: 0 is black for pixels, and the mean for normalised images.
 
     Raises:
         UsageError: A size that is not positive.

@@ -1,4 +1,4 @@
-"""Flips."""
+"""Random horizontal flips."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RandomHorizontalFlip(GeometricOperation):
 
     Args:
         p: Probability, 0 … 1.
-        alternating: Draw in epoch 0 only; in every odd epoch all images are mirrored against that. So each two epochs
-            show every image both ways (Keller Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024).
+        alternating: Draw in epoch 0 only; every odd epoch mirrors exactly the other images. So any two consecutive
+            epochs show each image both ways (Keller Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024).
 
     Raises:
         UsageError: ``p`` is not a probability.
@@ -37,8 +37,8 @@ class RandomHorizontalFlip(GeometricOperation):
         if not 0 <= self.p <= 1:
             raise UsageError(f"RandomHorizontalFlip: p should be 0 … 1, got {self.p!r}")
 
-    def flags(self, draws: Draws) -> Array:
-        """Mirrored images, bool ``(B,)``."""
+    def flip_mask(self, draws: Draws) -> Array:
+        """Draws which images to mirror, bool ``(B,)``."""
         threshold = round(self.p * 2**32)
         if not self.alternating:
             return draws.bits(0) < threshold
@@ -46,15 +46,15 @@ class RandomHorizontalFlip(GeometricOperation):
         return ~first if draws.epoch % 2 else first
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        return mirror(images, self.flags(draws))
+        return mirror(images, self.flip_mask(draws))
 
     def program(self, draws: Draws, size: Size) -> Program:
-        """The same for a program, where it stands in :class:`RandomApply` and its like."""
-        return step(len(draws), Code.MIRROR, where=self.flags(draws))
+        """Draws the flip as a program, for use in :class:`RandomApply` and other operations of operations."""
+        return step(len(draws), Code.MIRROR, where=self.flip_mask(draws))
 
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
         return True
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
-        flags = self.flags(draws)
+        flags = self.flip_mask(draws)
         return crops.replace(flip=flags if crops.flip is None else crops.flip ^ flags)

@@ -1,4 +1,4 @@
-"""Crops and resizes. Each runs on a batch, or is planned and runs while images are decoded."""
+"""Crops and resizes. Each runs on batches, or is planned and runs while images are decoded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_i
 
 
 def as_size(size: Any, what: str) -> Size:
-    """``(height, width)`` of ``S``, for a square, or ``(height, width)``. Raises :class:`UsageError` for others."""
+    """Returns ``(height, width)`` for ``S``, a square, or ``(height, width)``. Raises :class:`UsageError` for other
+    values."""
     pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
     if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
         raise UsageError(f"{what}: size should be a positive integer or (height, width), got {size!r}")
@@ -27,7 +28,7 @@ def as_size(size: Any, what: str) -> Size:
 
 
 def check_sampling(operation: GeometricOperation, interpolation: Any, antialias: Any) -> None:
-    """Raises :class:`UsageError` for options of resizing that are unknown."""
+    """Raises :class:`UsageError` for an unknown interpolation or invalid ``antialias``."""
     known = (*SAMPLINGS[:5], "random")
     name = type(operation).__name__
     if interpolation not in known:
@@ -37,14 +38,14 @@ def check_sampling(operation: GeometricOperation, interpolation: Any, antialias:
 
 
 def samplings_of(interpolation: str, antialias: bool) -> set[int]:
-    """Numbers of :data:`SAMPLINGS` for what a user says."""
+    """Returns the indices in :data:`SAMPLINGS` of an interpolation."""
     plain = {} if antialias else {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
     names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
     return {SAMPLINGS.index(plain.get(name, name)) for name in names}
 
 
 def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
-    """:attr:`Crops.sampling` of an operation that resizes."""
+    """Draws :attr:`Crops.sampling` for an operation that resizes; None for bilinear."""
     numbers = sorted(operation.samplings)
     if numbers == [0]:
         return None
@@ -61,7 +62,7 @@ class Resize(GeometricOperation):
         size: ``(height, width)``; or the length of the shorter side, which keeps the aspect ratio.
         interpolation: ``"bilinear"``, ``"nearest"``, ``"bicubic"``, ``"box"`` or ``"lanczos"``; ``"random"`` draws
             bilinear or bicubic for each image, as timm does.
-        antialias: Whether bilinear and bicubic filters are as wide as images shrink.
+        antialias: Widen bilinear and bicubic filters by the factor that images shrink.
 
     Raises:
         UsageError: A size that is not positive, an unknown interpolation.
@@ -122,7 +123,7 @@ class Resize(GeometricOperation):
 
 @dataclass(frozen=True)
 class CenterCrop(GeometricOperation):
-    """Cuts out the centre, as torchvision's ``CenterCrop``: where an image is smaller, it is centred on zeros.
+    """Crops the centre, as torchvision's ``CenterCrop``; centres smaller images on zeros.
 
     Args:
         size: ``S`` for a square, or ``(height, width)``.
@@ -164,21 +165,21 @@ class CenterCrop(GeometricOperation):
 
 @dataclass(frozen=True)
 class RandomCrop(GeometricOperation):
-    """Cuts out a part at a uniformly random place, as torchvision's ``RandomCrop``.
+    """Crops a part at a uniformly random position, as torchvision's ``RandomCrop``.
 
     With padding it runs on batches only.
 
     Args:
         size: ``S`` for a square, or ``(height, width)``.
-        padding: Pixels that are added on each side before.
-        pad_if_needed: Whether smaller images get what they lack on both sides, of ``fill``.
-        padding_mode: What with: ``"constant"`` (``fill``), ``"edge"`` (the outermost pixel), ``"reflect"`` (mirrored
-            without the outermost pixel) or ``"symmetric"`` (mirrored with it).
+        padding: Pixels that are first added on each side.
+        pad_if_needed: Pad smaller images with ``fill`` on both sides, by as much as they lack.
+        padding_mode: ``"constant"`` (``fill``), ``"edge"`` (the outermost pixel), ``"reflect"`` (mirrored without the
+            outermost pixel) or ``"symmetric"`` (mirrored with it).
         fill: Value of added pixels, in the images' own units.
 
     Raises:
-        UsageError: A size or padding that cannot be, an unknown mode. When called: images that are smaller than the
-            crop, or than the padding that is to mirror them.
+        UsageError: Invalid size or padding, an unknown mode. When called: images smaller than the crop, or than the
+            padding that reflects them.
     """
 
     size: int | Size
@@ -198,7 +199,7 @@ class RandomCrop(GeometricOperation):
             raise UsageError(f"RandomCrop: padding_mode should be one of {modes}, got {self.padding_mode!r}")
 
     def __call__(self, images: Tensor, draws: Draws, flip: Tensor | None = None) -> Tensor:
-        """As :meth:`Operation.__call__`; with ``flip``, bool ``(B,)``, those images are mirrored after it."""
+        """Crops the images; with ``flip``, bool ``(B,)``, mirrors those images after that."""
         height, width = images.shape[-2:]
         if self.pad_if_needed:
             tall, wide = (max(0, n - m) for n, m in zip(self._pair, (height, width), strict=True))
@@ -208,7 +209,7 @@ class RandomCrop(GeometricOperation):
         return crop(images, top, left, self._pair, self.padding, self.padding_mode, self.fill, flip)
 
     def _places(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
-        """Top and left of the crops, int64 ``(B,)``, of images of ``size``."""
+        """Draws top and left of the crops, int64 ``(B,)``, for images of ``size``."""
         self._check(size)
         (rows, columns), padding = self._pair, self.padding
         top = draws.integers(size[0] + 2 * padding - rows + 1, 0) - padding
@@ -272,14 +273,14 @@ class RandomCrop(GeometricOperation):
 
 @dataclass(frozen=True)
 class RandomResizedCrop(GeometricOperation):
-    """A box of random area and aspect ratio at a random place, resized, as torchvision's ``RandomResizedCrop``.
+    """Crops a box of random area and aspect ratio, and resizes it, as torchvision's ``RandomResizedCrop``.
 
     Args:
         size: ``S`` for a square, or ``(height, width)``.
-        scale: Smallest and largest area of the box, as shares of the image's.
+        scale: Smallest and largest area of the box, as fractions of the image's.
         ratio: Smallest and largest aspect ratio of the box, width / height; its logarithm is uniform.
         interpolation: As for :class:`Resize`.
-        antialias: Likewise.
+        antialias: As for :class:`Resize`.
 
     Raises:
         UsageError: A size that is not positive, a range that is not ascending and positive, an unknown interpolation.
@@ -314,9 +315,9 @@ class RandomResizedCrop(GeometricOperation):
         return all(op.mirrors for op in before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
-        """As :meth:`GeometricOperation.plan`; the arithmetic is that of torchvision's ``get_params``, in float64.
+        """Plans the crops, in the arithmetic of torchvision's ``get_params``, in float64.
 
-        It tries ten boxes and takes the first that fits; else it takes the centre, as much of it as ``ratio`` allows.
+        Tries ten boxes and takes the first that fits; else the largest centred box that ``ratio`` allows.
         """
         box = whole_pixels(crops, "RandomResizedCrop")
         height, width = box[:, 2], box[:, 3]
@@ -337,8 +338,8 @@ class RandomResizedCrop(GeometricOperation):
         return Crops(found, size, join([size * 0, size]), crops.flip, sampling=sampling)
 
     def _attempt(self, draws: Draws, height: Array, width: Array, first: int, count: int) -> tuple[Array, Array, Array]:
-        """Heights and widths of the first box that fits of ``count`` attempts from number ``first`` on; and whether
-        one does, else the numbers mean nothing."""
+        """Draws ``count`` boxes from number ``first`` on; returns heights, widths and validity of the first that
+        fits. Sizes of invalid boxes are meaningless."""
         low, high = self.scale
         uniform = draws.uniform(2 * first, 2 * count)
         areas = to_float64(height * width) * (uniform[0::2] * (high - low) + low)
@@ -368,14 +369,14 @@ class RandomResizedCrop(GeometricOperation):
 
 _ATTEMPTS = 10
 _FIRST_ATTEMPTS = 2
-"""How many are drawn for all images; nine of ten ImageNet photos need no more."""
+"""Number of attempts that are drawn for all images; nine of ten ImageNet photos need no more."""
 
 
 def log_uniform(uniform: Array, low: float, high: float) -> Array:
-    """``exp`` of what is uniform between ``log(low)`` and ``log(high)``, from what is uniform in [0, 1); float64.
+    """Maps uniform numbers in [0, 1) to log-uniform ones between ``low`` and ``high``; float64.
 
-    By additions and multiplications alone, which are the same to the last bit in numpy and torch, on CPU and GPU; exp
-    is not. The relative error is below 1e-14.
+    Uses only additions and multiplications, which are bit-exact across numpy and torch, CPU and GPU; exp is not. The
+    relative error is below 1e-14.
     """
     middle, half = math.sqrt(low * high), math.log(high / low) / 2
     halvings = max(0, math.ceil(math.log2(half / 0.25))) if half > 0.25 else 0
@@ -391,22 +392,22 @@ def log_uniform(uniform: Array, low: float, high: float) -> Array:
 
 
 def where(condition: Array, yes: Array, no: Array) -> Array:
-    """``numpy.where`` or ``torch.where``."""
+    """Calls ``numpy.where`` or ``torch.where``."""
     return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else torch.where(condition, yes, no)
 
 
 def pick(values: Array, index: Array) -> Array:
-    """``values[index[b], b]`` for each ``b``."""
+    """Returns ``values[index[b], b]`` for each ``b``."""
     if isinstance(values, np.ndarray):
         return values[index, np.arange(len(index))]
     return values.gather(0, index[None])[0]
 
 
 def centre(length: Any, cut_length: int) -> Any:
-    """First pixel of the centre ``cut_length`` of ``length``, integers or arrays of them.
+    """Returns the start of the centred ``cut_length`` pixels of ``length``, integers or arrays.
 
-    torchvision takes ``round((length - cut_length) / 2)``, halves to even; where the image is shorter it puts the
-    rounded-down half of what is missing before it.
+    torchvision takes ``round((length - cut_length) / 2)``, halves to even; for shorter images it puts the rounded-down
+    half of the missing pixels first.
     """
     spare = length - cut_length
     half = spare >> 1
@@ -415,21 +416,22 @@ def centre(length: Any, cut_length: int) -> Any:
 
 
 def unmirrored(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
-    """First column of a cut of ``cut_width`` that lies at ``left`` after ``width`` columns are mirrored, or are not."""
+    """Returns the first column of a cut of ``cut_width`` at ``left``, before ``width`` columns are mirrored by
+    ``flip``."""
     return left if flip is None else where(flip, width - cut_width - left, left)
 
 
 def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) -> Crops:
-    """``crops`` with the window of ``size``, numbers or arrays, at ``top`` and ``left`` of what they show."""
+    """Returns ``crops`` with the window of ``size``, numbers or arrays, at ``top`` and ``left`` of the visible part."""
     window = crops.window
     left = window[:, 1] + unmirrored(left, size[1], window[:, 3], crops.flip)
     return crops.replace(window=join([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
 
 
 def crop_composes(size: Size, before: Sequence[GeometricOperation]) -> bool:
-    """Whether a window of ``size`` can follow ``before``.
+    """Tells if a window of ``size`` can follow the operations ``before``.
 
-    Not beyond a crop before it, whose outside is zeros while the image has pixels there.
+    It may not exceed an earlier crop, outside of which are zeros while the image has pixels there.
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)

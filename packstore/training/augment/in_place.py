@@ -1,4 +1,4 @@
-"""A function of which the user says that it leaves pixels in their places."""
+"""``InPlace``: declares that a function does not move pixels."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from packstore.training.random_draws import Draws
 
 @dataclass(frozen=True, repr=False)
 class InPlace(Operation):
-    """Says of a function that it leaves every pixel in its place, so that masks, boxes and keypoints need not follow.
+    """Declares that a function leaves every pixel in its place, so that masks, boxes and keypoints need not follow.
 
-    A loader of such columns refuses functions that it does not know, in ``augment=``, in ``transform=`` and in
-    ``PerImage``, unless they stand in this.
+    A loader of such columns refuses unknown functions in ``augment=``, in ``transform=`` and in ``PerImage``, unless
+    they are wrapped in this.
 
     Args:
         fn: The function, or an :class:`Operation` of your own.
 
     Raises:
-        UsageError: ``fn`` is not callable; (while iterating) what it returns has another height or width.
+        UsageError: ``fn`` is not callable; (while iterating) its result has another height or width.
     """
 
     fn: Callable[..., Any]
@@ -34,10 +34,10 @@ class InPlace(Operation):
             raise UsageError(f"InPlace takes a function, got {self.fn!r}")
 
     def __repr__(self) -> str:
-        return f"InPlace({named(self.fn)})"
+        return f"InPlace({stable_repr(self.fn)})"
 
     def __call__(self, images: Tensor, draws: Draws | None = None, **options: Any) -> Any:
-        """What the function gives for ``images``, or for one image, or for whatever it is called with."""
+        """Calls the function with ``images``. Raises :class:`UsageError` if the result has another height or width."""
         draws_too = (draws,) if isinstance(self.fn, Operation) and draws is not None else ()
         found = self.fn(images, *draws_too, **options)
         if isinstance(found, Tensor) and found.ndim >= 2 and found.shape[-2:] != images.shape[-2:]:
@@ -46,8 +46,8 @@ class InPlace(Operation):
         return found
 
 
-def named(fn: Any) -> str:
-    """A function's ``repr``, the same in each process."""
+def stable_repr(fn: Any) -> str:
+    """Returns a function's ``repr`` without memory addresses, so that all processes agree."""
     text = repr(fn)
     if " at 0x" in text:  # an address, which another process would not have
         where: Any = fn if hasattr(fn, "__qualname__") else type(fn)

@@ -19,20 +19,21 @@ from packstore.training.augment.base import is_channels_last
 Steps = NDArray[np.void]
 
 _ANY_DTYPE = (Code.AFFINE, Code.PERSPECTIVE, Code.ERASE, Code.MIRROR, Code.FLIP, Code.PERMUTE)
-"""Codes for floating point images too; the others are defined for bytes."""
+"""Codes that also work on floating point images; the others need uint8."""
 
 _MIXING = (Code.KEEP, Code.ADD, Code.MIX)
-"""Codes of sums of images. In a column of a program all of them are the same one."""
+"""Codes that sum images. A column of a program contains only one of them."""
 
 _SMALL_BYTES = 1 << 20
-"""Bytes of images that are sooner done than threads are started."""
+"""Images of fewer bytes are processed without threads, whose start would take longer."""
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes of images that a step treats at a time on the CPU, so that what it makes in float32 stays in the caches."""
+"""Bytes of images per chunk on the CPU, so that float32 intermediates stay in the caches."""
 
 
 def run_program(images: Tensor, program: Program) -> Tensor:
-    """As :func:`run_by_torch`; bytes of three channels on the CPU by the engine."""
+    """Runs ``program`` on ``images``: with the engine for uint8 RGB on the CPU, else with torch as
+    :func:`run_by_torch`."""
     if not program["code"].any():
         return images
     if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[1] == 3 and images.numel():
@@ -45,10 +46,10 @@ def run_program(images: Tensor, program: Program) -> Tensor:
 
 
 def run_by_torch(images: Tensor, program: Program) -> Tensor:
-    """``images`` ``(B, C, H, W)`` after the steps of ``program`` ``(B, n)``; they themselves stay as they are.
+    """Applies the steps of ``program`` ``(B, n)`` to ``images`` ``(B, C, H, W)``; leaves ``images`` unchanged.
 
     Raises:
-        UsageError: A step on colours, and the images are no bytes of three channels.
+        UsageError: A step on colours, and the images are not uint8 of three channels.
     """
     codes, flags = program["code"], program["flags"]
     busy = codes.any(1)
@@ -68,7 +69,7 @@ def run_by_torch(images: Tensor, program: Program) -> Tensor:
             code = Code(kind >> 32)
             if code == Code.IDENTITY:
                 continue
-            _check(images, code)
+            _check_dtype(images, code)
             rows = np.flatnonzero(kinds == kind)
             if code in _MIXING:
                 index = torch.from_numpy(rows).to(images.device)
@@ -87,20 +88,21 @@ def run_by_torch(images: Tensor, program: Program) -> Tensor:
             for first in range(0, len(rows), step):
                 part = rows[first : first + step]
                 index = torch.from_numpy(part).to(images.device, non_blocking=True)
-                # Planes: of strided channels torch rounds some sums in another way.
+                # Contiguous planes: torch rounds some sums of strided channels differently.
                 chosen = result.index_select(0, index).contiguous()
                 result.index_copy_(0, index, _KERNELS[code](chosen, program[part, column]))
     return result
 
 
 def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
-    """Flags that a kernel takes alike for all of its images: of warps without their colours."""
+    """Returns the flags that all images of one kernel call must share: of warps, those without the fill colour."""
     low = flags.astype(np.int64) & 0xFFFFFFFF
     warped = (codes == Code.AFFINE) | (codes == Code.PERSPECTIVE)
     return np.where(warped, low & 0xFF, low)
 
 
-def _check(images: Tensor, code: Code) -> None:
+def _check_dtype(images: Tensor, code: Code) -> None:
+    """Raises :class:`UsageError` if the images' dtype or channels do not suit the operation."""
     if code not in _ANY_DTYPE and (images.dtype != torch.uint8 or images.shape[1] != 3):
         raise UsageError(
             f"{code.name.lower()} works on bytes of three channels, and these images are {images.dtype} with "
@@ -109,18 +111,19 @@ def _check(images: Tensor, code: Code) -> None:
 
 
 def _parameters(images: Tensor, steps: Steps, *places: int) -> list[Tensor]:
-    """Columns of parameters as float32 ``(B, 1, 1, 1)`` on the device of the images."""
+    """Returns columns of parameters as float32 ``(B, 1, 1, 1)`` on the images' device."""
     values = torch.from_numpy(np.ascontiguousarray(steps["p"][:, list(places)].T)).to(images.device, non_blocking=True)
     return [each[:, None, None, None] for each in values]
 
 
 def _seeds(steps: Steps, first: int) -> NDArray[np.int64]:
-    """32 bits from two parameters of 16 bits."""
+    """Joins two parameters of 16 bits to a 32-bit seed."""
     low, high = (steps["p"][:, first + n].astype(np.int64) for n in range(2))
     return low | high << 16
 
 
 def _with_parameters(kernel: Callable[..., Tensor], *places: int) -> Callable[[Tensor, Steps], Tensor]:
+    """Wraps a kernel so that it takes its parameters from a program's steps."""
     return lambda images, steps: kernel(images, *_parameters(images, steps, *places))
 
 

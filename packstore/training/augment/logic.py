@@ -1,7 +1,7 @@
-"""Operations of operations, chosen for each image by itself: torchvision's ``RandomApply``, ``RandomChoice``, ….
+"""Operations that run other operations, chosen per image: torchvision's ``RandomApply``, ``RandomChoice``, ….
 
-Of operations that leave the size of an image as it is, they draw one program. With crops and resizes among them, images
-of one batch come to different sizes: :mod:`packstore.training.augment.unequal` then takes them apart.
+If their operations keep the size of images, they draw one program. With crops and resizes among them, images of one
+batch get different sizes: :mod:`packstore.training.augment.unequal` then runs them image by image.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from packstore.training.augment.distributions import chance, permutation
 from packstore.training.augment.program_operation import (
     ProgramOperation,
     check_probability,
+    contains_geometry,
     draws_program,
-    holds_geometry,
 )
 from packstore.training.random_draws import Draws
 
 
 def check_parts(operation: Operation, parts: Any, geometric: bool = True) -> tuple[Any, ...]:
-    """``parts`` as a tuple. Raises :class:`UsageError` unless all of them draw programs or, if ``geometric`` ones may
-    be there, crop or resize."""
+    """Returns ``parts`` as a tuple. Raises :class:`UsageError` unless all of them draw programs or, if
+    ``geometric``, crop or resize."""
     name = type(operation).__name__
     if isinstance(parts, Operation) or not isinstance(parts, Sequence) or isinstance(parts, str):
         raise UsageError(f"{name} takes a list of operations, got {parts!r}")
@@ -46,12 +46,12 @@ def check_parts(operation: Operation, parts: Any, geometric: bool = True) -> tup
 
 
 def part_programs(parts: Sequence[Any], draws: Draws, size: Size) -> list[Program]:
-    """The program of each part, with random numbers of its own."""
+    """Draws the program of each part, with independent random numbers."""
     return [part.program(draws.child(number), size) for number, part in enumerate(parts)]
 
 
 class _Logic(ProgramOperation):
-    """An operation of operations."""
+    """Operation that runs other operations."""
 
     transforms: Sequence[Any]
 
@@ -64,28 +64,28 @@ class _Logic(ProgramOperation):
         return any(getattr(part, "depends_on_size", False) for part in self.transforms)
 
     @abstractmethod
-    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
-        """For each of the operations, for which records it runs, bool ``(B,)``."""
+    def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+        """Draws for each operation the records that it runs for, bool ``(B,)``."""
 
-    def parts(self, draws: Draws, rows: NDArray[np.bool_]) -> Iterator[tuple[Any, Draws, NDArray[np.bool_]]]:
-        """The operations one after the other, with the draws of each and the records that it runs for.
+    def select_parts(self, draws: Draws, rows: NDArray[np.bool_]) -> Iterator[tuple[Any, Draws, NDArray[np.bool_]]]:
+        """Yields the operations in order, each with its draws and the records that it runs for.
 
         Args:
-            draws: Of the records, numpy.
-            rows: bool ``(B,)``: the records that all of this runs for.
+            draws: Draws of the records, numpy.
+            rows: bool ``(B,)``: records to which this operation applies.
         """
-        for number, (part, mine) in enumerate(zip(self.transforms, self.chosen(draws), strict=True)):
+        for number, (part, mine) in enumerate(zip(self.transforms, self.choose_rows(draws), strict=True)):
             yield part, draws.child(number), rows & mine
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        if holds_geometry(self):
+        if contains_geometry(self):
             raise UsageError(f"{self!r} gives images different sizes, so a loader has to run it image by image")
         return super().__call__(images, draws)
 
 
 @dataclass(frozen=True)
 class Compose(_Logic):
-    """Runs operations one after the other. In a loader's list it stands for what it holds."""
+    """Runs operations one after the other. In a loader's list it is replaced by its operations."""
 
     transforms: Sequence[Any]
 
@@ -97,16 +97,16 @@ class Compose(_Logic):
     def program(self, draws: Draws, size: Size) -> Program:
         return join_programs(part_programs(check_parts(self, self.transforms, False), draws, size), len(draws))
 
-    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+    def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
         return [np.ones(len(draws), np.bool_)] * len(self.transforms)
 
     def size_after(self, size: Size | None) -> Size | None:
-        return _size_after_all(self.transforms, size)
+        return _compose_sizes(self.transforms, size)
 
 
 @dataclass(frozen=True)
 class RandomApply(_Logic):
-    """Runs all operations of a list with probability ``p``, or none, as torchvision's ``RandomApply``."""
+    """Runs all operations of a list with probability ``p``, else none, as torchvision's ``RandomApply``."""
 
     transforms: Sequence[Any]
     p: float = 0.5
@@ -120,11 +120,11 @@ class RandomApply(_Logic):
         program[~chance(draws, self.p, 0)] = 0
         return program
 
-    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+    def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
         return [chance(draws, self.p, 0)] * len(self.transforms)
 
     def size_after(self, size: Size | None) -> Size | None:
-        return size if _size_after_all(self.transforms, size) == size else None
+        return size if _compose_sizes(self.transforms, size) == size else None
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ class RandomChoice(_Logic):
 
     Args:
         transforms: The operations.
-        p: Their probabilities, or numbers in proportion to them; None for equal ones.
+        p: Probabilities of the operations, or numbers in proportion; None for equal ones.
 
     Raises:
-        UsageError: An empty list, or probabilities that do not go with it.
+        UsageError: An empty list, or probabilities that do not match it.
     """
 
     transforms: Sequence[Any]
@@ -159,7 +159,7 @@ class RandomChoice(_Logic):
         program: Program = padded[chosen, np.arange(len(draws))]
         return program
 
-    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+    def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
         number = choose(draws, len(self.transforms), self.p, 0)
         return [number == part for part in range(len(self.transforms))]
 
@@ -177,7 +177,7 @@ class RandomOrder(_Logic):
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", check_parts(self, self.transforms, False))
 
-    def chosen(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+    def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
         raise NotImplementedError("its operations leave the size of an image as it is")
 
     def program(self, draws: Draws, size: Size) -> Program:
@@ -190,15 +190,15 @@ class RandomOrder(_Logic):
         return padded[np.arange(len(draws))[:, None], order].reshape(len(draws), -1)
 
 
-def _size_after_all(parts: Sequence[Any], size: Size | None) -> Size | None:
-    """The size of images after ``parts``, one after the other."""
+def _compose_sizes(parts: Sequence[Any], size: Size | None) -> Size | None:
+    """Returns the size of images after all ``parts``."""
     for part in parts:
         size = part.size_after(size)
     return size
 
 
 def choose(draws: Draws, count: int, weights: Sequence[float] | None, draw: int) -> Any:
-    """One of ``count`` things for each record, int64 ``(B,)``, all alike or by ``weights``."""
+    """Draws one of ``count`` choices per record, int64 ``(B,)``, uniformly or by ``weights``."""
     if weights is None:
         return draws.integers(count, draw)
     limits = np.cumsum(np.asarray(weights, np.float64))

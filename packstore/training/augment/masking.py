@@ -1,4 +1,4 @@
-"""Masks of patches, as masked autoencoders have them."""
+"""Random masks of patches, for masked autoencoders."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from packstore.core.errors import UsageError
 from packstore.training.random_draws import Draws
 
 MASKING_STREAM = -2
-"""The stream of the draws; operations have their places in the list, from 0."""
+"""Stream of the draws; the streams of operations are their indices in the list, from 0."""
 
 
 class Masking(NamedTuple):
-    """Which patches of each image of a batch are hidden; patches are numbered row by row.
+    """Hidden patches of each image of a batch; patches are numbered row by row.
 
     Attributes:
         keep: int64 ``(B, kept)``: the patches that are shown, in random order.
         mask: bool ``(B, patches)``: True for hidden ones.
-        restore: int64 ``(B, patches)``: where each patch lies behind those kept and then those hidden.
+        restore: int64 ``(B, patches)``: index of each patch in the concatenation of kept and hidden patches.
     """
 
     keep: Tensor
@@ -31,17 +31,17 @@ class Masking(NamedTuple):
 
 @dataclass(frozen=True)
 class RandomMasking:
-    """Hides a share of the patches of each image (He et al., "Masked autoencoders …", 2021).
+    """Hides a random part of the patches of each image (He et al., "Masked autoencoders …", 2021).
 
     With ``masking=`` of a loader, each batch has a :class:`Masking` as its last value, or as ``"masking"`` of a dict.
 
     Args:
-        ratio: Share of the patches that are hidden.
-        patch: Side of a patch in pixels, of which the images have a whole number.
+        ratio: Fraction of the patches that are hidden.
+        patch: Side of a patch in pixels; it must divide height and width of the images.
 
     Raises:
-        UsageError: ``ratio`` is not within 0 … 1, or ``patch`` is not positive; (while iterating) images that are no
-            whole number of patches.
+        UsageError: ``ratio`` is not within 0 … 1, or ``patch`` is not positive; (while iterating) it does not divide
+            the images.
     """
 
     ratio: float = 0.75
@@ -54,10 +54,10 @@ class RandomMasking:
             raise UsageError(f"RandomMasking: patch should be a positive number of pixels, got {self.patch!r}")
 
     def __call__(self, draws: Draws, size: tuple[int, int]) -> Masking:
-        """The masks of records.
+        """Draws the masks of records.
 
         Args:
-            draws: Of the records, numpy or torch.
+            draws: Draws of the records, numpy or torch.
             size: Height and width of their images.
         """
         if size[0] % self.patch or size[1] % self.patch:

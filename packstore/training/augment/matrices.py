@@ -1,4 +1,4 @@
-"""Inverse matrices of affine maps, for many images at once."""
+"""Inverse matrices of affine maps, for batches of images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrices = NDArray[np.float64]
-"""``(B, 6)``: a, b, c, d, e, f. The pixel at (x, y) of the result shows what lies at (ax + by + c, dx + ey + f)."""
+"""``(B, 6)``: a, b, c, d, e, f. The pixel (x, y) of the result shows the source at (ax + by + c, dx + ey + f)."""
 
 
 def inverse_affine(
@@ -19,7 +19,7 @@ def inverse_affine(
     shear: tuple[Any, Any] = (0.0, 0.0),
     centre: tuple[Any, Any] = (0.0, 0.0),
 ) -> Matrices:
-    """Inverse matrices in the arithmetic of torchvision's ``_get_inverse_affine_matrix``.
+    """Computes inverse matrices with the arithmetic of torchvision's ``_get_inverse_affine_matrix``.
 
     Args:
         count: Number of images; all other arguments are numbers, or arrays ``(count,)``.
@@ -27,7 +27,7 @@ def inverse_affine(
         translate: To the right and down, in pixels.
         scale: Factor.
         shear: Across and down, in degrees.
-        centre: Of the rotation and shear, in pixels from the centre of the image.
+        centre: Centre of rotation and shear, in pixels from the centre of the image.
     """
     rotation, across, down = (np.radians(np.asarray(each, np.float64)) for each in (angle, *shear))
     (cx, cy), (tx, ty) = centre, translate
@@ -44,5 +44,5 @@ def inverse_affine(
 
 
 def rotation(count: int, angle: Any, centre: tuple[Any, Any] = (0.0, 0.0)) -> Matrices:
-    """Inverse matrices of rotations by ``angle`` degrees, counterclockwise, as torchvision's ``rotate``."""
+    """Computes inverse matrices of rotations by ``angle`` degrees, counterclockwise, as torchvision's ``rotate``."""
     return inverse_affine(count, -(np.asarray(angle, np.float64) % 360), centre=centre)

@@ -1,7 +1,7 @@
-"""Mixing of records of a batch: images of two become one, and labels shares of classes.
+"""Mixes records of a batch: two images become one, and labels become shares of classes.
 
-What is drawn is a function of the records of the rank's batch: of the first one for a whole batch, of the first of a
-pair, or of each.
+The draws depend on the records of the rank's batch: on the first record for a whole batch, on the first of each pair,
+or on each record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from packstore.training.augment.mosaic import Mosaic
 from packstore.training.random_draws import Draws
 
 STREAM = -1
-"""The stream of the draws; operations have their places in the list, from 0."""
+"""Stream of the draws; the streams of operations are their indices in the list, from 0."""
 
 
 class MixedLabels(NamedTuple):
@@ -32,8 +32,8 @@ class MixedLabels(NamedTuple):
 
     Attributes:
         first: Labels of the records.
-        second: Labels of those that were mixed in.
-        share: float32 ``(B,)``: how much of each image is its own record's.
+        second: Labels of the records that were mixed in.
+        share: float32 ``(B,)``: weight of each image's own record.
     """
 
     first: Tensor
@@ -42,7 +42,7 @@ class MixedLabels(NamedTuple):
 
 
 class _Mixer:
-    """One way of mixing."""
+    """Method of mixing."""
 
     alpha: float
 
@@ -53,7 +53,8 @@ class _Mixer:
 
 @dataclass(frozen=True)
 class MixUp(_Mixer):
-    """Adds two images, as torchvision's ``MixUp`` (Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2017).
+    """Blends two images, as torchvision's ``MixUp`` (Zhang et al., "mixup: Beyond Empirical Risk Minimization",
+    2017).
 
     Args:
         alpha: The share of the first image has the distribution Beta(alpha, alpha).
@@ -67,11 +68,11 @@ class MixUp(_Mixer):
 
 @dataclass(frozen=True)
 class CutMix(_Mixer):
-    """Puts a box of one image into another, as torchvision's ``CutMix`` (Yun et al., 2019).
+    """Pastes a box of one image into another, as torchvision's ``CutMix`` (Yun et al., 2019).
 
     Args:
-        alpha: The share of the first image has the distribution Beta(alpha, alpha), before the box is cut off at the
-            image's edges.
+        alpha: The share of the first image has the distribution Beta(alpha, alpha), before the box is clipped to the
+            image.
 
     Raises:
         UsageError: ``alpha`` is not positive.
@@ -82,22 +83,22 @@ class CutMix(_Mixer):
 
 @dataclass(frozen=True)
 class BatchMixer:
-    """Chooses among ways of mixing, and how many choices a batch has.
+    """Chooses a mixer per batch, pair or record.
 
     Args:
-        mixers: :class:`MixUp` and :class:`CutMix`, of which one is drawn.
+        mixers: :class:`MixUp` and :class:`CutMix` to draw from.
         p: Probability of mixing at all.
         weights: Probabilities of ``mixers``, or numbers in proportion; None for equal ones. timm's ``switch_prob`` s is
             ``(1 - s, s)`` for ``[MixUp(…), CutMix(…)]``.
-        mode: How many draws: one for the ``"batch"``, whose records are mixed with their predecessors, as torchvision
-            does; or as timm one for each ``"pair"`` of the first and last, second and second to last, …, or for each
-            ``"elem"`` of those.
+        mode: ``"batch"``: one draw, and records are mixed with their predecessors, as in torchvision. ``"pair"``: one
+            draw for each pair of first and last, second and second to last, …, as in timm. ``"elem"``: the same pairs,
+            with a draw for each record.
         labels: ``"dense"``: labels become shares of classes, float32 ``(B, C)``; ``"pairs"``: :class:`MixedLabels`.
-        label_smoothing: Share of a label that all classes get, before it is mixed.
-        num_classes: Number of classes; None for that of the store.
+        label_smoothing: Weight distributed over all classes, before mixing.
+        num_classes: Number of classes; None for the store's.
 
     Raises:
-        UsageError: Options that cannot be.
+        UsageError: Invalid options.
     """
 
     mixers: Sequence[MixUp | CutMix]
@@ -135,14 +136,14 @@ class BatchMixer:
             object.__setattr__(self, "weights", tuple(self.weights))
 
     def draw(self, draws: Draws, size: tuple[int, int]) -> Drawn:
-        """What happens to a batch.
+        """Draws how a batch is mixed.
 
         Args:
             draws: Of its records, numpy.
             size: Height and width of its images.
         """
         (height, width), rows = size, np.arange(len(draws))
-        # Whose draws count, and with whom it is mixed.
+        # The records whose draws count, and their partners.
         if self.mode == "batch":
             deciding, partners, draws = rows * 0, (rows - 1) % max(1, len(draws)), draws[:1]
         else:
@@ -167,12 +168,12 @@ class BatchMixer:
         return Drawn(partners, share[deciding], cuts[deciding], box[deciding])
 
     def mix_labels(self, labels: Tensor, drawn: Drawn, classes: int | None) -> Any:
-        """Labels of a mixed batch.
+        """Mixes the labels of a batch.
 
         Args:
             labels: int64 ``(B,)``, or shares of classes ``(B, C)``.
-            drawn: Of the batch.
-            classes: Number of classes of the store, if it says.
+            drawn: Draws of the batch.
+            classes: Number of classes of the store, if known.
 
         Raises:
             UsageError: The number of classes is not known, or too small.
@@ -202,13 +203,13 @@ class BatchMixer:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """How the records of a batch are mixed.
+    """Drawn mixing of a batch's records.
 
     Attributes:
-        partners: int64 ``(B,)``: the row that each is mixed with.
-        share: float64 ``(B,)``: how much of each image is its own.
-        cuts: bool ``(B,)``: rows that get a box; the others are sums.
-        box: int64 ``(B, 4)``: its first row and column, and those behind its last.
+        partners: int64 ``(B,)``: row that each record is mixed with.
+        share: float64 ``(B,)``: weight of each record's own image.
+        cuts: bool ``(B,)``: rows that get a box; the others are blended.
+        box: int64 ``(B, 4)``: top, left, bottom and right of the box, the last two exclusive.
     """
 
     partners: NDArray[np.int64]
@@ -217,7 +218,7 @@ class Drawn:
     box: NDArray[np.int64]
 
     def mix_images(self, images: Tensor) -> Tensor:
-        """``images`` ``(B, C, H, W)`` mixed, in new memory; bytes are rounded."""
+        """Mixes ``images`` ``(B, C, H, W)`` into new memory; rounds uint8."""
         if not (self.share < 1).any():
             return images
         device, layout = images.device, torch.channels_last if is_channels_last(images) else torch.contiguous_format
@@ -242,9 +243,9 @@ class Drawn:
         return result.contiguous(memory_format=layout)
 
 
-def as_mix(mix: Any) -> BatchMixer | Mosaic | None:
-    """A user's ``mix=``. Raises :class:`UsageError` for anything but mixers, lists of them, :class:`BatchMixer` and
-    :class:`Mosaic`."""
+def parse_mix(mix: Any) -> BatchMixer | Mosaic | None:
+    """Converts a user's ``mix=``. Raises :class:`UsageError` for anything but mixers, lists of them,
+    :class:`BatchMixer` and :class:`Mosaic`."""
     if mix is None or isinstance(mix, BatchMixer | Mosaic):
         return mix
     mixers = [mix] if isinstance(mix, MixUp | CutMix) else mix

@@ -22,20 +22,20 @@ from packstore.training.random_draws import Draws
 
 @dataclass(frozen=True)
 class Mosaic:
-    """Puts each image of a batch with three others of it around a random point of a canvas; for ``mix=``.
+    """Combines each image of a batch with three others around a random point of a canvas; for ``mix=``.
 
     The first mosaic was that of YOLOv4 (Bochkovskiy et al., 2020); this one is that of ultralytics and MMDetection
-    before they crop it. Images keep the size that ``augment`` gives them; what reaches out of the canvas is cut off.
-    Boxes, what belongs to them, keypoints and masks follow.
+    before they crop it. Images keep the size that ``augment`` gives them, and are clipped to the canvas. Boxes, columns
+    parallel to boxes, keypoints and masks follow.
 
     Args:
         size: Height and width of the canvas: ``S`` for a square, or ``(height, width)``.
-        center_range: Least and largest place of the point, as shares of the canvas.
-        fill: Value of what is left free, in the units of the images, which may be normalised by then.
-        p: Probability. Other images lie alone in the middle of the canvas.
+        center_range: Smallest and largest position of the point, as fractions of the canvas.
+        fill: Value of free pixels, in the units of the images, which may be normalised already.
+        p: Probability of a mosaic. Otherwise the image is alone in the middle of the canvas.
 
     Raises:
-        UsageError: A size that is not positive, a range or a probability that is none.
+        UsageError: A size that is not positive, an invalid range or probability.
     """
 
     size: int | Size
@@ -50,10 +50,10 @@ class Mosaic:
             raise UsageError(f"Mosaic: p should be 0 … 1, got {self.p!r}")
 
     def draw(self, draws: Draws, sizes: NDArray[np.int64]) -> Tiles:
-        """Where the images of a batch lie.
+        """Draws the positions of a batch's images in mosaics.
 
         Args:
-            draws: Of its records, numpy.
+            draws: Draws of its records, numpy.
             sizes: int64 ``(B, 2)``: heights and widths of the images.
         """
         assert not isinstance(self.size, int)
@@ -84,12 +84,12 @@ class Mosaic:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Where the images of a batch lie in its mosaics.
+    """Positions of a batch's images in its mosaics.
 
     Attributes:
         size: Height and width of the mosaics.
-        fill: Value of what is left free.
-        tiles: Of each mosaic, the rows that its images have in the batch, and their tops and lefts.
+        fill: Value of free pixels.
+        tiles: For each mosaic: row in the batch, top and left of each of its images.
     """
 
     size: Size
@@ -97,7 +97,7 @@ class Tiles:
     tiles: Sequence[Sequence[tuple[int, int, int]]]
 
     def lay(self, values: Any, fill: float) -> Tensor:
-        """Images or masks ``(…, h, w)`` of a batch, a tensor or a list, as mosaics ``(B, …, *size)``."""
+        """Copies images or masks ``(…, h, w)`` of a batch, a tensor or a list, into mosaics ``(B, …, *size)``."""
         like = values[0]
         result: Tensor = like.new_full((len(self.tiles), *like.shape[:-2], *self.size), fill)
         for canvas, tiles in zip(result, self.tiles, strict=True):
@@ -110,7 +110,7 @@ class Tiles:
         return result
 
     def images(self, images: Any, channels_last: bool) -> Tensor:
-        """:meth:`lay` of the images of a batch."""
+        """Builds the mosaics of images."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
         return self.lay(images, self.fill).contiguous(memory_format=layout)
 
@@ -122,8 +122,8 @@ class Tiles:
         min_area: float,
         min_visible: float,
     ) -> dict[str, Any]:
-        """The other values of a batch: boxes and what goes with them, keypoints and masks of all images of a
-        mosaic, else its own."""
+        """Builds the other columns of the mosaics: joins boxes, columns parallel to boxes, keypoints and masks of
+        all images of a mosaic; other values stay the batch's own."""
         found = dict(values)
         kept: dict[str, list[list[Tensor]]] = {}
         for name, column in columns.items():
@@ -137,7 +137,7 @@ class Tiles:
         return found
 
     def _boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """The boxes of each mosaic, clipped, and which of those of its images they are."""
+        """Returns the boxes of each mosaic, clipped, and which boxes of its images are kept."""
         results, kept = [], []
         for tiles in self.tiles:
             parts: list[Tensor] = []
@@ -156,19 +156,19 @@ class Tiles:
         return results, kept
 
     def _rows(self, values: Any, kept: list[list[Tensor]] | None, points: bool) -> list[Tensor]:
-        """Rows of each mosaic's images, those that are kept; keypoints are moved."""
+        """Joins the kept rows of each mosaic's images; moves them if they are keypoints."""
         results = []
         for row, tiles in enumerate(self.tiles):
             parts = []
             for number, (source, top, left) in enumerate(tiles):
                 own = values[source] if kept is None else values[source][kept[row][number]]
-                parts.append(self._moved(own, top, left) if points else own)
+                parts.append(self._move_points(own, top, left) if points else own)
             results.append(torch.cat(parts))
         return results
 
-    def _moved(self, points: Tensor, top: int, left: int) -> Tensor:
-        """Keypoints ``(…, 2 or 3)`` moved. Those with a visibility become zeros if they have none, or leave the canvas,
-        as :func:`packstore.training.augment.targets.place_points` has it."""
+    def _move_points(self, points: Tensor, top: int, left: int) -> Tensor:
+        """Moves keypoints ``(…, 2 or 3)``. Points with visibility become zeros if they are invisible or leave the
+        canvas, as in :func:`packstore.training.augment.targets.place_points`."""
         moved = points.clone()
         moved[..., 0] += left
         moved[..., 1] += top
@@ -180,7 +180,7 @@ class Tiles:
 
 
 def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` for columns that cannot be those of four images."""
+    """Raises :class:`UsageError` for columns that cannot be joined from four images."""
     boxes = {column.name for column in columns if column.type == "boxes"}
     for column in columns:
         moves = column.traits.moves or column.parallel in boxes

@@ -1,4 +1,4 @@
-"""A user's list of operations: where each runs, and running them."""
+"""Splits a user's list of operations by where they run, and runs them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from packstore.training.random_draws import Draws
 
 
 def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> Crops:
-    """The crops that ``ops``, the first ones of a list, make of images: the last of :func:`plan_each`."""
+    """Plans the crops that ``ops``, the first operations of a list, make of images."""
     return plan_each(ops, sizes, draws)[-1]
 
 
 def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> list[Crops]:
-    """The crops of images before the first of ``ops``, and after each of them.
+    """Plans the crops of images: before the first of ``ops``, and after each of them.
 
     Args:
-        ops: As :func:`split_operations` gives them first.
+        ops: The first part of :func:`split_operations`.
         sizes: int64 ``(B, 2)``: heights and widths of the images.
-        draws: Of their records; the streams are set here.
+        draws: Draws of the records; streams are set here.
 
     Raises:
         UsageError: As :meth:`GeometricOperation.plan`.
@@ -42,7 +42,7 @@ def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws
 
 
 def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0) -> Tensor:
-    """``images`` ``(B, C, H, W)`` after ``ops``, of which the first stands at place ``first`` of the user's list."""
+    """Applies ``ops`` to ``images`` ``(B, C, H, W)``; ``first`` is the index of their first in the user's list."""
     place = 0
     while place < len(ops):
         op, here = ops[place], draws.replace(stream=first + place)
@@ -50,7 +50,7 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
         if not isinstance(op, Operation):
             images = op(images)
         elif isinstance(op, RandomCrop):
-            flip = _flip_after(ops, place, draws, first)
+            flip = _flip_mask_after(ops, place, draws, first)
             images = op(images, here, flip)
             place += flip is not None
         else:
@@ -58,30 +58,30 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
     return images
 
 
-def _flip_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
-    """Which images the operation at ``place`` mirrors, if it is a flip: a crop before it then mirrors them, which
-    reads and writes each pixel once."""
+def _flip_mask_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
+    """Returns which images the operation at ``place`` mirrors, if it is a flip; else None. The crop before it then
+    mirrors too, to read and write each pixel once."""
     if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
         return None
-    return flip.flags(draws.replace(stream=first + place))
+    return flip.flip_mask(draws.replace(stream=first + place))
 
 
 def split_operations(
     ops: Sequence[Step], flip: bool = False, padded: bool = False
 ) -> tuple[tuple[GeometricOperation, ...], tuple[Step, ...]]:
-    """A user's list, split into what runs while images are decoded and what runs on batches.
+    """Splits a user's list: operations that run while images are decoded, and operations that run on batches.
 
-    The first part is the longest start of the list that is exactly one resize, then one window, then one mirroring: a
-    resize only before all crops, then crops without padding that do not grow beyond a crop before them. Mirrorings may
-    stand anywhere: to cut or resize a mirrored image is to mirror what is cut on its other side.
+    The first part is the longest prefix of the list that equals one resize, then one window, then one flip: resizes
+    only before all crops, then crops without padding that do not exceed an earlier crop. Flips may be anywhere, since
+    cropping a mirrored image equals mirroring a crop from the other side.
 
     Args:
         ops: The user's list.
-        flip: Whether random flips run while decoding too. The result is the same either way.
-        padded: Whether a first crop may have padding, too.
+        flip: Random flips also run while decoding. The result is the same either way.
+        padded: The first crop may have padding.
 
     Raises:
-        UsageError: Something in the list is neither an operation nor callable.
+        UsageError: An entry is neither an operation nor callable.
     """
     for place, op in enumerate(ops):
         if not callable(op):
@@ -100,11 +100,11 @@ def split_operations(
 
 
 def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
-    """``(height, width)`` of the batches that leave ``ops``; None where that differs between images or is not known.
+    """Returns ``(height, width)`` of the batches after ``ops``; None if it differs between images or is unknown.
 
     Args:
         ops: The user's list, or a part of it.
-        size: That of all images, where they have one.
+        size: Common size of all images; None without one.
     """
     for op in ops:
         # A user's function may return any size; an operation after it may fix the size again.
@@ -113,12 +113,12 @@ def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
 
 
 def render(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]) -> None:
-    """Image ``index`` of ``crops`` from the pixels of its box: resized, cropped, mirrored, written to ``out``.
+    """Writes image ``index`` of ``crops`` to ``out`` from the pixels of its box: resizes, crops, mirrors.
 
     Args:
         pixels: ``(h, w, C)`` with the height and width of the box, in any strides but negative ones.
         crops: numpy crops.
-        index: Which of them.
+        index: Index of the image.
         out: ``(H, W, C)`` of that dtype with the height and width of the window; every byte is written.
     """
     height, width = crops.size[index].tolist()

@@ -16,7 +16,7 @@ from torch import Tensor
 from packstore.core.arguments import true_or_false
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
-from packstore.training.augment.in_place import InPlace, named
+from packstore.training.augment.in_place import InPlace, stable_repr
 from packstore.training.augment.logic import Compose
 from packstore.training.augment.recipes import RECIPES, recipe
 from packstore.training.augment.thread_generator import ThreadGenerator
@@ -80,13 +80,13 @@ class PerImage(Operation):
         true_or_false(generator=self.generator, threads=self.threads)
         if self.generator and not _takes_generator(self.fn):
             raise UsageError(
-                f"PerImage with generator=True calls fn(image, generator=…), and {named(self.fn)} takes no generator; "
-                "leave generator=True out, and the generators of torch, numpy and Python are seeded instead"
+                f"PerImage with generator=True calls fn(image, generator=…), and {stable_repr(self.fn)} takes no "
+                "generator; leave generator=True out, and the generators of torch, numpy and Python are seeded instead"
             )
 
     def __repr__(self) -> str:
         options = "".join(f", {name}=True" for name in ("generator", "threads") if getattr(self, name))
-        return f"PerImage({named(self.fn)}{options})"
+        return f"PerImage({stable_repr(self.fn)}{options})"
 
     def size_after(self, size: Size | None) -> Size | None:
         return None

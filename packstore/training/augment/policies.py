@@ -1,4 +1,4 @@
-"""Policies under torchvision's names: operations and magnitudes that are drawn for each image from a table."""
+"""Policies under torchvision's names: operations and magnitudes drawn per image from a table."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSol
 from packstore.training.augment.distributions import GAMMA_DRAWS, chance, dirichlet
 from packstore.training.augment.logic import RandomChoice
 from packstore.training.augment.matrices import inverse_affine, rotation
-from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
+from packstore.training.augment.program_operation import ProgramOperation, check_interpolation, parse_fill
 from packstore.training.random_draws import Draws
 
 Fill = float | tuple[float, float, float] | None
 Magnitudes = NDArray[np.float64]
 
 _SIGNED = {*("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")}
-"""Operations whose magnitude is negated with probability 1/2."""
+"""Operations whose magnitude changes sign with probability 1/2."""
 
 _FACTORS = {
     "Brightness": Code.BRIGHTNESS,
@@ -46,11 +46,12 @@ _WIDE = {
 
 @lru_cache(256)
 def magnitudes_of(name: str, bins: int, size: Size, policy: str) -> Magnitudes | None:
-    """The ``bins`` magnitudes of an operation for images of ``size``, float64 of float32 values; None if it has none.
+    """Returns the ``bins`` magnitudes of an operation for images of ``size``, float64 of float32 values; None if it
+    has none.
 
     Args:
-        name: As torchvision names it.
-        bins: How many.
+        name: Torchvision's name.
+        bins: Number of magnitudes.
         size: Height and width.
         policy: ``"auto"`` (AutoAugment and RandAugment), ``"wide"`` or ``"mix"`` (AugMix).
     """
@@ -80,11 +81,11 @@ def write_steps(
     Args:
         program: ``(B, n)``.
         rows: int64 ``(k,)``.
-        column: Which step.
-        name: As torchvision names it.
-        magnitude: float64 ``(k,)``, signed; of no meaning for operations without one.
+        column: Index of the step.
+        name: Torchvision's name.
+        magnitude: float64 ``(k,)``, signed; ignored by operations without one.
         size: Height and width of the images.
-        flags: Of warps.
+        flags: Flags of warps.
     """
     steps = np.zeros(len(rows), program.dtype)
     if name in _FACTORS:
@@ -114,7 +115,7 @@ def _matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
 
 
 class _Policy(Operation):
-    """Policies, and how they warp."""
+    """Base of policies; holds interpolation and fill of warps."""
 
     interpolation: str
     fill: Any
@@ -125,11 +126,11 @@ class _Policy(Operation):
 
     def __post_init__(self) -> None:
         check_interpolation(self, self.interpolation, INTERPOLATIONS[:2])
-        as_fill(self, self.fill)
+        parse_fill(self, self.fill)
 
     @property
     def _flags(self) -> int:
-        return int(warp_flags(INTERPOLATIONS.index(self.interpolation), as_fill(self, self.fill)))
+        return int(warp_flags(INTERPOLATIONS.index(self.interpolation), parse_fill(self, self.fill)))
 
     def _steps(
         self,
@@ -140,7 +141,7 @@ class _Policy(Operation):
         level: NDArray[np.int64] | int,
         negative: NDArray[np.bool_],
     ) -> Program:
-        """The steps of operations ``names[chosen]`` at magnitudes ``level`` of the policy, ``(B,)`` or ``(B, n)``."""
+        """Returns the steps of the operations ``names[chosen]`` at magnitudes ``level``, ``(B,)`` or ``(B, n)``."""
         table = step_table(tuple(names), policy, size, self._flags)
         steps: Program = table[chosen, level, negative.astype(np.int64)]
         return steps
@@ -148,13 +149,13 @@ class _Policy(Operation):
 
 @lru_cache(32)
 def step_table(names: tuple[str, ...], policy: tuple[str, int], size: Size, flags: int) -> Program:
-    """The steps of operations by magnitude and sign, ``(names, bins, 2)``: as they are, and negative.
+    """Tabulates the steps of operations by magnitude and sign, ``(names, bins, 2)``: positive, then negative.
 
     Args:
-        names: As torchvision names them.
-        policy: As for :func:`magnitudes_of`, and the number of bins.
+        names: Torchvision's names.
+        policy: Policy as for :func:`magnitudes_of`, and the number of bins.
         size: Height and width of the images.
-        flags: Of warps.
+        flags: Flags of warps.
     """
     kind, bins = policy
     table = np.empty((len(names), bins, 2), new_program(0).dtype)
@@ -177,7 +178,7 @@ _AUG_MIX = (
     *("Brightness", "Color", "Contrast", "Sharpness"),
 )
 _PARTIAL = 9
-"""How many of them AugMix takes without ``all_ops``."""
+"""Number of operations that AugMix uses without ``all_ops``."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +186,11 @@ class RandAugment(_Policy, ProgramOperation):
     """Runs ``num_ops`` random operations of one magnitude, as torchvision's ``RandAugment`` (Cubuk et al., 2019).
 
     Args:
-        num_ops: How many.
-        magnitude: Of all of them, below ``num_magnitude_bins``.
+        num_ops: Number of operations.
+        magnitude: Magnitude of all operations, below ``num_magnitude_bins``.
         num_magnitude_bins: Number of magnitudes.
-        interpolation: Of warps: ``"nearest"`` or ``"bilinear"``.
-        fill: Byte, or three, where a warp shows what lies outside; None for black.
+        interpolation: Interpolation of warps: ``"nearest"`` or ``"bilinear"``.
+        fill: Byte, or three, for pixels outside a warped image; None for black.
 
     Raises:
         UsageError: A number out of range, an unknown interpolation.
@@ -289,8 +290,8 @@ class AugMix(_Policy, ProgramOperation):
         severity: Number of magnitudes from the weakest on, 1 … 10.
         mixture_width: Number of chains.
         chain_depth: Operations in each; below 1 for a random number, 1 … 3.
-        alpha: Of the distributions of weights.
-        all_ops: With brightness, contrast, colour and sharpness.
+        alpha: Parameter of the distributions of weights.
+        all_ops: Include brightness, contrast, colour and sharpness.
         interpolation: As for :class:`RandAugment`.
         fill: Likewise.
 
@@ -318,7 +319,8 @@ class AugMix(_Policy, ProgramOperation):
             raise UsageError(f"AugMix: alpha should be positive, got {self.alpha!r}")
 
     def chains(self, draws: Draws, size: Size) -> tuple[list[Program], NDArray[np.float32]]:
-        """The program of each chain, and float32 weights ``(B, 1 + chains)``: of the image itself, then of each."""
+        """Draws the program of each chain, and float32 weights ``(B, 1 + chains)``: of the image itself, then of
+        each chain."""
         names = _AUG_MIX if self.all_ops else _AUG_MIX[:_PARTIAL]
         own, most, chains = draws.child(2), max(self.chain_depth, 0) or 3, self.mixture_width
         count = chains * most
@@ -333,18 +335,19 @@ class AugMix(_Policy, ProgramOperation):
         return [program[:, number] for number in range(chains)], weights
 
     def program(self, draws: Draws, size: Size) -> Program:
-        return mixed_program(*self.chains(draws, size))
+        return mix_chains(*self.chains(draws, size))
 
 
 def chain_weights(draws: Draws, alpha: float, chains: int) -> NDArray[np.float32]:
-    """Shares of AugMix, float32 ``(B, 1 + chains)``: of the image itself, then of each chain."""
+    """Draws AugMix's weights, float32 ``(B, 1 + chains)``: of the image itself, then of each chain."""
     own = dirichlet(draws, alpha, 2, 0)
     shares = dirichlet(draws, alpha, chains, 2 * GAMMA_DRAWS)
     return np.concatenate([own[:, :1], shares * own[:, 1:]], 1).astype(np.float32)
 
 
-def mixed_program(chains: Sequence[Program], weights: NDArray[np.float32]) -> Program:
-    """The program that mixes an image with what ``chains`` make of it; ``weights`` as of :func:`chain_weights`."""
+def mix_chains(chains: Sequence[Program], weights: NDArray[np.float32]) -> Program:
+    """Joins the programs of ``chains`` to one that mixes their results with the image, by the ``weights`` of
+    :func:`chain_weights`."""
     program = new_program(len(weights), 2 + sum(chain.shape[1] + 1 for chain in chains))
     codes, shares, place = program["code"], program["p"][..., 0], 1
     codes[:, 0], shares[:, 0], codes[:, -1] = Code.KEEP, weights[:, 0], Code.MIX
@@ -357,16 +360,16 @@ def mixed_program(chains: Sequence[Program], weights: NDArray[np.float32]) -> Pr
 
 
 def check_bins(operation: Operation, bins: Any) -> None:
-    """Raises :class:`UsageError` unless ``bins`` is a number of magnitudes."""
+    """Raises :class:`UsageError` unless ``bins`` is a valid number of magnitudes."""
     if not isinstance(bins, int) or not 2 <= bins <= 1000:
         raise UsageError(f"{type(operation).__name__}: num_magnitude_bins should be 2 … 1000, got {bins!r}")
 
 
 @dataclass(frozen=True)
 class ThreeAugment(ProgramOperation):
-    """Makes each image gray, solarised or blurred, each with the same probability, as 3-Augment of DeiT III.
+    """Makes each image gray, solarised or blurred, with equal probabilities, as 3-Augment of DeiT III.
 
-    Source: facebookresearch/deit, augment.py. Pillow's blur, of a radius from 0.1 to 2, is a Gaussian one of that
+    Source: facebookresearch/deit, augment.py. Pillow's blur with a radius from 0.1 to 2 is a Gaussian blur of that
     deviation.
     """
 

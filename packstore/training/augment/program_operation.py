@@ -1,4 +1,4 @@
-"""Operations that draw programs: what happens to the pixels of each image, wherever it then runs."""
+"""Operations that draw programs for pixels; a program runs anywhere: in the engine or in torch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from packstore.training.random_draws import Draws
 
 
 class ProgramOperation(Operation):
-    """An operation on the pixels of single images that leaves their size as it is.
+    """Operation on the pixels of single images that keeps their size.
 
-    Its random numbers are drawn on the host, by numpy, into a program. That runs on a batch with torch, on any device,
-    or image by image in the engine.
+    Its random numbers are drawn on the host, by numpy, into a program. The program runs on a batch with torch, on any
+    device, or image by image in the engine.
     """
 
     @property
     def depends_on_size(self) -> bool:
-        """Whether programs differ with the size of the images."""
+        """True if programs depend on the size of the images."""
         return True
 
     @abstractmethod
     def program(self, draws: Draws, size: Size) -> Program:
-        """The drawn parameters.
+        """Draws the parameters of the steps.
 
         Args:
-            draws: Of B records, numpy.
+            draws: Draws of B records, numpy.
             size: Height and width of all their images.
 
         Returns:
@@ -49,7 +49,8 @@ def check_probability(operation: Operation, p: Any) -> None:
 
 
 def check_range(operation: Any, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:
-    """``pair`` as two ascending numbers from ``low`` to ``high``. Raises :class:`UsageError` for anything else."""
+    """Returns ``pair`` as two ascending numbers from ``low`` to ``high``. Raises :class:`UsageError` for other
+    values."""
     values = tuple(pair) if isinstance(pair, list | tuple) else ()
     numbers = len(values) == 2 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
     if not numbers or not low <= values[0] <= values[1] <= high:
@@ -60,18 +61,18 @@ def check_range(operation: Any, name: str, pair: Any, low: float, high: float) -
 
 
 def draws_program(part: Any) -> bool:
-    """Whether an entry of a list draws programs: a :class:`ProgramOperation`, or a flip."""
-    return isinstance(part, Operation) and callable(getattr(part, "program", None)) and not holds_geometry(part)
+    """Tells if an entry of a list draws programs: a :class:`ProgramOperation`, or a flip."""
+    return isinstance(part, Operation) and callable(getattr(part, "program", None)) and not contains_geometry(part)
 
 
-def holds_geometry(part: Any) -> bool:
-    """Whether an entry of a list is an operation of operations that crop or resize."""
+def contains_geometry(part: Any) -> bool:
+    """Tells if an entry of a list contains operations that crop or resize."""
     parts = part.transforms if isinstance(part, ProgramOperation) and hasattr(part, "transforms") else ()
     return any(not draws_program(each) for each in parts)
 
 
-def as_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
-    """A fill as three bytes; None for none. Raises :class:`UsageError` for anything else."""
+def parse_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
+    """Converts a fill to three bytes; None for none. Raises :class:`UsageError` for other values."""
     values = (fill,) * 3 if isinstance(fill, int | float) else fill
     if values is None:
         return None

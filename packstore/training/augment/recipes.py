@@ -1,4 +1,4 @@
-"""Recipes by name: the augmentations of papers and reference code, as plain lists that can be changed."""
+"""Recipes by name: the augmentations of papers and reference code, as plain lists that users can change."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from packstore.training.augment.sizes import RandomResize, RandomShortestSize
 from packstore.training.augment.timm_policies import TimmAugment
 
 IMAGENET_MEAN = (124, 116, 104)
-"""Mean of ImageNet in bytes: what is 0 after normalisation."""
+"""Mean of ImageNet in bytes; it becomes 0 by normalisation."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """One recipe.
+    """Definition of a recipe.
 
     Attributes:
         make: Makes the list of operations, or a dict of views.
-        source: Where it is written down.
-        mix: Makes what goes into ``mix=``; None for nothing.
-        normalize: What goes into ``normalize=``.
+        source: Publication or code of the recipe.
+        mix: Makes the value of ``mix=``; None for none.
+        normalize: Value of ``normalize=``.
     """
 
     make: Callable[[], Any]
@@ -48,14 +48,14 @@ class _Source:
 
 
 class Recipe(list[Any]):
-    """Operations of a recipe, a list like any other; prints as the code that makes it.
+    """Operations of a recipe: a list, whose ``repr`` is the code that makes it.
 
     Attributes:
-        name: Of the recipe.
-        source: Where it is written down.
-        mix: What goes into ``mix=`` of a loader; None for nothing.
-        views: What goes into ``views=``, where the recipe has several views of an image; the list is then empty.
-        normalize: What goes into ``normalize=``.
+        name: Name of the recipe.
+        source: Publication or code of the recipe.
+        mix: Value of a loader's ``mix=``; None for none.
+        views: Value of ``views=`` if the recipe has several views of an image; the list is then empty.
+        normalize: Value of ``normalize=``.
     """
 
     def __init__(self, name: str, operations: Any, source: str, mix: BatchMixer | None, normalize: str) -> None:
@@ -100,7 +100,8 @@ def _deit3() -> list[Step]:
 def _view(
     crop: RandomResizedCrop, jitter: tuple[float, float, float, float], kernel: int, blur: float, solarize: float = 0.0
 ) -> list[Step]:
-    """A view of self-supervised training: jitter of colours, gray, blur and solarisation, with probabilities."""
+    """Returns the operations of a self-supervised view: colour jitter, gray, blur and solarisation, with
+    probabilities."""
     operations: list[Step] = [
         crop,
         RandomHorizontalFlip(),
@@ -260,10 +261,10 @@ RECIPES = tuple(_RECIPES)
 
 
 def recipe(name: str) -> Recipe:
-    """The operations of a recipe by its name: a new list, for ``augment=``.
+    """Returns the operations of a recipe as a new list, for ``augment=``.
 
     Raises:
-        UsageError: There is no such recipe.
+        UsageError: An unknown name.
     """
     found = _RECIPES.get(name)
     if found is None:

@@ -1,7 +1,7 @@
-"""Kernels that resize whole images, or a box of each image.
+"""Resizes whole images, or a box of each image.
 
-On the CPU torch's ``interpolate`` does it, for uint8 with the very kernel that decoding uses. On other devices a batch
-is two products with matrices of weights, which is the same arithmetic in float32: within 1 of 255.
+On the CPU torch's ``interpolate`` does it, for uint8 with the same kernel as while decoding. On other devices a batch
+is multiplied by two matrices of weights, the same arithmetic in float32: within 1 of 255.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from packstore.training.augment.base import SAMPLINGS, Size, is_channels_last
 
 
 def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
-    """``images`` ``(B, C, H, W)`` resized to ``size``, or as they are if they have it.
+    """Resizes ``images`` ``(B, C, H, W)`` to ``size``; returns them unchanged if they have that size.
 
-    On the CPU bytes become those of torchvision: of torch's kernels, for box and lanczos of Pillow's.
+    On the CPU uint8 results equal torchvision's: torch's kernels, Pillow's for box and lanczos.
 
     Args:
-        images: Floating point, or whole numbers, to which results are rounded.
+        images: Floating point, or integers, to which results are rounded.
         size: Height and width.
         sampling: One of :data:`SAMPLINGS`.
     """
@@ -32,8 +32,8 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
     # For images that become one pixel wide torch 2.13 fails (uint8) or gives wrong values (float, in planes).
     by_products = images.device.type != "cpu" or (size[1] == 1 and not sampling.startswith("plain"))
     if by_products and sampling in _FILTERS:
-        whole = torch.zeros((1, 4), dtype=torch.int64, device=images.device)  # one box for all
-        # Filled there: for a tensor that comes from the host, the host would wait.
+        whole = torch.zeros((1, 4), dtype=torch.int64, device=images.device)  # one box for all images
+        # Filled on the device: copying a tensor from the host would make the host wait.
         whole[:, 2], whole[:, 3] = height, width
         return resize_by_products(images, whole, size, sampling)
     if sampling in ("box", "lanczos"):
@@ -54,7 +54,7 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
 
 
 def _resize_by_pillow(images: Tensor, size: Size, sampling: str) -> Tensor:
-    """For bytes; those of a device come to the host for it."""
+    """Resizes uint8 RGB images with Pillow; copies images on a device to the host and back."""
     if images.dtype != torch.uint8 or images.shape[1] != 3:
         raise UsageError(
             f"{sampling} resizes bytes of three channels, and these images are {images.dtype}: use bicubic"
@@ -72,13 +72,13 @@ def _resize_by_pillow(images: Tensor, size: Size, sampling: str) -> Tensor:
 
 
 def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | None = None) -> Tensor:
-    """The boxes of ``images``, resized to ``size``.
+    """Crops the box of each image and resizes it to ``size``.
 
     Args:
         images: ``(B, C, H, W)``, uint8 or floating point.
         box: int64 ``(B, 4)``: top, left, height, width, within the image.
         size: ``(h, w)``.
-        sampling: As of :class:`Crops`, on the device of the images.
+        sampling: As in :class:`Crops`, on the device of the images.
     """
     if images.device.type == "cpu":
         return crop_and_resize_each(images, box, size, sampling)
@@ -99,7 +99,7 @@ def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | 
 
 
 def crop_and_resize_each(images: Tensor, box: Tensor, size: Size, sampling: Tensor | None = None) -> Tensor:
-    """:func:`crop_and_resize`, image by image."""
+    """Does :func:`crop_and_resize` image by image."""
     batch, channels = images.shape[:2]
     layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
     result = torch.empty((batch, channels, *size), dtype=images.dtype, memory_format=layout, device=images.device)
@@ -111,7 +111,7 @@ def crop_and_resize_each(images: Tensor, box: Tensor, size: Size, sampling: Tens
 
 
 def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
-    """:func:`crop_and_resize` by two products with matrices of weights.
+    """Does :func:`crop_and_resize` by two products with matrices of weights.
 
     ``box`` may be a single one, ``(1, 4)``, for all images.
     """
@@ -138,13 +138,13 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = 
 
 
 def _full_precision(device: str) -> AbstractContextManager[object]:
-    """Without autocast: in half precision pixels would be off by more than one."""
+    """Disables autocast, in whose half precision pixels would be off by more than one."""
     known = torch.amp.autocast_mode.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
 _WEIGHTS = 1 << 23
-"""Most weights along one side at a time: 64 MiB in float64. 146 images of 256x256 that become 224x224."""
+"""Maximum number of weights along one side at a time: 64 MiB in float64, or 146 images from 256x256 to 224x224."""
 
 
 def _triangle(distance: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def _triangle(distance: Tensor) -> Tensor:
 
 
 def _cubic(distance: Tensor, a: float = -0.5) -> Tensor:
-    """Keys' cubic convolution."""
+    """Computes Keys' cubic convolution kernel."""
     distance = distance.abs()
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
     far = (((distance - 5) * distance + 8) * distance - 4) * a
@@ -160,20 +160,20 @@ def _cubic(distance: Tensor, a: float = -0.5) -> Tensor:
 
 
 _FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
-"""Weights by the distance of a pixel in units of the scale."""
+"""Filters: weight of a pixel by its distance in units of the scale."""
 
 
 def weights(start: Tensor, length: Tensor, source: int, target: int, sampling: str = "bilinear") -> Tensor:
-    """Weights of source pixels in target pixels along one side, float64 ``(B, target, source)``.
+    """Computes the weights of source pixels in target pixels along one side, float64 ``(B, target, source)``.
 
-    A filter of Pillow and torch (``_compute_indices_weights_aa`` in UpSampleKernel.cpp), as wide as the scale where it
-    shrinks, cut off at the box and normalised.
+    The filter of Pillow and torch (``_compute_indices_weights_aa`` in UpSampleKernel.cpp): as wide as the scale when
+    shrinking, clipped to the box and normalised.
 
     Args:
         start: int64 ``(B,)``: first pixel of the box.
-        length: int64 ``(B,)``: its pixels.
+        length: int64 ``(B,)``: length of the box.
         source: Pixels of the image along this side.
-        target: Pixels wanted.
+        target: Pixels of the result along this side.
         sampling: Name of a filter in ``_FILTERS``.
     """
     device = start.device

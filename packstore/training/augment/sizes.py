@@ -1,6 +1,6 @@
-"""Operations after which images differ in size: resizes to a size drawn for each image, and padding.
+"""Operations after which images differ in size: resizes to a size drawn per image, and padding.
 
-A crop that brings images to one size has to follow, such as ``RandomCrop(480, pad_if_needed=True)``.
+A crop to one size must follow, such as ``RandomCrop(480, pad_if_needed=True)``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
 
 class _DrawnSize(GeometricOperation):
-    """Resizes each image to a size of its own; the last draw is of ``interpolation="random"``."""
+    """Resizes each image to a drawn size; ``interpolation="random"`` uses the last draw."""
 
     resizes: ClassVar[bool] = True
     gives_sizes: ClassVar[bool] = True
@@ -40,12 +40,12 @@ class _DrawnSize(GeometricOperation):
     antialias: bool
 
     @abstractmethod
-    def drawn_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Heights and widths to which images of these, int64 ``(B,)``, are resized; as float64, before they are cut to
-        whole numbers."""
+    def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+        """Draws the sizes to which images of these heights and widths, int64 ``(B,)``, are resized; float64, not yet
+        truncated."""
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        """As :meth:`Operation.__call__`, of one image, or of several that come to the same size."""
+        """Resizes one image, or several that get the same size."""
         whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
         crops = self.plan(Crops.full(whole), draws)
         sizes = crops.size.unique(dim=0).tolist()
@@ -65,7 +65,7 @@ class _DrawnSize(GeometricOperation):
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         box = whole_pixels(crops, type(self).__name__)
-        found = self.drawn_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
+        found = self.draw_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
         size = join([to_int64(each).clip(1) for each in found])
         return Crops(box, size, join([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 1))
 
@@ -76,13 +76,13 @@ class _DrawnSize(GeometricOperation):
 
 @dataclass(frozen=True)
 class RandomResize(_DrawnSize):
-    """Resizes images so that their shorter side has a random length, as torchvision's ``RandomResize``.
+    """Resizes images to a random length of the shorter side, as torchvision's ``RandomResize``.
 
     Args:
-        min_size: Least length.
-        max_size: Length that none reaches.
+        min_size: Minimum length.
+        max_size: Maximum length, exclusive.
         interpolation: As for :class:`Resize`.
-        antialias: Likewise.
+        antialias: As for :class:`Resize`.
 
     Raises:
         UsageError: A range that is empty or not positive, an unknown interpolation.
@@ -101,7 +101,7 @@ class RandomResize(_DrawnSize):
                 f"{self.min_size!r} and {self.max_size!r}"
             )
 
-    def drawn_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+    def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
         shorter = to_float64(self.min_size + draws.integers(self.max_size - self.min_size, 0))
         upright = width <= height
         return where(upright, shorter * height / width, shorter), where(upright, shorter, shorter * width / height)
@@ -109,13 +109,13 @@ class RandomResize(_DrawnSize):
 
 @dataclass(frozen=True)
 class RandomShortestSize(_DrawnSize):
-    """Resizes images so that their shorter side has one of several lengths, as torchvision's ``RandomShortestSize``.
+    """Resizes images to one of several lengths of the shorter side, as torchvision's ``RandomShortestSize``.
 
     Args:
         min_size: The lengths, or one.
-        max_size: Most that the longer side may have: the shorter one is then shorter. None for no bound.
+        max_size: Limit of the longer side, which may shorten the shorter side further. None for no limit.
         interpolation: As for :class:`Resize`.
-        antialias: Likewise.
+        antialias: As for :class:`Resize`.
 
     Raises:
         UsageError: A length that is not positive, an unknown interpolation.
@@ -137,7 +137,7 @@ class RandomShortestSize(_DrawnSize):
             )
         object.__setattr__(self, "min_size", sizes)
 
-    def drawn_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+    def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
         assert not isinstance(self.min_size, int)
         chosen, shorter = draws.integers(len(self.min_size), 0), height * 0
         for number, size in enumerate(self.min_size):
@@ -152,14 +152,14 @@ class RandomShortestSize(_DrawnSize):
 
 @dataclass(frozen=True)
 class ScaleJitter(_DrawnSize):
-    """Resizes images to a random share of the size at which they fit a target, as torchvision's ``ScaleJitter``.
+    """Resizes images by a random factor of the size that fits a target, as torchvision's ``ScaleJitter``.
 
     Args:
         target_size: ``(height, width)`` of the target; as in torchvision its first number bounds widths, its second
             heights.
-        scale_range: Least and largest share.
+        scale_range: Smallest and largest factor.
         interpolation: As for :class:`Resize`.
-        antialias: Likewise.
+        antialias: As for :class:`Resize`.
 
     Raises:
         UsageError: A size or a range that is not positive, an unknown interpolation.
@@ -178,7 +178,7 @@ class ScaleJitter(_DrawnSize):
             raise UsageError(f"ScaleJitter: scale_range should be (low, high), 0 < low <= high, got {self.scale_range}")
         object.__setattr__(self, "scale_range", (low, high))
 
-    def drawn_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+    def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
         assert not isinstance(self.target_size, int)
         low, high = self.scale_range
         # Arrays by arrays: torch multiplies a number by the reciprocal.
@@ -189,16 +189,15 @@ class ScaleJitter(_DrawnSize):
 
 @dataclass(frozen=True)
 class Pad(GeometricOperation):
-    """Adds pixels on the sides of images, as torchvision's ``Pad``.
+    """Pads the sides of images, as torchvision's ``Pad``.
 
     Args:
         padding: Pixels on each side; ``(left and right, top and bottom)``; or ``(left, top, right, bottom)``.
-        fill: Their value, in the images' own units.
+        fill: Value of constant padding, in the images' own units.
         padding_mode: As for :class:`RandomCrop`.
 
     Raises:
-        UsageError: A padding that cannot be, an unknown mode. When called: images that are smaller than the padding
-            that is to mirror them.
+        UsageError: Invalid padding, an unknown mode. When called: images smaller than the padding that reflects them.
     """
 
     padding: int | Sequence[int]

@@ -1,7 +1,7 @@
-"""Masks, boxes and keypoints of images that were augmented: moved as the images were, by the same random numbers.
+"""Moves masks, boxes and keypoints with their augmented images, by the same random numbers.
 
-The geometric operations of a list are planned once more, as :class:`Crops` of sizes alone, whether they run while
-images are decoded or on batches. The arithmetic is that of torchvision's ``transforms.v2`` for ``tv_tensors`` (v0.28,
+Plans the geometric operations of a list again, as :class:`Crops` of sizes alone, whether they run while decoding or on
+batches. The arithmetic equals torchvision's ``transforms.v2`` for ``tv_tensors`` (v0.28,
 ``transforms/v2/functional/_geometry.py``), in the same order and in float32, for all boxes of a batch at once.
 """
 
@@ -21,12 +21,12 @@ from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Step
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.detection import centres_inside
-from packstore.training.augment.in_place import InPlace, named
+from packstore.training.augment.in_place import InPlace, stable_repr
 from packstore.training.augment.per_image import PerImage, is_of_torchvision, parts_of
 from packstore.training.augment.policies import AugMix
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.timm_policies import TimmAugment
-from packstore.training.augment.warp_targets import Warp, warps_of
+from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
 
 Floats = NDArray[np.float32]
@@ -35,12 +35,12 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """What one operation makes of the images of a batch.
+    """Effect of one geometric operation on the images of a batch.
 
     Attributes:
-        crops: numpy crops of what it is given.
-        pads: What it shows where a window reaches out of the resized box.
-        drops: bool ``(B,)``: images of which it drops boxes whose centres lie outside of the window; None for none.
+        crops: numpy crops of its input.
+        pads: Padding outside the resized box.
+        drops: bool ``(B,)``: images whose boxes are dropped if their centres are outside the window; None for none.
     """
 
     crops: Crops
@@ -50,10 +50,10 @@ class Move:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where the pixels of a batch come from, operation by operation.
+    """Sources of a batch's pixels, operation by operation.
 
     Attributes:
-        moves: Of the operations that move pixels, in order; none where there are no such operations.
+        moves: Moves and warps of the operations that move pixels, in order.
         sizes: int64 ``(B, 2)``: heights and widths of the results.
     """
 
@@ -62,7 +62,7 @@ class Placement:
 
     @cached_property
     def warped(self) -> bool:
-        """Whether rows and columns do not stay rows and columns."""
+        """True if rows and columns do not map to rows and columns."""
         return any(isinstance(move, Warp) for move in self.moves)
 
     @cached_property
@@ -74,26 +74,26 @@ class Placement:
         return tuple(parts)
 
     def rows_needed(self, row: int) -> int | None:
-        """How many rows of the mask of image ``row`` are needed from the top on; None for all."""
+        """Returns how many rows of the mask of image ``row`` are needed, from the top; None for all."""
         return None if self.warped else int(self.rows[row, : self.sizes[row, 0]].max(initial=-1)) + 1
 
     def prepare_masks(self) -> None:
-        """Works out what masks need, once and not in every thread."""
+        """Computes the row and column tables for masks once, before threads use them."""
         for part in self.parts if self.warped else (self,):
             if isinstance(part, Placement):
                 _ = part.rows, part.columns
 
     @cached_property
     def rows(self) -> Numbers:
-        """The row of the source that each row of the results shows, int64 ``(B, h)``, -1 for none.
+        """Source row of each row of the results, int64 ``(B, h)``, -1 for none.
 
-        ``h`` is the largest height; of a lower result only its own rows count. Not for images that are warped.
+        ``h`` is the largest height; of lower results only their own rows count. Not for warped images.
         """
         return self._sources(0)
 
     @cached_property
     def columns(self) -> Numbers:
-        """As :attr:`rows`, for columns: ``(B, w)``."""
+        """Source column of each column, like :attr:`rows`: ``(B, w)``."""
         return self._sources(1)
 
     def _sources(self, axis: int) -> Numbers:
@@ -112,16 +112,16 @@ class Placement:
 
 
 def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops | None = None) -> Placement:
-    """Where ``ops`` put the pixels of images of ``sizes``.
+    """Plans how ``ops`` move the pixels of images of ``sizes``.
 
-    Each operation is planned by itself, also where several are one while images are decoded: rounding to float32, and
-    to the nearest pixel of a mask, is then that of torchvision, and the same wherever an operation runs.
+    Each operation is planned by itself, even if several are combined while decoding: so rounding to float32, and to the
+    nearest pixel of a mask, equals torchvision's and does not depend on where an operation runs.
 
     Args:
         sizes: int64 ``(B, 2)``: heights and widths of the images.
-        ops: The user's list, whole. What is no geometric operation leaves every pixel in its place.
-        draws: Of the records, numpy; the streams are set here.
-        first: What the first operation makes of them, where that is planned already.
+        ops: The user's whole list. Operations that are not geometric move no pixels.
+        draws: Draws of the records, numpy; streams are set here.
+        first: Crops of the first operation, if they are planned already.
 
     Raises:
         UsageError: As :meth:`GeometricOperation.plan`.
@@ -135,12 +135,12 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops
             moves.append(Move(crops, op.pads))
             sizes = crops.window[:, 2:]
         elif isinstance(op, ProgramOperation) and op.moves_pixels:
-            moves += warps_of(program_of(op, draws.replace(stream=stream), sizes), sizes)
+            moves += find_warps(draw_program(op, draws.replace(stream=stream), sizes), sizes)
     return Placement(tuple(moves), sizes)
 
 
-def program_of(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
-    """The program of images of ``sizes``, which may differ where each is a batch by itself."""
+def draw_program(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
+    """Draws the program of images of ``sizes``, which may differ."""
     same = np.unique(sizes, axis=0)
     if len(same) == 1 or not op.depends_on_size:
         drawn: Program = op.program(draws, (int(same[0, 0]), int(same[0, 1])))
@@ -152,18 +152,18 @@ def program_of(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
 def place_mask(
     placement: Placement, row: int, mask: NDArray[Any], fill: float = 0, out: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    """The mask of image ``row``, resized without interpolation (nearest), cropped and mirrored as the image.
+    """Moves the mask of image ``row``: resizes without interpolation (nearest), crops and mirrors as the image.
 
     Args:
-        placement: Of the batch.
-        row: Which of its images.
-        mask: ``(H, W)`` of any dtype, with the height and width of the image. Rows below the lowest that is shown may
-            be left out.
-        fill: Its value where the result reaches out of the image.
+        placement: Placement of the batch.
+        row: Index of the image.
+        mask: ``(H, W)`` of any dtype, with the height and width of the image. Rows below the lowest visible one may be
+            missing.
+        fill: Value outside the image.
         out: ``(h, w)`` of the mask's dtype to write to, with the height and width of the result; None for a new array.
 
     Raises:
-        ValueError: The mask has less rows or columns than are shown.
+        ValueError: The mask lacks visible rows or columns.
     """
     if placement.warped:
         for part in placement.parts:
@@ -193,18 +193,17 @@ def place_mask(
 def place_boxes(
     placement: Placement, boxes: Floats, rows: Numbers, min_area: float = 1.0, min_visible: float = 0.0
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Boxes of a batch, moved as their images and clipped to the results.
+    """Moves boxes of a batch with their images, and clips them to the results.
 
     Args:
-        placement: Of the batch.
+        placement: Placement of the batch.
         boxes: float32 ``(N, 4)``: left, top, right, bottom, in pixels of the images.
         rows: int64 ``(N,)``: the image of each box.
-        min_area: Least area of a box that is kept, in square pixels of the result.
-        min_visible: Least share of its area that is left of a box that is kept. With both 0, all are.
+        min_area: Minimum area of a kept box, in square pixels of the result.
+        min_visible: Minimum remaining fraction of a kept box's area. With both 0, all boxes are kept.
 
     Returns:
-        All boxes, ``(N, 4)``, and which of them are to be kept, bool ``(N,)``. Where nothing moves all are, as they
-        were.
+        All boxes, ``(N, 4)``, and which to keep, bool ``(N,)``. Without moves, all boxes unchanged.
     """
     boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
     if not placement.moves:
@@ -220,13 +219,13 @@ def place_boxes(
 
 
 def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
-    """Keypoints of a batch, moved as their images; they are not clipped.
+    """Moves keypoints of a batch with their images; does not clip them.
 
-    As in torchvision, a point of an image of width W that is mirrored goes from x to W - 1 - x (a box: W - x), and what
-    is left of a body does not become right: exchanging such points is up to the user.
+    As in torchvision, mirroring an image of width W maps x of a point to W - 1 - x (of a box: W - x), and does not swap
+    left and right points of a body: the user has to.
 
     Args:
-        placement: Of the batch.
+        placement: Placement of the batch.
         points: float32 ``(N, ..., k)``: x and y, and where k is 3 also v, the visibility, as COCO has it. Points with
             v = 0, not labelled, come out as zeros; so do those of which the result shows nothing, where a point is the
             pixel from (x, y) to (x + 1, y + 1).
@@ -256,7 +255,7 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
 
 
 def _sources(move: Move, axis: int) -> Numbers:
-    """The rows (``axis`` 0) or columns that each row or column shows of what ``move`` is given; -1 for none."""
+    """Maps each row (``axis`` 0) or column of the result of ``move`` to one of its input; -1 for none."""
     crops = move.crops
     start, length = crops.box[:, [axis]], crops.box[:, [2 + axis]]
     resized, window = crops.size[:, [axis]], crops.window[:, [2 + axis]]
@@ -272,7 +271,7 @@ def _sources(move: Move, axis: int) -> Numbers:
 
 
 def move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -> Floats:
-    """Boxes float32 ``(N, 4)`` of images ``rows``, moved as these, and perhaps clipped to the results."""
+    """Moves boxes float32 ``(N, 4)`` of images ``rows``; clips them to the results if ``clip``."""
     corners = boxes.reshape(-1, 2, 2)
     for move in placement.moves:
         if isinstance(move, Warp):
@@ -292,14 +291,14 @@ def move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -
 
 
 def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: int = 0) -> Floats:
-    """``points`` ``(N, m, 2)``, x and y, of images ``rows``, after ``crops``.
+    """Moves ``points`` ``(N, m, 2)``, x and y, of images ``rows`` by ``crops``.
 
     Args:
         crops: numpy crops.
         points: float32.
         rows: int64 ``(N,)``.
         clip: Clip to the box of the source and to the window.
-        last: By how much the x to which 0 is mirrored is less than the width.
+        last: Mirroring maps x to ``width - last - x``.
 
     Returns:
         float32 of the same shape, in new memory.
@@ -328,7 +327,7 @@ def _area(boxes: Floats) -> NDArray[np.float64]:
 
 
 def check_target_options(mask_fill: int, min_area: float, min_visible: float) -> None:
-    """Raises :class:`UsageError` where options of :func:`place_mask` and :func:`place_boxes` cannot be."""
+    """Raises :class:`UsageError` for invalid options of :func:`place_mask` and :func:`place_boxes`."""
     if not isinstance(mask_fill, int) or isinstance(mask_fill, bool):
         raise UsageError(f"mask_fill should be a whole number, got {mask_fill!r}")
     if not -(2**31) <= mask_fill < 2**31:
@@ -343,12 +342,13 @@ _INSTEAD = "packstore.augment's operations, or a DataLoader with output='tv_tens
 
 
 def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INSTEAD) -> None:
-    """Raises :class:`UsageError` for operations that targets cannot follow, and for functions that might be such.
+    """Raises :class:`UsageError` for operations that targets cannot follow, and for functions that might move
+    pixels.
 
     Args:
-        ops: The user's list, whole, and what else is called with images.
-        types: Types of the columns that are loaded: of ``mask``, ``boxes`` and ``keypoints`` (others are passed over).
-        instead: What moves images and targets together, for messages.
+        ops: The user's whole list, and all other functions that are called with images.
+        types: Types of the loaded columns; only ``mask``, ``boxes`` and ``keypoints`` count.
+        instead: Alternative that moves images and targets together, for messages.
     """
     moved = [name for name in ("mask", "boxes", "keypoints") if name in types]
     if any(map(_mixes, ops)) and (moved or "image" in types):
@@ -365,8 +365,8 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
                 )
             if not (stays or _is_known(part)):
                 raise UsageError(
-                    f"{named(part)} might move the images, and would leave {' and '.join(moved)} where they are; if it "
-                    "leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it; else use "
+                    f"{stable_repr(part)} might move the images, and would leave {' and '.join(moved)} where they are; "
+                    "if it leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it; else use "
                     f"{instead}"
                 )
         if isinstance(op, GeometricOperation) and op.pads != "constant" and moved != ["mask"]:
@@ -377,13 +377,14 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
 
 
 def _mixes(op: Any) -> bool:
-    """Whether an operation is AugMix, timm's too, or holds it."""
+    """Tells if an operation is AugMix, also timm's, or contains it."""
     timm = isinstance(op, TimmAugment) and op.config.startswith("augmix")
     return timm or isinstance(op, AugMix) or any(map(_mixes, getattr(op, "transforms", ())))
 
 
 def _all_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
-    """All that an entry of a list holds, each with whether the user says that it leaves pixels in their places."""
+    """Yields all operations within an entry of a list, each with the user's promise whether it keeps pixels in
+    place."""
     for part in parts_of(op):
         stays = stays or isinstance(part, InPlace)
         yield part, stays

@@ -1,7 +1,7 @@
 """Policies in timm's notation, such as ``rand-m9-mstd0.5-inc1``.
 
-Source of names, levels and tables: timm 1.0, ``data/auto_augment.py``. timm calls Pillow; the arithmetic here is
-torchvision's, but for warps, whose edges and fills are Pillow's.
+Names, levels and tables are from timm 1.0, ``data/auto_augment.py``. timm calls Pillow; the arithmetic here is
+torchvision's, except for warps, whose edges and fills are Pillow's.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, warp_flags
 from packstore.training.augment.auto_augment_tables import TIMM_POLICIES
 from packstore.training.augment.base import Size
-from packstore.training.augment.distributions import normal_of
+from packstore.training.augment.distributions import box_muller
 from packstore.training.augment.matrices import rotation
-from packstore.training.augment.policies import chain_weights, mixed_program
-from packstore.training.augment.program_operation import ProgramOperation, as_fill, check_interpolation
+from packstore.training.augment.policies import chain_weights, mix_chains
+from packstore.training.augment.program_operation import ProgramOperation, check_interpolation, parse_fill
 from packstore.training.random_draws import Draws
 
 Floats = NDArray[np.float64]
@@ -59,17 +59,17 @@ _WEIGHTED: dict[str, dict[str, float | None]] = {
     },
     "3a": dict.fromkeys(("SolarizeIncreasing", "Desaturate", "GaussianBlur"), None),
 }
-"""Operations of the sets that ``t`` names, and their weights."""
+"""Operations and weights of the sets that ``t`` selects."""
 
 _BLUR_KERNEL = 15
-"""Side of the kernel that stands for Pillow's blur, of a deviation of at most 2."""
+"""Side of the kernel that approximates Pillow's blur, of a deviation of at most 2."""
 
 _LEVELS = 10.0
 
 
 @dataclass(frozen=True)
 class TimmAugment(ProgramOperation):
-    """A policy of timm's, by its notation: ``rand-…`` (RandAugment), ``augmix-…``, or a learned one: ``original``, ….
+    """Policy of timm in its notation: ``rand-…`` (RandAugment), ``augmix-…``, or a learned one: ``original``, ….
 
     In a loader's list the text alone is enough.
 
@@ -93,7 +93,7 @@ class TimmAugment(ProgramOperation):
 
     def __post_init__(self) -> None:
         check_interpolation(self, self.interpolation, (*INTERPOLATIONS, "random"))
-        as_fill(self, self.fill)
+        parse_fill(self, self.fill)
         _parse(self.config)
 
     @property
@@ -106,10 +106,10 @@ class TimmAugment(ProgramOperation):
             return self._chain(plan, draws, size)
         mixed = draws.child(2)
         chains = [self._chain(plan, mixed.child(number), size) for number in range(plan.chains)]
-        return mixed_program(chains, chain_weights(draws, plan.alpha, plan.chains))
+        return mix_chains(chains, chain_weights(draws, plan.alpha, plan.chains))
 
     def _chain(self, plan: _Plan, draws: Draws, size: Size) -> Program:
-        """The steps of one chain, all images and places in it at once: numpy takes microseconds a call."""
+        """Draws the steps of one chain for all images and steps at once: numpy takes microseconds a call."""
         steps = plan.steps
         program = new_program(len(draws), steps)
         if not steps:
@@ -123,7 +123,7 @@ class TimmAugment(ProgramOperation):
         kinds = np.where(happens, plan.kinds[chosen], -1).reshape(-1)
         order = np.argsort(kinds, kind="stable")  # by kind, so that each is written at once
         order = order[np.searchsorted(kinds, 0, sorter=order) :]
-        level = _spread(bits[2:4] * 2.0**-32, levels, plan).reshape(-1)[order] / _LEVELS
+        level = _draw_magnitudes(bits[2:4] * 2.0**-32, levels, plan).reshape(-1)[order] / _LEVELS
         sign = np.where(bits[4] >= 1 << 31, -1.0, 1.0).reshape(-1)[order]
         flags, drawn = self._flags(bits[5]).reshape(-1)[order], (bits[6] * 2.0**-32).reshape(-1)[order]
         kinds = kinds[order]
@@ -138,26 +138,26 @@ class TimmAugment(ProgramOperation):
         return program
 
     def _flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
-        """How warps interpolate, by random ``bits``."""
+        """Returns the flags of warps, with an interpolation chosen by random ``bits``."""
         if self.interpolation == "random":
             way: Any = 1 + (bits >> 31)
         else:
             way = np.full(bits.shape, INTERPOLATIONS.index(self.interpolation))
-        flags: NDArray[np.int32] = np.asarray(warp_flags(way.astype(np.int32), as_fill(self, self.fill), "edge"))
+        flags: NDArray[np.int32] = np.asarray(warp_flags(way.astype(np.int32), parse_fill(self, self.fill), "edge"))
         return flags.astype(np.int32)
 
 
 @dataclass(eq=False)
 class _Plan:
-    """What a text says.
+    """Parsed notation.
 
     Attributes:
-        steps: Operations an image.
+        steps: Number of operations per image.
         names: Operations to choose from, or pairs of (name, probability, magnitude) in lists.
-        weights: Of names; None for equal ones, with replacement.
-        chains: How many chains of them are mixed; 0 for one that is not.
-        random_depth: Whether any number of steps is taken, from 1 on.
-        alpha: Of the distributions of the chains' shares.
+        weights: Weights of the names; None for equal ones, with replacement.
+        chains: Number of chains that are mixed; 0 for a single unmixed one.
+        random_depth: Draw the number of steps, from 1 on.
+        alpha: Parameter of the distributions of the chains' weights.
     """
 
     steps: int = 2
@@ -179,7 +179,7 @@ class _Plan:
 
     @cached_property
     def kinds(self) -> NDArray[np.int64]:
-        """Which of :attr:`makers` each name has."""
+        """Index in :attr:`makers` for each name."""
         return np.array([self.makers.index(_OPERATIONS[name][1]) for name in self.operations])
 
     @cached_property
@@ -202,7 +202,7 @@ class _Plan:
         return np.array(pairs, np.float64)
 
     def choose(self, draws: Draws) -> tuple[NDArray[np.int64], Any, Any]:
-        """Of each image and step, ``(B, steps)``: which operation, its probability, its magnitude."""
+        """Draws for each image and step, ``(B, steps)``: operation, probability and magnitude."""
         if self.learned:
             found = self._table[draws.integers(len(self.learned), 0)]
             return found[..., 0].astype(np.int64), found[..., 1], found[..., 2]
@@ -221,7 +221,7 @@ _PARTS: dict[str, dict[str, str]] = {
     "augmix": _AUGMIX_PARTS,
     **{key: {"mstd": "deviation"} for key in TIMM_POLICIES},
 }
-"""What the letters of a text stand for: attributes of :class:`_Plan`."""
+"""Attributes of :class:`_Plan` by the letters of the notation."""
 
 
 @lru_cache(64)
@@ -270,12 +270,12 @@ def _parse(config: str) -> _Plan:
     return plan
 
 
-def _spread(uniform: Floats, level: Floats, plan: _Plan) -> Floats:
-    """Magnitudes ``(B, steps)`` as they are drawn around ``level``, by uniform numbers ``(2, B, steps)``."""
+def _draw_magnitudes(uniform: Floats, level: Floats, plan: _Plan) -> Floats:
+    """Draws magnitudes ``(B, steps)`` around ``level``, from uniform numbers ``(2, B, steps)``."""
     if plan.deviation > 100:
         level = level * uniform[0]
     elif plan.deviation:
-        level = level + plan.deviation * normal_of(*uniform)
+        level = level + plan.deviation * box_muller(*uniform)
     return level.clip(0, plan.most)
 
 
@@ -293,7 +293,7 @@ def _growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: A
 
 
 def _nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """For operations without parameters."""
+    """Writes nothing, for operations without parameters."""
 
 
 def _posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
@@ -347,7 +347,7 @@ def _shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uni
 
 
 def _shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
-    """Pillow's matrix (1, factor, 0, 0, 1, 0), or its like for columns, counted from the centre."""
+    """Writes Pillow's matrix (1, factor, 0, 0, 1, 0), or its counterpart for columns, relative to the centre."""
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1
     p[:, place], p[:, 2 if place == 1 else 5] = factor, factor * length / 2
@@ -363,7 +363,7 @@ def _translate_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any,
 
 
 def _translate(steps: Any, pixels: Floats, flags: Any, place: int) -> None:
-    """Shows what lies so many pixels further right, or down."""
+    """Writes a translation by ``pixels`` to the left, or up."""
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1
     p[:, place], steps["flags"] = pixels, flags
@@ -398,4 +398,4 @@ _OPERATIONS: dict[str, tuple[Code, Maker]] = {
     "TranslateXRel": (Code.AFFINE, _translate_x),
     "TranslateYRel": (Code.AFFINE, _translate_y),
 }
-"""What each of timm's operations does, and how its parameters follow from the magnitude."""
+"""Code of each of timm's operations, and the function that computes its parameters from the magnitude."""

@@ -1,4 +1,4 @@
-"""Lists of operations after which images differ in size: drawn for a batch at once, run image by image."""
+"""Operations after which images differ in size: drawn for a batch at once, run image by image."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.operations import output_size
 from packstore.training.augment.per_image import PerImage
-from packstore.training.augment.program_operation import ProgramOperation, holds_geometry
+from packstore.training.augment.program_operation import ProgramOperation, contains_geometry
 from packstore.training.augment.resample import resize
-from packstore.training.augment.targets import Move, Placement, move_boxes, program_of
-from packstore.training.augment.warp_targets import Warp, warps_of
+from packstore.training.augment.targets import Move, Placement, draw_program, move_boxes
+from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
 
 _Four = tuple[int, int, int, int]
 
 
 def gives_sizes(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
-    """Whether images have to be augmented one by one, since they differ in size on their way.
+    """Tells if images must be augmented one by one, because their sizes differ on the way.
 
     Args:
         ops: The user's list.
-        planned: How many of them run while images are decoded, whatever the sizes of those.
-        size: Height and width of the images; None if they differ, or are not known to be the same.
+        planned: Number of operations that run while decoding, at any size.
+        size: Common height and width of the images; None if they differ or are unknown.
     """
-    if any(getattr(op, "gives_sizes", False) or holds_geometry(op) for op in ops[planned:]):
+    if any(getattr(op, "gives_sizes", False) or contains_geometry(op) for op in ops[planned:]):
         return True
     size = output_size(ops[:planned], size)
     if size is None and any(not getattr(op, "mirrors", False) for op in ops[:planned]):
@@ -61,7 +61,7 @@ def gives_sizes(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the pixels of one image come from: a row of :class:`Crops`, with the same attributes."""
+    """Source of one image's pixels: a row of :class:`Crops`, with the same attributes."""
 
     box: _Four
     size: Size
@@ -72,13 +72,13 @@ class Cut:
     sampling: int = 0
 
     @classmethod
-    def whole(cls, height: int, width: int) -> Cut:
-        """All of an image."""
+    def full(cls, height: int, width: int) -> Cut:
+        """Returns the cut that shows a whole image."""
         return cls((0, 0, height, width), (height, width), (0, 0, height, width))
 
     @classmethod
     def of_each(cls, move: Move) -> list[Cut]:
-        """What ``move`` makes of each image."""
+        """Returns the cut of each image by ``move``."""
         crops = move.crops
         none = [0] * len(crops)
         return [
@@ -95,17 +95,17 @@ class Cut:
 
     @property
     def resizes(self) -> bool:
-        """Whether the box is resized."""
+        """True if the box is resized."""
         return self.size != self.box[2:]
 
     @property
     def reaches_out(self) -> bool:
-        """Whether the window reaches out of the resized box."""
+        """True if the window exceeds the resized box."""
         top, left, height, width = self.window
         return min(top, left) < 0 or top + height > self.size[0] or left + width > self.size[1]
 
-    def then(self, other: Cut) -> Cut | None:
-        """Both, one after the other, as one; None if they are not one."""
+    def compose(self, other: Cut) -> Cut | None:
+        """Combines this cut and a following one into one; None if that is not possible."""
         top, left, height, width = self.window
         if not other.resizes:
             tall, wide = other.window[2:]
@@ -129,7 +129,7 @@ class Cut:
         return dataclasses.replace(other, box=box, window=(down, across, tall, wide), flip=self.flip != other.flip)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The pixels of one image, or of several of one size, ``(B, C, H, W)``."""
+        """Returns the pixels of one image, or of several of one size, ``(B, C, H, W)``."""
         top, left, height, width = self.box
         images = images[..., top : top + height, left : left + width]
         if self.resizes:
@@ -139,7 +139,7 @@ class Cut:
         return images.flip(-1) if self.flip else images
 
     def _padded(self, images: Tensor) -> Tensor:
-        """The window, with what there is around the resized box."""
+        """Returns the window with padding around the resized box."""
         (height, width), (top, left, rows, columns) = self.size, self.window
         if self.pads != "constant":
             y, x = (
@@ -173,12 +173,12 @@ class Stage:
 
     @cached_property
     def cuts(self) -> list[Cut]:
-        """What the move makes of each image."""
+        """Cut of each image by the move."""
         assert self.move is not None
         return Cut.of_each(self.move)
 
     def run(self, row: int, image: Tensor) -> Tensor:
-        """The image of ``row``, ``(1, C, H, W)``, after a program or a function."""
+        """Runs the program or function on the image of ``row``, ``(1, C, H, W)``."""
         if self.program is not None:
             return run_program(image, self.program[row : row + 1])
         assert self.call is not None
@@ -200,19 +200,19 @@ class Course:
     """All operations of a list, drawn for the images of a batch.
 
     Attributes:
-        placement: Where they put the pixels.
+        placement: Positions of the pixels after all operations, for masks, boxes and keypoints.
     """
 
     def __init__(self, sizes: NDArray[np.int64], ops: Sequence[Step], draws: Draws, boxes: Boxes | None = None) -> None:
         """
         Args:
             sizes: int64 ``(B, 2)``: heights and widths of the images.
-            ops: The user's list, whole.
-            draws: Of the records, numpy; the streams are set here.
-            boxes: The images' boxes, if an operation chooses by them.
+            ops: The user's whole list.
+            draws: Draws of the records, numpy; streams are set here.
+            boxes: Boxes of the images, if an operation chooses crops by them.
 
         Raises:
-            UsageError: As :meth:`GeometricOperation.plan`; there are no boxes to choose by.
+            UsageError: As :meth:`GeometricOperation.plan`; an operation needs boxes and there are none.
         """
         self._stages: list[Stage] = []
         self._sizes, self._first = sizes, sizes
@@ -224,17 +224,17 @@ class Course:
         self.placement = Placement(tuple(self._moves), self._sizes)
 
     def _add(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
-        """Adds an operation that runs for ``rows``."""
-        if holds_geometry(op):
-            for part, own, mine in op.parts(draws, rows):
+        """Draws an operation for the images ``rows``, and adds it."""
+        if contains_geometry(op):
+            for part, own, mine in op.select_parts(draws, rows):
                 self._add(part, own, mine)
         elif isinstance(op, GeometricOperation):
             self._add_move(op, draws, rows)
         elif isinstance(op, ProgramOperation):
-            program = program_of(op, draws, self._sizes)
+            program = draw_program(op, draws, self._sizes)
             program[~rows] = 0
             self._stages.append(Stage(program=program))
-            for warp in warps_of(program, self._sizes) if op.moves_pixels else ():
+            for warp in find_warps(program, self._sizes) if op.moves_pixels else ():
                 self._note(warp)
         else:
             self._stages.append(Stage(call=op, draws=draws))
@@ -253,7 +253,7 @@ class Course:
             drops[chosen] = (part.window != part.box).any(1)
         else:
             part = op.crops_of_whole(sizes, own)
-        move = Move(part if len(chosen) == len(rows) else _scattered(part, self._sizes, chosen), op.pads, drops)
+        move = Move(part if len(chosen) == len(rows) else _scatter_crops(part, self._sizes, chosen), op.pads, drops)
         self._stages.append(Stage(move=move))
         self._note(move)
         self._sizes = move.crops.window[:, 2:]
@@ -265,18 +265,19 @@ class Course:
             self._boxes = Boxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
 
     def first_cut(self, row: int) -> tuple[Cut, int]:
-        """As many of the first operations as the engine can do while it decodes the image of ``row``; and how many."""
-        cut, done = Cut.whole(*self._first[row].tolist()), 0
+        """Combines the first operations that the engine can do while it decodes the image of ``row``; returns the
+        cut and their number."""
+        cut, done = Cut.full(*self._first[row].tolist()), 0
         for stage in self._stages:
-            joined = None if stage.move is None else cut.then(stage.cuts[row])
+            joined = None if stage.move is None else cut.compose(stage.cuts[row])
             if joined is None or (joined.reaches_out and (joined.pads != "constant" or joined.fill != 0)):
                 break
             cut, done = joined, done + 1
         return cut, done
 
     def run(self, row: int, image: Tensor, done: int = 0) -> Tensor:
-        """The image of ``row``, ``(1, C, H, W)``, after all operations but the first that are ``done``."""
-        cut = Cut.whole(image.shape[-2], image.shape[-1])
+        """Runs all operations but the first ``done`` on the image of ``row``, ``(1, C, H, W)``."""
+        cut = Cut.full(image.shape[-2], image.shape[-1])
         for place, stage in enumerate(self._stages[done:], done + 1):
             if stage.move is None:
                 image = cut(image)
@@ -286,17 +287,17 @@ class Course:
                         f"{stage.call!r} changed the size of an image, and operations after it were drawn for the size "
                         "that it had: put it last"
                     )
-                cut = Cut.whole(image.shape[-2], image.shape[-1])
+                cut = Cut.full(image.shape[-2], image.shape[-1])
                 continue
-            joined = cut.then(stage.cuts[row])
+            joined = cut.compose(stage.cuts[row])
             if joined is None:
                 image, joined = cut(image), stage.cuts[row]
             cut = joined
         return cut(image)
 
 
-def _scattered(part: Crops, sizes: NDArray[np.int64], chosen: NDArray[np.int64]) -> Crops:
-    """``part`` of the images ``chosen`` of all of ``sizes``, of which the others stay as they are."""
+def _scatter_crops(part: Crops, sizes: NDArray[np.int64], chosen: NDArray[np.int64]) -> Crops:
+    """Spreads the crops of the images ``chosen`` over all of ``sizes``; the other images stay whole."""
     crops = Crops.full(sizes)
     box, size, window = crops.box.copy(), crops.size.copy(), crops.window.copy()
     box[chosen], size[chosen], window[chosen] = part.box, part.size, part.window

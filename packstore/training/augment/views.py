@@ -1,4 +1,4 @@
-"""Views: several crops of the same record in a batch, each augmented by a list of its own."""
+"""Views: several crops of a record in a batch, each with its own list of operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packstore.training.random_draws import Array, key
 
 _MOST = 1 << 12
 _COPY = 48
-"""Bits of an id that stand below the number of a view: the record, and how often the epoch had it before."""
+"""Number of bits of an id below the number of a crop: the record and its occurrence in the epoch."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class View:
     """Crops of one kind.
 
     Attributes:
-        name: Under which a batch has them.
-        count: How many of each record.
-        operations: What is done with them, as of ``augment=``.
+        name: Name in the batch.
+        count: Number of crops per record.
+        operations: Operations, as for ``augment=``.
     """
 
     name: str
@@ -33,15 +33,16 @@ class View:
     operations: tuple[Step, ...]
 
     def seed(self, seed: int) -> int:
-        """Seed of the random numbers of these crops."""
+        """Returns the seed of the random numbers of these crops."""
         return key(seed, int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big"))
 
     def ids(self, ids: Array) -> Array:
-        """Ids of all crops of records ``ids`` ``(B,)``, those of a record together: ``(B * count,)``, all different."""
+        """Returns distinct ids of all crops of records ``ids`` ``(B,)``, those of a record together: ``(B *
+        count,)``."""
         return join([self.crop_ids(ids, number) for number in range(self.count)]).reshape(-1)
 
     def crop_ids(self, ids: Array, number: int) -> Array:
-        """Ids of crop ``number`` of each of records ``ids``."""
+        """Returns the ids of crop ``number`` of each record in ``ids``."""
         return ids + (number << _COPY)
 
 
@@ -50,9 +51,8 @@ class Views:
     """All views of a loader.
 
     Attributes:
-        parts: They, by kind.
-        as_list: Whether batches have them as a list, ``(B, 3, H, W)`` each, and not as a dict of
-            ``(B, count, 3, H, W)``.
+        parts: The views.
+        as_list: Batches contain a list of ``(B, 3, H, W)``, not a dict of ``(B, count, 3, H, W)``.
     """
 
     parts: tuple[View, ...]
@@ -62,16 +62,17 @@ class Views:
         return f"Views({', '.join(f'{p.name!r}: ({p.count}, {list(p.operations)!r})' for p in self.parts)})"
 
 
-def as_views(views: Any) -> Views | None:
-    """A user's ``views=``.
+def parse_views(views: Any) -> Views | None:
+    """Converts a user's ``views=``; None stays None.
 
     Raises:
-        UsageError: It is no dict of ``(count, operations)`` and no list of lists, or a view has no size of its own.
+        UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists, or a view's crops have
+            no common size.
     """
     if views is None or isinstance(views, Views):
         return views
     if isinstance(views, Mapping):
-        pairs = [(name, *_counted(name, value)) for name, value in views.items()]
+        pairs = [(name, *_parse_count(name, value)) for name, value in views.items()]
     elif isinstance(views, Sequence) and not isinstance(views, str) and all(isinstance(v, list | tuple) for v in views):
         pairs = [(str(number), 1, operations) for number, operations in enumerate(views)]
     else:
@@ -92,7 +93,7 @@ def as_views(views: Any) -> Views | None:
     return Views(parts, not isinstance(views, Mapping))
 
 
-def _counted(name: Any, value: Any) -> tuple[int, Any]:
+def _parse_count(name: Any, value: Any) -> tuple[int, Any]:
     if not isinstance(name, str):
         raise UsageError(f"a view should have a text as its name, got {name!r}")
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int):

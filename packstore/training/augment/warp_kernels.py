@@ -1,7 +1,7 @@
-"""Warps, noise and erasing of a batch, with parameters for each image.
+"""Warps, noises and erases images of a batch, with parameters per image.
 
-Source of the formulas of warps: torchvision 0.28, ``transforms/v2/functional/_geometry.py``. Images are uint8 or
-floating point ``(B, C, H, W)`` on any device; parameters lie on the host and follow. All results are new.
+The formulas of warps are from torchvision 0.28, ``transforms/v2/functional/_geometry.py``. Images are uint8 or floating
+point ``(B, C, H, W)`` on any device; parameters are on the host and are copied there. All results are new tensors.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from packstore.training.random_draws import MASK, mix
 
 
 def affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
-    """Shows at each pixel what lies at ``matrix`` times its place.
+    """Warps images: each pixel of the result shows the source at ``matrix`` times its position.
 
     Args:
         images: As in the module.
-        matrix: float32 ``(B, 6)``: from pixels of the result to pixels of the image, both counted from their centres.
-        flags: int32 ``(B,)``; all name the same interpolation and way of filling.
+        matrix: float32 ``(B, 6)``: maps pixels of the result to pixels of the image, both relative to the centres.
+        flags: int32 ``(B,)``; all name the same interpolation and fill method.
     """
     height, width = images.shape[-2:]
     device = images.device
@@ -38,7 +38,7 @@ def affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32]
 
 
 def perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
-    """Shows at each pixel what lies where ``coefficients``, float32 ``(B, 8)``, project it."""
+    """Warps images by perspective ``coefficients``, float32 ``(B, 8)``, from the result to the source."""
     height, width = images.shape[-2:]
     device = images.device
     x = torch.linspace(0.5, width - 0.5, width, device=device)
@@ -54,7 +54,7 @@ def perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArra
 
 
 def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
-    """Pixels at ``grid``, as ``torch.nn.functional.grid_sample`` counts them."""
+    """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``; fills outside pixels."""
     mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
     if way == "blend":  # torchvision: a channel of ones says how much of a pixel lies in the image
@@ -63,7 +63,7 @@ def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
     found = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
     if way != "zeros":
         fill = _on_device(np.array([unpack_fill(each) for each in flags.tolist()], np.float32), images.device)
-        fill = _of_channels(fill, images.shape[1]).to(found.dtype)[:, :, None, None]
+        fill = _match_channels(fill, images.shape[1]).to(found.dtype)[:, :, None, None]
         if way == "edge":  # Pillow: pixels whose centre lies outside
             outside = (grid.abs() > 1).any(3)[:, None]
             found = torch.where(outside, fill, found)
@@ -78,27 +78,28 @@ def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
 
 
 def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int64], clips: bool) -> Tensor:
-    """Adds normally distributed noise of ``mean`` and ``sigma``, float32 ``(B, 1, 1, 1)``, in values of 255."""
+    """Adds normally distributed noise with ``mean`` and ``sigma``, float32 ``(B, 1, 1, 1)`` in values of 255."""
     noise = torch.stack([_normal(seed, images.shape[1:], images.device) for seed in seeds.tolist()])
     result = images.to(torch.int16) + (mean + noise * sigma).to(torch.int16)
     return (result.clamp_(0, 255) if clips else result).to(torch.uint8)
 
 
 def erase(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.float32]) -> Tensor:
-    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width; ``values``, ``(B, 3)``, are of red, green, blue."""
+    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width, with ``values`` ``(B, 3)`` for red, green and
+    blue."""
     device = images.device
     top, left, height, width = (each[:, None] for each in _on_device(boxes.T, device))
     y, x = (torch.arange(length, device=device) for length in images.shape[-2:])
     rows, columns = (y >= top) & (y < top + height), (x >= left) & (x < left + width)
-    colours = _of_channels(_on_device(values, device), images.shape[1]).to(images.dtype)[:, :, None, None]
+    colours = _match_channels(_on_device(values, device), images.shape[1]).to(images.dtype)[:, :, None, None]
     return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], colours, images)
 
 
-def _of_channels(values: Tensor, channels: int) -> Tensor:
-    """Values of red, green and blue, ``(B, 3)``, for images of other channels, ``(B, channels)``.
+def _match_channels(values: Tensor, channels: int) -> Tensor:
+    """Adapts values of red, green and blue, ``(B, 3)``, to the images' channels: ``(B, channels)``.
 
     Raises:
-        UsageError: They differ, and the images have no colours.
+        UsageError: The values differ, and the images are not RGB.
     """
     if channels == 3:
         return values
@@ -108,7 +109,7 @@ def _of_channels(values: Tensor, channels: int) -> Tensor:
 
 
 def erase_with_noise(images: Tensor, boxes: NDArray[np.int64], seeds: NDArray[np.int64]) -> Tensor:
-    """Overwrites boxes of bytes with random ones, of the mean and deviation of ImageNet's pixels."""
+    """Overwrites boxes of uint8 images with random pixels, of the mean and deviation of ImageNet."""
     result = images.clone()
     for row, (top, left, height, width) in enumerate(boxes.tolist()):
         part = result[row, :, top : top + height, left : left + width]
@@ -126,7 +127,9 @@ IMAGENET_BYTES = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
 def _normal(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
-    """Nearly normal numbers, float32 ``(C, H, W)``: sums of four random bytes, which are the same on any device.
+    """Computes nearly normal numbers, float32 ``(C, H, W)``: sums of four random bytes, equal on any device.
+
+    They reach 3.45 deviations. Number ``i`` is the ``i``-th in the order ``(H, W, C)``.
 
     They reach 3.45 deviations. Number ``i`` belongs to the ``i``-th of ``(H, W, C)``.
     """
@@ -140,7 +143,7 @@ def _normal(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
 
 _GOLDEN = 0x9E3779B9
 _DEVIATION = ((256**2 - 1) / 3) ** 0.5
-"""Of a sum of four bytes."""
+"""Standard deviation of a sum of four random bytes."""
 
 
 def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where the warps and flips of programs put masks, boxes and keypoints; numpy."""
+"""Moves masks, boxes and keypoints with the warps and flips of programs, in numpy."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ Matrices = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Warp:
-    """What one step of a program makes of the images of a batch.
+    """Warp of a batch's images by one step of a program.
 
     Attributes:
-        codes: int ``(B,)``: :class:`Code`; ``IDENTITY`` where nothing moves.
+        codes: int ``(B,)``: :class:`Code`; ``IDENTITY`` if the image does not move.
         parameters: float32 ``(B, 8)``.
-        sizes: int64 ``(B, 2)``: heights and widths of the images, which stay as they are.
-        forward: float64 ``(B, 3, 3)``: from places in the image to places in the result, both from the upper left
-            corner.
+        sizes: int64 ``(B, 2)``: heights and widths, which do not change.
+        forward: float64 ``(B, 3, 3)``: maps points of the image to points of the result, from the upper left corner.
     """
 
     codes: NDArray[np.int32]
@@ -32,17 +31,17 @@ class Warp:
     forward: Matrices
 
     @classmethod
-    def of(cls, steps: Any, sizes: Numbers) -> Warp | None:
-        """The warp of a column of a program; None if it moves nothing."""
+    def from_steps(cls, steps: Any, sizes: Numbers) -> Warp | None:
+        """Builds the warp of a column of a program; None if it moves nothing."""
         codes = np.where(np.isin(steps["code"], GEOMETRIC), steps["code"], 0)
         if not codes.any():
             return None
-        return cls(codes, steps["p"], sizes, _forward(codes, steps["p"].astype(np.float64), sizes))
+        return cls(codes, steps["p"], sizes, _forward_matrices(codes, steps["p"].astype(np.float64), sizes))
 
     def move(self, points: Any, rows: Numbers, last: int = 0) -> Any:
-        """``points`` float32 ``(N, m, 2)``, x and y, of images ``rows``, in new memory.
+        """Moves ``points`` float32 ``(N, m, 2)``, x and y, of images ``rows``; returns new memory.
 
-        ``last`` is by how much the x to which 0 is mirrored is less than the width.
+        Mirroring maps x to ``width - last - x``.
         """
         codes, forward = self.codes[rows], self.forward[rows]
         wide = points.astype(np.float64)
@@ -54,7 +53,7 @@ class Warp:
         return np.where((codes != 0)[:, None, None], moved, wide).astype(np.float32)
 
     def move_boxes(self, corners: Any, rows: Numbers, clip: bool) -> Any:
-        """Boxes ``(N, 2, 2)``, their first and last corners, as the boxes around what they become."""
+        """Moves boxes ``(N, 2, 2)``, first and last corners; returns the boxes around the results."""
         left, top, right, bottom = corners.reshape(-1, 4).T
         four = np.stack([left, top, right, top, right, bottom, left, bottom], 1).reshape(-1, 4, 2)
         moved = self.move(four, rows)
@@ -63,7 +62,7 @@ class Warp:
         return np.clip(found, 0, self.sizes[rows, None, ::-1].astype(np.float32)) if clip else found
 
     def move_mask(self, row: int, mask: NDArray[Any], fill: float) -> NDArray[Any]:
-        """The mask of image ``row``, ``(H, W)``, without interpolation."""
+        """Warps the mask of image ``row``, ``(H, W)``, without interpolation."""
         code, p = self.codes[row], self.parameters[row]
         if code == Code.MIRROR:
             return mask[:, ::-1]
@@ -81,13 +80,13 @@ class Warp:
         return result
 
 
-def warps_of(program: Program, sizes: Numbers) -> list[Warp]:
-    """The steps of a program that move pixels."""
-    found = (Warp.of(program[:, column], sizes) for column in range(program.shape[1]))
+def find_warps(program: Program, sizes: Numbers) -> list[Warp]:
+    """Returns the steps of a program that move pixels, as warps."""
+    found = (Warp.from_steps(program[:, column], sizes) for column in range(program.shape[1]))
     return [warp for warp in found if warp is not None]
 
 
-def _forward(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matrices:
+def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matrices:
     count = len(codes)
     height, width = sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64)
     inverse = np.tile(np.eye(3), (count, 1, 1))
@@ -100,13 +99,13 @@ def _forward(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matrices:
     mirrored, flipped = codes == Code.MIRROR, codes == Code.FLIP
     inverse[mirrored, 0, 0], inverse[mirrored, 0, 2] = -1, width[mirrored]
     inverse[flipped, 1, 1], inverse[flipped, 1, 2] = -1, height[flipped]
-    # A scale of nearly 0 cannot be undone in float64.
+    # A scale close to 0 cannot be inverted in float64.
     invert = np.linalg.pinv if np.any(np.linalg.det(inverse) == 0) else np.linalg.inv
     return np.asarray(invert(inverse), np.float64)
 
 
 def _grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:
-    """Where a warp samples, in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`."""
+    """Computes where a warp samples, in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`."""
     half = np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
     m = p[:6] / half
     if code == Code.AFFINE:

@@ -1,4 +1,4 @@
-"""Operations that turn, shear and distort images under torchvision's names; masks, boxes and keypoints follow."""
+"""Operations that rotate, shear and distort images under torchvision's names; masks, boxes and keypoints follow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from packstore.training.augment.distributions import chance, uniform
 from packstore.training.augment.matrices import inverse_affine, rotation
 from packstore.training.augment.program_operation import (
     ProgramOperation,
-    as_fill,
     check_interpolation,
     check_probability,
     check_range,
+    parse_fill,
 )
 from packstore.training.random_draws import Draws
 
@@ -47,28 +47,28 @@ class RandomVerticalFlip(ProgramOperation):
 
 
 class _Warp(ProgramOperation):
-    """An operation that samples an image at other places."""
+    """Operation that samples an image at transformed positions."""
 
     interpolation: str
     fill: Any
 
     def __post_init__(self) -> None:
         check_interpolation(self, self.interpolation, _WARPED)
-        as_fill(self, self.fill)
+        parse_fill(self, self.fill)
 
     @property
     def moves_pixels(self) -> bool:
         return True
 
     def _flags(self) -> int:
-        return int(warp_flags(_WARPED.index(self.interpolation), as_fill(self, self.fill)))
+        return int(warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill)))
 
     def _angles(self, name: str, value: Any) -> Range:
         pair = (-value, value) if isinstance(value, int | float) and value >= 0 else value
         return check_range(self, name, pair, -3600, 3600)
 
     def _centre(self, centre: Any, size: Size) -> Range:
-        """``centre``, x and y from the upper left corner, counted from the centre of the image."""
+        """Converts ``centre``, x and y from the upper left corner, to coordinates relative to the image's centre."""
         if centre is None:
             return 0.0, 0.0
         return centre[0] - size[1] * 0.5, centre[1] - size[0] * 0.5
@@ -81,13 +81,13 @@ class _Warp(ProgramOperation):
 
 @dataclass(frozen=True)
 class RandomRotation(_Warp):
-    """Turns images by a random angle, as torchvision's ``RandomRotation`` without ``expand``.
+    """Rotates images by a random angle, as torchvision's ``RandomRotation`` without ``expand``.
 
     Args:
         degrees: Angles are uniform in ``(-degrees, degrees)``, or in a pair's range; counterclockwise.
         interpolation: ``"nearest"`` or ``"bilinear"``.
-        center: What they turn around, x and y in pixels from the upper left corner; None for the centre.
-        fill: Byte, or three, of what lies outside.
+        center: Centre of the rotation, x and y in pixels from the upper left corner; None for the image's centre.
+        fill: Byte, or three, for pixels outside the image.
 
     Raises:
         UsageError: A range that is not ascending, an unknown interpolation.
@@ -111,16 +111,16 @@ class RandomRotation(_Warp):
 
 @dataclass(frozen=True)
 class RandomAffine(_Warp):
-    """Turns, moves, scales and shears images, as torchvision's ``RandomAffine``.
+    """Rotates, translates, scales and shears images, as torchvision's ``RandomAffine``.
 
     Args:
         degrees: Angles are uniform in ``(-degrees, degrees)``, or in a pair's range; clockwise. 0 for none.
-        translate: Largest shares of width and height by which images move; None for none.
+        translate: Largest translation, as fractions of width and height; None for none.
         scale: Range of factors; None for 1.
         shear: Degrees: ``(-shear, shear)`` across; a pair's range across; or of four numbers also down.
         interpolation: ``"nearest"`` or ``"bilinear"``.
-        fill: Byte, or three, of what lies outside.
-        center: What they turn around, x and y in pixels from the upper left corner; None for the centre.
+        fill: Byte, or three, for pixels outside the image.
+        center: Centre of the rotation, x and y in pixels from the upper left corner; None for the image's centre.
 
     Raises:
         UsageError: Numbers out of range, an unknown interpolation.
@@ -155,7 +155,7 @@ class RandomAffine(_Warp):
         return self._angles("shear", self.shear), (0.0, 0.0)
 
     def _shift(self, draws: Draws, most: float, draw: int) -> NDArray[np.float64]:
-        """Whole pixels, uniform up to ``most`` either way."""
+        """Draws a translation in whole pixels, uniform up to ``most`` either way."""
         return np.rint(uniform(draws, -most, most, draw))
 
     def program(self, draws: Draws, size: Size) -> Program:
@@ -176,13 +176,14 @@ class RandomAffine(_Warp):
 
 @dataclass(frozen=True)
 class RandomPerspective(_Warp):
-    """Distorts images with probability ``p``: moves their corners inwards, as torchvision's ``RandomPerspective``.
+    """Distorts images with probability ``p`` by moving their corners inwards, as torchvision's
+    ``RandomPerspective``.
 
     Args:
-        distortion_scale: By how much of half a side a corner moves at most, 0 … 1.
+        distortion_scale: Largest movement of a corner as a fraction of half a side, 0 … 1.
         p: Probability.
         interpolation: ``"bilinear"`` or ``"nearest"``.
-        fill: Byte, or three, of what lies outside.
+        fill: Byte, or three, for pixels outside the image.
 
     Raises:
         UsageError: Numbers out of range, an unknown interpolation.
@@ -200,26 +201,26 @@ class RandomPerspective(_Warp):
 
     def program(self, draws: Draws, size: Size) -> Program:
         height, width = size
-        moved = np.stack([self._moved(draws, width, 1), self._moved(draws, height, 5)], 2)
+        moved = np.stack([self._move_corners(draws, width, 1), self._move_corners(draws, height, 5)], 2)
         corners = np.array([[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]])
         ends = np.where([[0, 0], [1, 0], [1, 1], [0, 1]], corners - moved, corners + moved)
         return step(
-            *(len(draws), Code.PERSPECTIVE, *_coefficients(corners, ends).T),
+            *(len(draws), Code.PERSPECTIVE, *_perspective_coefficients(corners, ends).T),
             flags=self._flags(),
             where=chance(draws, self.p, 0),
         )
 
-    def _moved(self, draws: Draws, length: int, draw: int) -> NDArray[np.int64]:
-        """By how many pixels each of four corners moves along a side, ``(B, 4)``."""
+    def _move_corners(self, draws: Draws, length: int, draw: int) -> NDArray[np.int64]:
+        """Draws by how many pixels each of four corners moves along a side, ``(B, 4)``."""
         moved: NDArray[np.int64] = draws.integers(int(self.distortion_scale * (length // 2)) + 1, draw, 4).T
         return moved
 
 
-def _coefficients(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.float64]:
-    """Coefficients that map ``ends`` ``(B, 4, 2)`` to ``starts`` ``(4, 2)``: float64 ``(B, 8)``.
+def _perspective_coefficients(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.float64]:
+    """Computes the coefficients that map ``ends`` ``(B, 4, 2)`` to ``starts`` ``(4, 2)``: float64 ``(B, 8)``.
 
-    The equations of torchvision's ``_get_perspective_coeffs``, solved by least squares in float64: corners of an image
-    of one pixel a side lie on each other.
+    Solves the equations of torchvision's ``_get_perspective_coeffs`` by least squares in float64, since the corners of
+    an image of one pixel a side coincide.
     """
     count = len(ends)
     x, y = (ends[..., n].astype(np.float64) for n in range(2))

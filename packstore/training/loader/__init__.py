@@ -1,8 +1,8 @@
 """``PackedLoader``: from a packed store to batches on the device.
 
-It works in one of two modes, which it chooses by itself: *resident*, with the whole split in device memory, and
-*streaming*, with threads that read and decode into a ring of page-locked buffers, copied to the device by a stream of
-its own.
+It works in one of two modes, which it chooses itself: *resident*, with the whole split in device memory, or
+*streaming*, with threads that read and decode into a ring of page-locked buffers, which a separate stream copies to the
+device.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from packstore.training.arguments import unknown_argument
 from packstore.training.augment import Operation
 from packstore.training.augment.base import Step
 from packstore.training.augment.masking import RandomMasking
-from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp, as_mix
+from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp, parse_mix
 from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.per_image import as_operations
-from packstore.training.augment.views import as_views
+from packstore.training.augment.views import parse_views
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.arrays import as_arrays
-from packstore.training.loader.columns import why_not_resident
+from packstore.training.loader.columns import resident_obstacle
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.fields import Padded
 from packstore.training.loader.options import (
@@ -46,7 +46,7 @@ from packstore.training.loader.options import (
     LoaderOptions,
     Shuffle,
     check_dataset,
-    ranks,
+    resolve_ranks,
 )
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.places import augments_one_by_one
@@ -61,12 +61,12 @@ __all__ = ["PackedLoader", "Padded", "prefetch"]
 _log = logging.getLogger("packstore")
 
 _open: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
-"""Iterators of all loaders that have not been closed."""
+"""Open iterators of all loaders."""
 
 
 @atexit.register
 def _close_iterators() -> None:
-    """Closes them while the modules that they need are still there; at the very end Python empties those first."""
+    """Closes all open iterators at exit, while the modules that they need still exist."""
     for items in list(_open):
         if (
             inspect.getgeneratorstate(items) != inspect.GEN_RUNNING
@@ -75,7 +75,7 @@ def _close_iterators() -> None:
 
 
 class PackedLoader:
-    """Batches of a :class:`packstore.PackedDataset`, on its device. Used like torch's ``DataLoader``.
+    """Loads batches of a :class:`packstore.PackedDataset` onto its device. Used like torch's ``DataLoader``.
 
     An item is a tuple with one value a column of the dataset, by default ``(images, labels)``: images ``(B, 3, H, W)``,
     uint8, or floating point with ``normalize`` or ``dtype`` or from a floating point store; labels int64 ``(B,)``; keys
@@ -94,56 +94,56 @@ class PackedLoader:
     fixed array    ``(B, …)``
     =============  ==============================================================================================
 
-    After operations such as ``RandomShortestSize`` or ``RandomIoUCrop`` images differ in size: the threads that decode
-    then run the whole list image by image. Unless a crop or ``Resize`` in the end brings them to one size, say
+    After operations such as ``RandomShortestSize`` or ``RandomIoUCrop`` images differ in size: the decoding threads
+    then run the whole list image by image. Unless a final crop or ``Resize`` gives them one size, pass
     ``collate={"image": "list"}`` or ``"padded"``.
 
     Crops, resizes and flips of ``augment`` move masks (without interpolation), boxes (clipped, and dropped with their
-    labels and keypoints where little is left) and keypoints as the images, with the same random numbers. Beside them,
-    functions in ``augment`` and ``transform`` are refused unless :class:`packstore.augment.InPlace` around them says
-    that they leave pixels in their places; of torchvision's transforms those that do are known. Masks, boxes and points
-    are those of the images as they are given, upright with ``exif_transpose``.
+    labels and keypoints if little is left) and keypoints with the images, by the same random numbers. With such
+    columns, functions in ``augment`` and ``transform`` are refused unless they are wrapped in
+    :class:`packstore.augment.InPlace`, which declares that they move no pixels; torchvision's transforms are known.
+    Masks, boxes and points belong to the images as loaded, upright with ``exif_transpose``.
 
-    The order and all random numbers are a pure function of seed, epoch, record and how often the epoch had it before:
-    the same with one thread or sixteen, on CPU or GPU, resident or streaming, resumed or not. Each ``for`` over the
+    The order and all random numbers depend only on seed, epoch, record and its earlier occurrences in the epoch: they
+    are the same with one thread or sixteen, on CPU or GPU, resident or streaming, resumed or not. Each ``for`` over the
     loader is the next epoch.
 
     Args:
-        dataset: What to load. Its ``columns`` and ``device`` count; its ``transform``, ``output`` and ``dtype`` have to
-            be the defaults, since they work item by item.
-        batch_size: Images a batch (and rank).
-        shuffle: A new order every epoch: ``"full"`` for a permutation of all records, or ``"lanes"`` for shards that
-            have to be fetched: each rank reads shards of its own, and shuffles within a window of them. True: lanes for
-            a store at a URL, else the permutation.
-        seed: The order, and all random numbers of ``augment``, are a function of it.
+        dataset: Dataset to load. Its ``columns`` and ``device`` are used; its ``transform``, ``output`` and ``dtype``
+            must be the defaults, since they work item by item.
+        batch_size: Images per batch and rank.
+        shuffle: A new order every epoch: ``"full"`` permutes all records; ``"lanes"`` is for shards that must be
+            fetched: each rank reads its own shards, and shuffles within a window of them. True: lanes for a store at a
+            URL, else ``"full"``.
+        seed: Seed of the order and of all random numbers of ``augment``.
         stream: Name of the random numbers of ``augment``. Two loaders of one seed give the same records, and crop and
             flip them alike; with other names, such as ``"global"`` and ``"local"``, each in its own way.
-        drop_last: Leave out a last batch that is not full.
-        block: Shuffle for disks that cannot seek: blocks of this many consecutive records.
-        window: Shards that are mixed at a time with ``"lanes"``, over all ranks (64; a single rank takes fewer if the
-            cache has less room), or blocks with ``block`` (16). Of a :class:`packstore.Mix`, shards of each store at a
-            URL.
+        drop_last: Drop a last batch that is not full.
+        block: For disks that seek slowly: shuffle blocks of this many consecutive records.
+        window: Number of shards mixed at a time with ``"lanes"``, over all ranks (64; a single rank takes fewer if the
+            cache has less room), or of blocks with ``block`` (16). With a :class:`packstore.Mix`, number of shards of
+            each store at a URL.
         sampler: Iterable of dataset indices, one an item (a torch ``Sampler``), instead of ``shuffle``; it may be
-            endless. Ranks share out what it gives, so it has to give all of them the same: torch's random ones need a
-            ``generator``. One that has ``num_replicas`` and ``rank``, such as ``DistributedSampler``, shares out by
-            itself, and each rank takes all that its own gives, unless ``rank`` is given.
+            endless. Ranks divide its indices among them, so it must yield the same on all ranks: torch's random
+            samplers need a ``generator``. A sampler with ``num_replicas`` and ``rank``, such as ``DistributedSampler``,
+            divides them itself, and each rank takes all that its own sampler yields, unless ``rank`` is given.
         indices: Use only these items of the dataset.
         augment: Operations of :mod:`packstore.training.augment`, or callables on image batches, in order; or a single
             one, or the name of a recipe (:func:`packstore.augment.recipe`). A random callable draws once a batch: put
             it in ``PerImage``. ``Compose`` is taken apart.
-        mix: :class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list of which each batch draws one,
-            or a :class:`packstore.augment.BatchMixer` that says more. Mixes each batch with itself, after operations
-            and normalisation; labels become shares of classes, float32 ``(B, C)``. Or
+        mix: :class:`packstore.augment.MixUp`, :class:`packstore.augment.CutMix`, a list from which each batch draws
+            one, or a :class:`packstore.augment.BatchMixer` with more options. Mixes each batch with itself, after
+            operations and normalisation; labels become shares of classes, float32 ``(B, C)``. Or
             :class:`packstore.augment.Mosaic` for detection. What is mixed is a function of the rank's batch.
         views: Several crops of each record, instead of ``augment``, as ``{"global": (2, [...]), "local": (8, [...])}``.
             The images of a batch are then a dict of ``(B, n, 3, H, W)``. Or a list of lists of operations; images are
-            then a list of ``(B, 3, H, W)``. Each crop draws for itself, and a record is decoded once for all of them.
+            then a list of ``(B, 3, H, W)``. Each crop has its own draws, and a record is decoded once for all of them.
             Masks, boxes and keypoints, with what belongs to boxes, become dicts or lists as the images are: ``(B, n,
             H, W)``, or for each record a list of ``n`` values.
-        masking: A :class:`packstore.augment.RandomMasking`: hidden patches of each image, a further value of batches.
+        masking: A :class:`packstore.augment.RandomMasking`; adds the hidden patches of each image to batches.
         normalize: ``imagenet``, ``cifar10``, ``cifar100``, a :class:`packstore.core.manifest.Normalization`, or None.
-            Gives floating point images, ``(x / 255 - mean) / std``.
-        dtype: Floating point type of the images; None for float32 where they are normalised, and else as stored.
+            Makes images floating point, ``(x / 255 - mean) / std``.
+        dtype: Floating point type of the images; None for float32 if they are normalised, else as stored.
             Without ``normalize``, pixels are scaled to 0 … 1.
         channels_last: Memory format of image batches. True for a model that was moved to ``torch.channels_last``, which
             is faster on most devices. A contiguous model would give gradients of other strides than its weights for
@@ -154,35 +154,36 @@ class PackedLoader:
         transform: Called with each batch of images, last.
         target_transform: Called with each batch of labels.
         pre_transform: Resident only: called once with images ``(M, 3, H, W)`` when they are loaded.
-        resident: Hold everything in device memory: True, False, or ``"auto"`` where it fits and, on the CPU, is faster
-            than streaming: images up to 12 KiB.
-        workers: Threads that read and decode; None for one a core. (DataLoader's ``num_workers``, without processes.)
-        prefetch: Batches under way at a time.
-        rank: Which of ``world_size`` equal parts of each global batch this process takes; None for what
-            ``torch.distributed`` says when an epoch begins, or ``RANK`` and ``WORLD_SIZE`` of the environment, or 0 of
+        resident: Keep everything in device memory: True, False, or ``"auto"``: if it fits and, on the CPU, is faster
+            than streaming (images up to 12 KiB).
+        workers: Number of threads that read and decode; None for one per core. (DataLoader's ``num_workers``, without
+            processes.)
+        prefetch: Number of batches in progress at a time.
+        rank: Index of this process among ``world_size`` equal parts of each global batch; None takes it from
+            ``torch.distributed`` when an epoch begins, or from ``RANK`` and ``WORLD_SIZE`` of the environment, or 0 of
             1.
         world_size: See ``rank``.
-        on_error: ``raise``, or ``skip`` to leave records out that are damaged or cannot be decoded; ``stats()`` counts
+        on_error: ``raise``, or ``skip`` to leave out records that are damaged or cannot be decoded; ``stats()`` counts
             them.
         collate: Forms of columns, by name. ``"padded"``: :class:`Padded` ``(values, lengths)`` instead of a list;
             of images the largest height and width, and int64 ``(B, 2)``, those of each. ``"multi_hot"``: see above;
             ``"list"``: images of different sizes as a list of ``(3, h, w)``; masks are then as the images.
             ``"optional"``: records may have no value, and the batch's value is a list with
             None for these. Without it a missing value is an error.
-        mask_fill: Value of a mask outside of the image, where a crop reaches out; masks are int32 where it is not one
-            of uint8, such as -1.
-        min_area: Boxes of which less is left are dropped, in square pixels of the result.
-        min_visible: Likewise, as a share of a box's area.
+        mask_fill: Value of masks outside the image, if a crop exceeds it; masks become int32 for values that uint8
+            lacks, such as -1.
+        min_area: Boxes whose remaining area, in square pixels of the result, is smaller are dropped.
+        min_visible: Boxes whose remaining fraction of area is smaller are dropped.
 
     Attributes:
         epoch: The epoch that the next ``for`` begins.
         mode: ``"resident"`` or ``"streaming"``, and ``mode_reason`` why.
-        pipeline: What all batches go through; for tools that measure its parts.
+        pipeline: Steps of all batches; for tools that measure them.
 
     Raises:
-        UsageError: Options that do not go together, or not with this store; (while iterating) a missing value, with
-            its record and key.
-        CorruptRecordError: (while iterating) a record is damaged, as far as the dataset's ``checksums`` says to look.
+        UsageError: Options that contradict each other or the store; (while iterating) a missing value, with its record
+            and key.
+        CorruptRecordError: (while iterating) a record is damaged, as far as the dataset's ``checksums`` verify.
         DecodeError: (while iterating) a record cannot be decoded; both name the record and its key.
     """
 
@@ -237,8 +238,8 @@ class PackedLoader:
             sampler=sampler,
             indices=indices,
             augment=as_operations(augment),
-            mix=as_mix(mix),
-            views=as_views(views),
+            mix=parse_mix(mix),
+            views=parse_views(views),
             masking=masking,
             normalize=normalize,
             dtype=dtype,
@@ -265,7 +266,7 @@ class PackedLoader:
         self.epoch = 0
         self._epochs = Epochs(dataset, batch_size, options)
         wanted = True if options.pre_transform is not None else options.resident
-        streamed = why_not_resident(dataset, options.collate or {})
+        streamed = resident_obstacle(dataset, options.collate or {})
         on_batches = self.device.type != "cpu" or dataset.manifest.holds_floats
         if options.views is not None and wanted == "auto" and not on_batches:
             streamed = "on the CPU, views= are cropped by the threads that read"
@@ -289,17 +290,17 @@ class PackedLoader:
 
     @property
     def rank(self) -> int:
-        """Which of ``world_size`` ranks this process is now."""
-        return ranks(self.options)[0]
+        """Current rank of this process among ``world_size`` ranks."""
+        return resolve_ranks(self.options)[0]
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are now."""
-        return ranks(self.options)[1]
+        """Current number of ranks."""
+        return resolve_ranks(self.options)[1]
 
     @property
     def sampler(self) -> Iterable[int] | None:
-        """The sampler that was given; as of torch's loader, ``loader.sampler.set_epoch`` sets the next epoch."""
+        """The user's sampler; as with torch's loader, ``loader.sampler.set_epoch`` sets the next epoch."""
         return self.options.sampler
 
     def _repr_html_(self) -> str:
@@ -314,7 +315,7 @@ class PackedLoader:
         )
 
     def __len__(self) -> int:
-        """Batches an epoch, on this rank."""
+        """Number of batches of an epoch on this rank."""
         return self._epochs.count()
 
     def __iter__(self) -> Iterator[Any]:
@@ -337,7 +338,7 @@ class PackedLoader:
         with closing(self._producer.batches(epoch, first)) as batches:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
-                self.pipeline.stats.batch(batch.images, batch.skipped)
+                self.pipeline.stats.add_batch(batch.images, batch.skipped)
                 item = batch.item
                 del batch
                 if self.options.output == "numpy":
@@ -358,17 +359,17 @@ class PackedLoader:
         return as_arrays(item, columns, images, dataset.output == "dict", self.options.channels_last)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration the one of ``epoch``, as ``DistributedSampler.set_epoch`` does."""
+        """Sets the epoch of the next iteration, as ``DistributedSampler.set_epoch`` does."""
         if not isinstance(epoch, int) or epoch < 0:
             raise UsageError(f"an epoch is a whole number from 0, got {epoch!r}")
         self.epoch = epoch
         self._resume = None
 
     def stats(self) -> dict[str, float]:
-        """Where the time went since the loader was made or ``reset_stats()``.
+        """Returns where the time has gone since the loader was made or ``reset_stats()``.
 
-        ``images``, ``batches``, ``skipped``, ``unindexed`` (images whose seek index was not valid, and that were
-        decoded without), ``decoded`` (image files that were decoded; several views of a record take one decoding),
+        ``images``, ``batches``, ``skipped``, ``unindexed`` (images decoded without their seek index, since it was
+        invalid), ``decoded`` (image files that were decoded; several views of a record take one decoding),
         ``seconds``, ``images_per_second``, and seconds of each stage: ``wait`` (the consumer stood
         idle), ``read`` and ``decode`` (summed over threads), ``augment``, ``per_image`` (functions in ``PerImage``;
         summed over threads if they run there) and ``copy``.
@@ -384,7 +385,7 @@ class PackedLoader:
     # Resume -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the latest iteration stands; what it has given by then, a resumed one leaves out."""
+        """Returns the position of the latest iteration; a loader that resumes from it continues after its batches."""
         if self._running is None:
             self._epochs.begin()
         epoch, batches = self._running or (self.epoch, 0)
@@ -422,8 +423,8 @@ class PackedLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration go on after the batches of ``state``, also with another number of ranks when the
-        global batch size is the same.
+        """Makes the next iteration go on after the batches of ``state``, also with another number of ranks when
+        the global batch size is the same.
 
         Raises:
             UsageError: This is no state, or of another dataset, order, augmentation or global batch size; names what

@@ -1,8 +1,8 @@
-"""From records to rows of a batch buffer: read, decode, crop and resize, in worker threads.
+"""Assembles records as rows of a batch buffer in worker threads: reads, decodes, crops and resizes.
 
-Everything here runs under the GIL except the decoding and resizing itself, so it is kept short: what can be computed
-for a whole batch at once is, before slices of it go to the threads. The less there is of it, the less threads also wait
-for each other, and the less often what Python touches goes from one core's cache to another's.
+Everything here except decoding and resizing runs under the GIL, so it is kept short: whatever can be computed for a
+whole batch at once is, before slices go to the threads. Less Python also means fewer waits between threads, and fewer
+cache lines that move between cores.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.dataset import image_array
 from packstore.training.loader.checks import Checks, Images
 from packstore.training.loader.finish import Finish
-from packstore.training.loader.kernel import Kernel, has_kernel
+from packstore.training.loader.kernel import Kernel, engine_supports
 from packstore.training.loader.prepared import Header, Prepared
 from packstore.training.loader.programs import NO_PROGRAMS, Programs
-from packstore.training.loader.rows import Rows, SizeError, as_numpy
+from packstore.training.loader.rows import RowWriter, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
-from packstore.training.pictures import TENSOR_DTYPES, at_record, for_torch, stored_bytes
+from packstore.training.pictures import TENSOR_DTYPES, for_torch, locate_error, stored_bytes
 from packstore.training.random_draws import MASK, Draws
 
 _HEAD = 2048  # where nearly every frame header is
@@ -53,12 +53,13 @@ except ImportError:  # Windows
 
 
 class Assembler:
-    """Writes records into rows of batch buffers; used from many threads.
+    """Writes records into rows of batch buffers. Thread-safe.
 
     Attributes:
-        shape: Shape of a row: ``(H, W, C)``, or ``(C, H, W)`` of a floating point store, or as it is finished.
-        dtype: Its dtype.
-        planes: Whether it has the channels first.
+        shape: Shape of a row: ``(H, W, C)``, ``(C, H, W)`` for a floating point store, or the shape of the final
+            format.
+        dtype: Dtype of a row.
+        planes: Rows have the channels first.
     """
 
     def __init__(
@@ -78,18 +79,18 @@ class Assembler:
         Args:
             reader: The open store.
             column: Its column of images.
-            decoder: For stores of image files.
-            operations: The first operations of the user's list, which run here.
-            stats: Where the time goes.
-            exif_transpose: Turn image files as their EXIF orientation says; operations see them upright.
-            alone: Whether nothing has to be cropped as the images are. Else a file must have the size that its header
-                says, since that is what crops are planned by.
-            checks: What is compared with checksums; None for nothing.
-            finish: What becomes of cropped pixels; None for nothing.
-            programs: The operations between.
+            decoder: Decoder of image files.
+            operations: First operations of the user's list, which run here.
+            stats: Collects the seconds of each stage.
+            exif_transpose: Apply the EXIF orientation of image files before the operations.
+            alone: No other column is cropped with the images. Else a file must have the size of its header, by which
+                crops are planned.
+            checks: Policy of checksum verification; None for none.
+            finish: Final format of cropped pixels; None for none.
+            programs: Operations after the crops.
 
         Raises:
-            UsageError: The images have no common size, and the operations give them none.
+            UsageError: The images have different sizes, and no operation makes them equal.
         """
         self._reader = reader
         self._column = column
@@ -121,7 +122,7 @@ class Assembler:
         dtype = getattr(torch, column.dtype) if floats else TENSOR_DTYPES[self._mode.dtype]
         stored = Finish(dtype, floats, channels=channels)
         self._kernel: Kernel | None = None
-        if has_kernel(column) and (operations or programs or finish is not None):
+        if engine_supports(column) and (operations or programs or finish is not None):
             size = column.shape[1:] if column.layout == "CHW" else column.shape[:2]
             self._kernel = Kernel((size[0], size[1]), operations, finish or stored, programs)
         self.shape = self._row(column)
@@ -134,7 +135,7 @@ class Assembler:
         self._whole = image_array(self._views) if as_one else None
 
     def _row(self, image: Column) -> tuple[int, ...]:
-        """Shape of a row, before it is finished."""
+        """Returns the shape of a row before the final format."""
         if image.layout == "CHW":
             return image.shape if self._kernel is None else self._kernel.shape
         size = image.shape[:2] if image.kind == "fixed" else None
@@ -152,24 +153,25 @@ class Assembler:
             if self._has_shapes:
                 height_width = self._pixels(0, view, None).shape[:2]
             else:
-                first = self._sizes([0], [view], self._turned([view]))[0][0].tolist()
+                first = self._sizes([0], [view], self._find_orientations([view]))[0][0].tolist()
                 reason = too_many_pixels(first[1], first[0], self._decoder.max_pixels)
                 if reason is not None:
-                    raise at_record(DecodeError(reason), self._reader, 0, image.name)
+                    raise locate_error(DecodeError(reason), self._reader, 0, image.name)
                 height_width = max(1, first[0]), max(1, first[1])
         return *height_width, self._mode.channels
 
     def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
-        """Shape of a row of a batch of ``records``: :attr:`shape`; a single image's own where sizes may differ.
+        """Returns the shape of a row of a batch of ``records``: :attr:`shape`; the image's own shape for a single
+        record whose size may differ.
 
-        That one is read from its header; where that is damaged or too large, decoding tells.
+        Reads that from the image's header; if the header is damaged or too large, decoding raises.
         """
         if not self._own_sizes or len(records) != 1:
             return self.shape
         number = int(records[0])
         try:
             views = [self._view(number)]
-            height, width = self._sizes([number], views, self._turned(views))[0][0].tolist()
+            height, width = self._sizes([number], views, self._find_orientations(views))[0][0].tolist()
         except PackstoreError:
             return self.shape
         unfit = not height or too_many_pixels(width, height, self._decoder.max_pixels) is not None
@@ -180,18 +182,18 @@ class Assembler:
         return self._finish.shape((height, width))
 
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of a buffer as ``(B, C, H, W)``: a view with channels last where pixels are stored like that."""
+        """Returns rows of a buffer as ``(B, C, H, W)``: a view, channels last if pixels are stored like that."""
         return rows if self.planes else rows.permute(0, 3, 1, 2)
 
     def sizes(self, prepared: Prepared) -> NDArray[np.int64]:
-        """Height and width of each image of a prepared batch, ``(B, 2)``."""
+        """Returns height and width of each image of a prepared batch, ``(B, 2)``."""
         if self._whole is None:
             return prepared.sizes
         height_width = self._whole.shape[2:] if self._column.layout == "CHW" else self._whole.shape[1:3]
         return np.tile(np.array(height_width, np.int64), (len(prepared.ids), 1))
 
     def bytes_made(self, prepared: Prepared) -> int:
-        """About how many bytes of pixels a prepared batch has."""
+        """Estimates the bytes of pixels of a prepared batch."""
         return prepared.out.nbytes
 
     def prepare(
@@ -208,12 +210,12 @@ class Assembler:
 
         Args:
             out: Rows of a batch buffer, ``(B, *shape)``.
-            ids: Of records, as :class:`Epochs` gives them, ``(B,)``.
-            seed: For random operations.
-            epoch: Likewise.
-            errors: Where failed records are noted with their errors; None to raise the first.
-            absent: Rows that have no image, which are left as they are.
-            check_all: Check all images, of arrays too.
+            ids: Ids of the records, from :class:`Epochs`, ``(B,)``.
+            seed: Seed of random operations.
+            epoch: Epoch of random operations.
+            errors: Receives failed records with their errors; None raises the first.
+            absent: Rows without an image, which are not written.
+            check_all: Verify all images, of arrays too.
 
         Raises:
             CorruptRecordError: A record is damaged; names the record and its key.
@@ -222,7 +224,7 @@ class Assembler:
         records = ids & MASK
         prepared = Prepared(out, ids, seed, epoch, records.tolist(), failed=[*absent], finish=self._finish)
         if self._checks is not None:
-            prepared.suspects = self._checks.of(records, epoch, check_all)
+            prepared.suspects = self._checks.choose(records, epoch, check_all)
             if prepared.suspects.faults:
                 self._note_faults(prepared, errors)
         if self._whole is not None:
@@ -230,15 +232,15 @@ class Assembler:
                 draws = Draws(seed, epoch, ids)
                 planned = self._kernel.plan(draws)
                 prepared.first_crops = planned[min(1, len(planned) - 1)] if self._operations else None
-                prepared.requests = self._kernel.requests(self._whole, records, planned[-1], out, draws)
+                prepared.requests = self._kernel.make_requests(self._whole, records, planned[-1], out, draws)
             self._stats.add("read", perf_counter() - start)
             return prepared
         fetch = self._cold > 0
         self._cold -= fetch
-        if fetch or prepared.failed or not self._main or not self._view_at_once(prepared, records):
+        if fetch or prepared.failed or not self._main or not self._try_view_all(prepared, records):
             self._view_each(prepared, errors, fetch=fetch and self._main)
         read = perf_counter()
-        prepared.turned = turned = self._turned(prepared.views)
+        prepared.turned = turned = self._find_orientations(prepared.views)
         requests = None
         if self._engine_decodes:
             files: Sequence[Any] = prepared.views
@@ -261,7 +263,8 @@ class Assembler:
         self._stats.add("decode", perf_counter() - read)
         return prepared
 
-    def _view_at_once(self, prepared: Prepared, records: NDArray[np.int64]) -> bool:
+    def _try_view_all(self, prepared: Prepared, records: NDArray[np.int64]) -> bool:
+        """Views all records of the batch at once; False if any fails, which :meth:`_view_each` then finds."""
         try:
             prepared.views = self._views.views(records)
         except PackstoreError:
@@ -269,6 +272,7 @@ class Assembler:
         return True
 
     def _view_each(self, prepared: Prepared, errors: dict[int, Exception] | None, *, fetch: bool) -> None:
+        """Views the records one by one; notes those that fail. ``fetch`` may fetch shards."""
         left_out = {*prepared.failed}
         for row, record in enumerate(prepared.numbers):
             if row in left_out:
@@ -291,10 +295,10 @@ class Assembler:
         errors: dict[int, Exception] | None,
         skip: Set[int] = frozenset(),
     ) -> list[int]:
-        """Writes rows ``first`` … ``stop - 1`` of what was prepared, and perhaps those to ``skip``.
+        """Decodes and writes rows ``first`` … ``stop - 1`` of a prepared batch; may leave out rows in ``skip``.
 
         Returns:
-            The rows that failed, apart from those that did when they were prepared.
+            Rows that failed here, not those that failed while preparing.
 
         Raises:
             CorruptRecordError: A record is damaged; names the record and its key.
@@ -302,12 +306,12 @@ class Assembler:
         """
         start = perf_counter()
         if self._whole is not None:
-            failed = self._fill_of_whole(prepared, first, stop, errors)
+            failed = self._fill_from_array(prepared, first, stop, errors)
             self._stats.add("read" if prepared.requests is None else "decode", perf_counter() - start)
             return failed
         faults = _major_faults()
         failed = self._damaged(prepared, first, prepared.views[first:stop], errors)
-        for row in self._refused(prepared, first, stop):
+        for row in self._run_engine(prepared, first, stop):
             if row in prepared.failed or row in failed or row in skip:
                 continue
             try:
@@ -328,10 +332,10 @@ class Assembler:
         self._stats.add("decode", perf_counter() - start)
         return failed
 
-    def _fill_of_whole(
+    def _fill_from_array(
         self, prepared: Prepared, first: int, stop: int, errors: dict[int, Exception] | None
     ) -> list[int]:
-        """:meth:`fill` of images that are one array."""
+        """Does :meth:`fill` for images that are one mapped array."""
         assert self._whole is not None
         records = prepared.ids[first:stop] & MASK
         if prepared.requests is not None:
@@ -358,14 +362,14 @@ class Assembler:
         images: Images,
         errors: dict[int, Exception] | None,
     ) -> list[int]:
-        """The rows from ``first`` on whose image, of ``images``, is damaged."""
+        """Verifies checksums of ``images``, which belong to the rows from ``first`` on; returns the damaged rows."""
         if prepared.suspects is None:
             return []
         damaged = prepared.suspects.damaged(first, images, prepared.failed)
         return [self._note(errors, row, prepared.numbers[row], error) for row, error in damaged]
 
     def _note_faults(self, prepared: Prepared, errors: dict[int, Exception] | None) -> None:
-        """Notes what is wrong with other columns, or raises the first error of the batch, of images too."""
+        """Notes errors in other columns; or raises the first error of the batch, images included."""
         assert prepared.suspects is not None
         faults = prepared.suspects.faults
         if errors is None:
@@ -373,8 +377,8 @@ class Assembler:
         for row, error in sorted(faults.items()):
             prepared.failed.append(self._note(errors, row, prepared.numbers[row], error))
 
-    def _refused(self, prepared: Prepared, first: int, stop: int) -> Sequence[int]:
-        """The rows that the engine has not written."""
+    def _run_engine(self, prepared: Prepared, first: int, stop: int) -> Sequence[int]:
+        """Lets the engine write the rows; returns the rows that it has refused."""
         if prepared.requests is None:
             return range(first, stop)
         engine = get_engine()
@@ -388,7 +392,7 @@ class Assembler:
         if header is None and self._encoded:
             header = self._header(view)
         if self._operations and self._crops(header):
-            rows.place_box(row, self._crop(prepared, row, header))
+            rows.write_box(row, self._crop(prepared, row, header))
             return
         pixels = upright(self._pixels(prepared.numbers[row], view, header), prepared.turned.get(row, 1))
         if self._kernel is not None and prepared.requests is not None:  # refused, but its shape is right
@@ -398,14 +402,14 @@ class Assembler:
                 raise SizeError.between(pixels.shape, rows.array.shape[1:])
             rows.array[row] = pixels
         elif pixels.shape[:2] == tuple(prepared.sizes[row].tolist()):
-            rows.place(row, pixels)
+            rows.write_image(row, pixels)
         elif not self._alone:
-            raise header_error(prepared.sizes[row].tolist(), pixels.shape)
+            raise wrong_header_error(prepared.sizes[row].tolist(), pixels.shape)
         else:
             # Its header says another size than it has: planned again, by what it has.
             found = np.array([pixels.shape[:2]], np.int64)
             alone = self._plan(found, prepared.ids[row : row + 1], prepared.seed, prepared.epoch)[-1]
-            Rows(rows.pixels[row : row + 1], alone).place(0, pixels)
+            RowWriter(rows.pixels[row : row + 1], alone).write_image(0, pixels)
 
     def _note(self, errors: dict[int, Exception] | None, row: int, record: int, error: PackstoreError) -> int:
         if isinstance(error, CorruptRecordError):  # it names the record itself
@@ -413,27 +417,28 @@ class Assembler:
                 raise error
             errors[record] = error
             return row
-        named = at_record(error, self._reader, record, self._column.name)
+        named = locate_error(error, self._reader, record, self._column.name)
         if errors is None:
             raise named from error
         errors[record] = named
         return row
 
     def _crops(self, header: Header) -> bool:
-        """Whether a part of the image may be all that is decoded."""
+        """Tells if only a part of the image may be decoded."""
         return header is not None and self._decoder.decodes_parts(header)
 
     def _crop(self, prepared: Prepared, row: int, header: Header) -> NDArray[Any]:
         orientation = prepared.turned.get(row, 1)
         pixels = self._decoder.decode_crop(
             prepared.views[row],
-            _stored(prepared, row),
+            _stored_crop_box(prepared, row),
             info=header,
         )
         return for_torch(upright(pixels, orientation), self._column)
 
     def _indexes(self, prepared: Prepared) -> list[Any] | Places:
-        """The seek index of each image. One that cannot be read is none of the file's, which the engine counts."""
+        """Returns the seek index of each image. An unreadable index is replaced by an invalid one, which the engine
+        counts."""
         value = self._views.value
         try:
             column = self._views.mapped_ragged(SEEK_INDEX.name)
@@ -443,8 +448,8 @@ class Assembler:
         except PackstoreError:
             return [_UNREADABLE] * len(prepared.numbers)
 
-    def _turned(self, views: Sequence[Any]) -> dict[int, int]:
-        """The rows of images that are to be turned, and their EXIF orientations."""
+    def _find_orientations(self, views: Sequence[Any]) -> dict[int, int]:
+        """Returns the EXIF orientations to apply, by row."""
         found = enumerate(map(read_orientation, views)) if self._exif_transpose else ()
         return {row: orientation for row, orientation in found if orientation != 1}
 
@@ -455,8 +460,8 @@ class Assembler:
         turned: Mapping[int, int],
         requests: Requests | None = None,
     ) -> tuple[NDArray[np.int64], Sequence[Header]]:
-        """Height and width of each image, and the headers of files that are not for the engine. If a header cannot be
-        read, 0 x 0 and None: decoding will tell."""
+        """Returns height and width of each image, and the headers of files that the engine refuses. 0 x 0 and None
+        for an unreadable header: decoding will raise."""
         headers: list[Header] = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
@@ -475,7 +480,7 @@ class Assembler:
         return sizes, headers
 
     def _header(self, view: Any) -> Header:
-        """The header of an image file; None if it cannot be read."""
+        """Parses the header of an image file; None if it cannot be read."""
         try:
             return sniff(bytes(view[:_HEAD]))
         except HeaderError:
@@ -485,7 +490,7 @@ class Assembler:
                 return None
 
     def _want(self, prepared: Prepared, requests: Requests | None, crops: Crops | None) -> Requests | None:
-        """Requests to the engine; None where it cannot do them."""
+        """Fills in the requests to the engine; None if it cannot do them."""
         sizes, out = prepared.sizes, as_numpy(prepared.out)
         window = out.shape[2:] if self.planes else out.shape[1:3]
         if requests is None and (self._encoded or not self._for_engine):
@@ -512,7 +517,7 @@ class Assembler:
 
 
 class _Images:
-    """Some images of an array, each looked up when it is asked for."""
+    """Some images of an array, each looked up on access."""
 
     def __init__(self, images: NDArray[Any], places: NDArray[np.int64]) -> None:
         self._images = images
@@ -526,17 +531,17 @@ class _Images:
         return image
 
 
-def header_error(said: Sequence[int], found: Sequence[int]) -> DecodeError:
-    """The error for an image of another size than its header says."""
+def wrong_header_error(said: Sequence[int], found: Sequence[int]) -> DecodeError:
+    """Returns the error for an image whose size differs from its header."""
     return DecodeError(f"its header says {said[0]}x{said[1]}, and it is {found[0]}x{found[1]}")
 
 
-def _stored(prepared: Prepared, row: int) -> Box:
-    """Where the box of a row lies in its image as it is stored."""
+def _stored_crop_box(prepared: Prepared, row: int) -> Box:
+    """Returns the crop box of a row in its image as stored, before EXIF orientation."""
     box, orientation = prepared.rows.boxes[row], prepared.turned.get(row, 1)
     return box if orientation == 1 else stored_box(box, orientation, *prepared.sizes[row].tolist())
 
 
 def _major_faults() -> int:
-    """Number of pages for which this thread has waited for the disk."""
+    """Returns how often this thread has waited for a page from disk."""
     return resource.getrusage(_THREAD).ru_majflt if _THREAD is not None else 0

@@ -1,4 +1,4 @@
-"""Resident images on the CPU, cropped and finished by the engine in threads."""
+"""Crops and finishes resident images on the CPU, with the engine in threads."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from packstore.training.random_draws import Draws
 from packstore.training.ring import HostTransport
 
 _LEAST = 1 << 15
-"""Pixels that are worth another thread."""
+"""Minimum number of pixels per thread."""
 
 
-class ByEngine:
-    """Gathers images of a tensor, which the engine crops, resizes, mirrors and normalises on the way.
+class EngineGatherer:
+    """Gathers resident images by index; the engine crops, resizes, mirrors and normalises them in the same pass.
 
     Attributes:
-        pixels: Of an image, or of what is made of it where those are more.
+        pixels: Pixels of an image, or of its result if that is larger.
     """
 
     def __init__(self, pipeline: Pipeline, kernel: Kernel, images: torch.Tensor) -> None:
-        """``images`` are all, ``(N, C, H, W)``: bytes with channels last, or contiguous floating point."""
+        """``images`` are all images, ``(N, C, H, W)``: bytes with channels last, or contiguous floating point."""
         self._kernel = kernel
         self._images = as_numpy(images.permute(0, 2, 3, 1) if images.dtype == torch.uint8 else images)
         self._seed = pipeline.options.draws_seed
@@ -40,13 +40,14 @@ class ByEngine:
         self.pixels = max(images.shape[2] * images.shape[3], int(np.prod(kernel.shape)) // images.shape[1])
 
     def __call__(self, places: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """The images at ``places``, int64 ``(B,)``, of records ``ids``, as ``(B, C, h, w)``."""
+        """Returns the images at ``places``, int64 ``(B,)``, of records ``ids``, cropped and finished: ``(B, C, h,
+        w)``."""
         kernel = self._kernel
         with torch.inference_mode(False):
             rows = self._memory.empty((len(places), *kernel.shape), kernel.finish.dtype)
         draws = Draws(self._seed, epoch, ids.numpy())
         crops = kernel.plan(draws)[-1]
-        requests = kernel.requests(self._images, places.numpy(), crops, rows, draws)
+        requests = kernel.make_requests(self._images, places.numpy(), crops, rows, draws)
         parts = max(1, min(self._threads, len(places), len(places) * self.pixels // _LEAST))
         bounds = [len(places) * part // parts for part in range(parts + 1)]
         if self._pool is None and parts > 1:
@@ -58,7 +59,7 @@ class ByEngine:
         return kernel.finish.as_images(rows)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stops the threads."""
         if self._pool is not None and os.getpid() == self._process:
             self._pool.shutdown()
 

@@ -1,4 +1,4 @@
-"""Which records of a batch are compared with their checksums; the images are, after they were read, in threads."""
+"""Chooses the records of a batch whose checksums are verified. Images are verified after reading, in threads."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Images(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """What is to be checked of the images of a batch, and what is known of its other columns.
+    """Checksums to verify for the images of a batch, and known faults of its other columns.
 
     Attributes:
         reader: The store.
-        records: Numbers of the records of the batch, ``(B,)``.
-        faults: What is wrong with other columns, by row.
-        rows: Rows whose images are to be checked, in order.
-        expected: Their checksums.
+        records: Numbers of the batch's records, ``(B,)``.
+        faults: Errors in other columns, by row.
+        rows: Rows whose images are verified, in order.
+        expected: Checksums of these images.
     """
 
     reader: Reader
@@ -44,8 +44,8 @@ class Suspects:
     expected: Sequence[int]
 
     def damaged(self, first: int, images: Images, skip: Collection[int]) -> Iterator[tuple[int, StoreError]]:
-        """The rows whose images are damaged, and the errors: of those from ``first`` on, to which ``images`` belong,
-        without those to ``skip``."""
+        """Yields row and error of each damaged image among ``images``, which belong to the rows from ``first`` on.
+        Leaves out the rows in ``skip``."""
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
             row = self.rows[place]
             image = images[row - first]
@@ -65,10 +65,10 @@ class Suspects:
 
 
 class Checks:
-    """What is checked of the records of a store; used from many threads.
+    """Policy of a store's verification in training. Thread-safe.
 
-    Whether an image is checked is a function of record and epoch. Of arrays that are streamed, those are whose record
-    number plus epoch is a multiple of :data:`ARRAY_SHARE`, so that as many epochs check all; everything else is each
+    Whether an image is verified depends only on record and epoch. Streamed arrays are verified if record number plus
+    epoch is a multiple of :data:`ARRAY_SHARE`, so that as many epochs verify all; everything else is verified each
     time.
     """
 
@@ -76,13 +76,13 @@ class Checks:
         """
         Args:
             reader: The open store, with ``checksums``.
-            checksums: What is wanted.
-            columns: Those that batches have.
+            checksums: The policy.
+            columns: Columns of the batches.
         """
         self._reader = reader
         self._checks_images = checksums != "never"
         self._share = 1 if checksums == "always" or reader.manifest.holds_files else ARRAY_SHARE
-        # What else is read of a record is checked then, one value at a time.
+        # Other columns are verified one value at a time, when they are read.
         names: set[str] = set()
         for column in map(reader.manifest.column, columns):
             names |= {column.name, *(companion.name for companion in column.companions)}
@@ -90,13 +90,13 @@ class Checks:
             c.name for c in reader.manifest.columns[1:] if c.name in names and (c.kind == "fixed" or c.name == "key")
         ]
 
-    def of(self, records: NDArray[np.int64], epoch: int, every: bool) -> Suspects:
-        """What is to be checked of a batch.
+    def choose(self, records: NDArray[np.int64], epoch: int, every: bool) -> Suspects:
+        """Chooses the checksums to verify for a batch.
 
         Args:
             records: Numbers of its records, ``(B,)``.
             epoch: Number of the epoch.
-            every: Check all images, since they are read but once.
+            every: Verify all images, since they are read only once.
         """
         faults = self._reader.find_faults(records, self._names)
         by_row = (

@@ -1,4 +1,4 @@
-"""All columns of a loader's batches beside the main image, and what of them may be resident."""
+"""All columns of a loader's batches besides the main image."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.decoded_fields import ImageField, ImageListField, MaskField
 from packstore.training.loader.fields import (
+    ColumnRows,
     Context,
     Failures,
     Field,
@@ -24,7 +25,6 @@ from packstore.training.loader.fields import (
     NumberField,
     ObjectField,
     RaggedField,
-    Rows,
 )
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.prepared import Prepared
@@ -32,46 +32,46 @@ from packstore.training.random_draws import Draws
 
 
 class Columns:
-    """The columns of one batch under way, in host memory.
+    """Columns of a batch in progress, in host memory.
 
     Attributes:
-        failed: Rows that failed while they were gathered, with those that failed before.
+        failed: Rows that have failed, while gathering or before.
     """
 
-    def __init__(self, context: Context, rows: Mapping[str, Rows]) -> None:
+    def __init__(self, context: Context, rows: Mapping[str, ColumnRows]) -> None:
         self.failed = context.failed
         self._context = context
         self._rows = rows
 
     def fill(self, first: int, stop: int, failed: list[int]) -> list[int]:
-        """Decodes masks and further images of rows ``first`` … ``stop - 1``, but not of those that ``failed``.
+        """Decodes masks and further images of rows ``first`` … ``stop - 1``, except rows in ``failed``.
 
         Returns:
-            Those that fail here."""
+            Rows that fail here."""
         found: list[int] = []
         for rows in self._rows.values():
             found += rows.fill(self._context, first, stop, self.failed | {*failed, *found})
         return found
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """What goes to the device, of the rows ``kept`` or all."""
+        """Returns the tensors to copy to the device, of the rows ``kept`` or all."""
         return [tensor for rows in self._rows.values() for tensor in rows.tensors(kept)]
 
     def values(
         self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor
     ) -> tuple[dict[str, Any], list[Any]]:
-        """The batch's values by column, from these tensors and the records' ``ids`` on the device; and those of them
-        that may lie in memory of the ring."""
+        """Builds the batch's values by column from tensors on the device and the records' ``ids``; also lists the
+        values that may share memory with the ring."""
         values = {name: rows.value(there, kept, ids) for name, rows in self._rows.items()}
         return values, [values[name] for name, rows in self._rows.items() if rows.in_ring]
 
 
 class Fields:
-    """The columns of a loader's batches beside the main image.
+    """Columns of a loader's batches besides the main image.
 
     Attributes:
-        carried: Names of those that go where the images go.
-        boxes: Those of boxes that are read.
+        carried: Names of the columns that move with the images.
+        boxes: Columns of boxes that are read.
     """
 
     def __init__(
@@ -86,23 +86,23 @@ class Fields:
     ) -> None:
         """
         Args:
-            dataset: Where the columns come from.
-            options: The loader's.
+            dataset: The dataset.
+            options: Options of the loader.
             new_assembler: Makes the assembler of a further column of images.
             finish: See :class:`ImageField`.
-            names: Which columns; None for all of the dataset's.
-            one_by_one: Whether images are augmented one by one.
-            form: Of the main images, if they differ in size: ``"list"`` or ``"padded"``. Masks then have it, too.
+            names: Names of the columns; None for all columns of the dataset.
+            one_by_one: Images are augmented one by one.
+            form: Form of the main images if they differ in size, ``"list"`` or ``"padded"``; masks have it too.
 
         Raises:
-            UsageError: Columns that cannot go through the operations, or not be given as ``collate`` says."""
+            UsageError: Columns that the operations cannot move, or that do not support the form in ``collate``."""
         self._dataset = dataset
         self._options = options
         column = dataset.manifest.column
         self._asked = [name for name in (dataset.columns if names is None else names) if name != "image"]
         columns = [column(name) for name in self._asked]
         moving = any(isinstance(op, Operation) and op.moves_pixels for op in options.augment)
-        # A row of labels stays if its box does, which is read for that.
+        # Labels are dropped with their boxes, so the boxes are read too.
         hidden = {c.parallel for c in columns if c.parallel is not None} - {*self._asked} if moving else set()
         columns += [column(name) for name in sorted(hidden)]
         self.carried = [c.name for c in columns if c.traits.moves or c.traits.is_picture]
@@ -128,7 +128,7 @@ class Fields:
             asked: str = collate.get(column.name, "list")
             optional = asked == "optional" or column.name in hidden
             if column.form == "files":
-                return ImageListField(dataset.lists_of(column), optional or asked == "list")
+                return ImageListField(dataset.list_reader(column), optional or asked == "list")
             if column.traits.has_images:
                 return ImageField(column, optional, new_assembler, finish)
             if column.traits.is_picture:
@@ -140,26 +140,27 @@ class Fields:
             least = options.min_area, options.min_visible
             return RaggedField(column, "list" if asked == "optional" else asked, optional, *least)
 
-        # Boxes first: they say which rows of others stay.
+        # Boxes first: they decide which rows of other columns are kept.
         self._fields = [field(c) for c in sorted(columns, key=lambda c: c.type != "boxes")]
 
     def __len__(self) -> int:
-        """Columns that are read, with those that say what stays of others."""
+        """Number of columns that are read, boxes for other columns included."""
         return len(self._fields)
 
     def gather(
         self, prepared: Prepared, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> Columns:
-        """The columns of the batch whose main images are prepared. Masks and further images are not decoded yet.
+        """Reads the columns of a batch whose main images are prepared. Does not decode masks and further images yet.
 
         Args:
-            prepared: The main images.
-            assembler: Theirs.
-            new_buffer: Of each column by its place, what gives memory for its rows.
-            errors: Where failed records are noted; None to raise the first.
+            prepared: The prepared batch.
+            assembler: Assembler of the main images.
+            new_buffer: Returns the allocator of rows for the column with this index.
+            errors: Receives the failed records; None raises the first.
 
         Raises:
-            UsageError: A record has no value; names the record and its key."""
+            UsageError: A record has no value; names the record and its key.
+        """
         ids, sizes, placement = prepared.ids, None, None
         if prepared.course is not None:
             sizes, placement = prepared.sizes, prepared.course.placement
@@ -187,7 +188,7 @@ def refuse_lists(columns: Sequence[str]) -> None:
 
 
 def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` where ``collate`` asks for what a column cannot give."""
+    """Raises :class:`UsageError` if ``collate`` asks for a form that a column does not have."""
     known = {column.name: column for column in columns}
     for name, form in collate.items():
         if name == "image":
@@ -206,9 +207,9 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
             raise UsageError(f"collate={{{name!r}: 'multi_hot'}} is for several labels with classes, not {column.type}")
 
 
-def why_not_resident(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
-    """Why the columns of a dataset keep a loader from being resident; None where they do not: with the images it holds
-    keys and numbers of one shape."""
+def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
+    """Returns the reason why a dataset's columns prevent a resident loader; None if they do not: only keys and
+    numbers of one shape can be resident."""
     for name in dataset.columns:
         column = dataset.manifest.column(name)
         plain = name in ("image", "key") or (column.kind == "fixed" and column.type in ("label", "array"))

@@ -1,4 +1,4 @@
-"""Columns of a batch that are decoded row by row, beside the main image: masks and further images."""
+"""Columns of a batch that are decoded row by row, besides the main image: masks and further images."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ from packstore.core.manifest import Column
 from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
 from packstore.training.augment.targets import place_mask
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.fields import Context, Field, NewBuffer, Padded, Rows, TensorRows, listed, some
+from packstore.training.loader.fields import (
+    ColumnRows,
+    Context,
+    Field,
+    NewBuffer,
+    Padded,
+    TensorRows,
+    fill_missing,
+    select_rows,
+)
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.rows import SizeError
-from packstore.training.pictures import PictureLists, stored_array, stored_files
+from packstore.training.pictures import ImageListReader, stored_array, stored_files
 
 
 @dataclass(eq=False)
@@ -39,8 +48,8 @@ class MaskRows(TensorRows):
 
     @cached_property
     def _each(self) -> torch.Tensor | list[torch.Tensor]:
-        """The mask of each row."""
-        return self.host if self.sizes is None else apart(self.host, self.sizes.tolist())
+        """Mask of each row."""
+        return self.host if self.sizes is None else split_flat(self.host, self.sizes.tolist())
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         if self.sizes is None:
@@ -48,15 +57,15 @@ class MaskRows(TensorRows):
         host = self.host
         if kept is not None:
             host = torch.cat([self._each[row].reshape(-1) for row in kept.tolist()] or [host[:0]])
-        return [host, torch.from_numpy(some(self.sizes, kept))]
+        return [host, torch.from_numpy(select_rows(self.sizes, kept))]
 
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         if self.sizes is None:
             return super().value(there, kept, ids)
-        masks, sizes = apart(next(there), some(self.sizes, kept).tolist()), next(there)
+        masks, sizes = split_flat(next(there), select_rows(self.sizes, kept).tolist()), next(there)
         if self.form == "padded":
-            return pad_together(masks, sizes, self.fill_value)
-        return listed(masks, self.missing, kept)
+            return pad_to_largest(masks, sizes, self.fill_value)
+        return fill_missing(masks, self.missing, kept)
 
     def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
         failed = []
@@ -93,7 +102,7 @@ class MaskRows(TensorRows):
 
 
 class MaskField(Field):
-    """A column of masks."""
+    """Column of masks."""
 
     def __init__(
         self, column: Column, optional: bool, fill_value: int, max_pixels: int, form: str | None = None
@@ -101,9 +110,9 @@ class MaskField(Field):
         """
         Args:
             column: The column.
-            optional: Whether a record may have no value.
-            fill_value: Of what lies outside of the image.
-            max_pixels: Of the largest mask that is decoded.
+            optional: Records may have no value.
+            fill_value: Value outside the image.
+            max_pixels: Limit of a mask's pixels.
             form: ``"list"`` or ``"padded"`` if images and masks differ in size.
         """
         super().__init__(column, optional)
@@ -111,7 +120,7 @@ class MaskField(Field):
         self._fill_value = fill_value
         self._max_pixels = max_pixels
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
         reader, column, missing = context.reader, self.column, self.missing(context)
         stored: list[Any] = [None] * len(context.numbers)
         headers: list[MaskHeader | None] = [None] * len(stored)
@@ -139,7 +148,7 @@ class MaskField(Field):
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 
     def _dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
-        """float32; or uint8, or int32 if values or the fill value do not fit uint8."""
+        """Returns float32, uint8, or int32 if values or the fill value do not fit uint8."""
         if self.column.dtype == "float32":
             return torch.float32
         narrow = self.column.dtype == "uint8" and 0 <= self._fill_value <= 255
@@ -147,7 +156,7 @@ class MaskField(Field):
         return torch.uint8 if narrow else torch.int32
 
     def _size(self, context: Context, stored: Sequence[Any], headers: Sequence[MaskHeader | None]) -> tuple[int, int]:
-        """Height and width of the batch's masks; rows are held to it."""
+        """Returns height and width of the batch's masks, which all rows must have."""
         if context.placement is not None:
             height, width = context.placement.sizes[0].tolist()
             return height, width
@@ -157,14 +166,14 @@ class MaskField(Field):
         return 0, 0
 
 
-def apart(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Tensors of ``shapes``, which lie one after the other in ``values``."""
+def split_flat(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Views consecutive parts of ``values`` as tensors of ``shapes``."""
     ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
     return [values[start:stop].view(*shape) for start, stop, shape in zip([0, *ends], ends, shapes, strict=False)]
 
 
-def pad_together(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: float = 0) -> Padded:
-    """Tensors ``(…, h, w)`` as one of the largest height and width, each in the upper left corner of its own; with
+def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: float = 0) -> Padded:
+    """Pads tensors ``(…, h, w)`` to the largest height and width, each in the upper left corner; returns them with
     their ``sizes``, int64 ``(B, 2)``. Raises :class:`UsageError` if there are none."""
     if not values:
         raise UsageError("a batch without images cannot be padded")
@@ -176,8 +185,8 @@ def pad_together(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: floa
 
 
 @dataclass(eq=False)
-class ImageRows(Rows):
-    """Further images, rows of a buffer as those of the main one."""
+class ImageRows(ColumnRows):
+    """Rows of further images, in a buffer like that of the main ones."""
 
     host: torch.Tensor
     missing: NDArray[np.bool_] | None
@@ -191,15 +200,15 @@ class ImageRows(Rows):
         return self.assembler.fill(self.prepared, first, stop, context.errors, skip)
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        return [some(self.host, kept)]
+        return [select_rows(self.host, kept)]
 
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         images = self.finish(self.assembler.as_images(next(there)), ids)
-        return listed(images, self.missing, kept)
+        return fill_missing(images, self.missing, kept)
 
 
 class ImageField(Field):
-    """A further column of images: an assembler of its own decodes them."""
+    """Further column of images, decoded by an assembler of its own."""
 
     def __init__(
         self,
@@ -211,20 +220,20 @@ class ImageField(Field):
         """
         Args:
             column: The column.
-            optional: Whether a record may have no value.
+            optional: Records may have no value.
             new_assembler: Makes its assembler.
-            finish: What happens on the device to its images: called with the column, the images, the ids of their
-                records, and ``epoch``."""
+            finish: Processes its images on the device: called with the column, the images, the ids of their records,
+                and ``epoch``."""
         super().__init__(column, optional)
         self._new_assembler = new_assembler
         self._finish = finish
         self._assembler: Assembler | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to this process."""
+        """Leaves out the assembler, which belongs to this process."""
         return self.__dict__ | {"_assembler": None}
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
         missing = self.missing(context)
         if self._assembler is None:
             self._assembler = self._new_assembler(self.column)
@@ -251,7 +260,7 @@ class ImageField(Field):
 class ImageListRows(Rows):
     """Lists of images: decoded, and nothing else."""
 
-    lists: PictureLists
+    lists: ImageListReader
     files: list[Sequence[Buffer] | None]
     images: list[list[NDArray[Any]]]
 
@@ -286,7 +295,7 @@ class ImageListRows(Rows):
 class ImageListField(Field):
     """A column of lists of images."""
 
-    def __init__(self, lists: PictureLists, optional: bool) -> None:
+    def __init__(self, lists: ImageListReader, optional: bool) -> None:
         """``lists`` reads and decodes the column; ``optional``: a record may have no list."""
         super().__init__(lists.pictures.column, optional)
         self._lists = lists

@@ -1,4 +1,4 @@
-"""What happens to a batch on its device: operations, normalisation, dtype, memory format, the user's transforms."""
+"""Processes a batch on its device: operations, normalisation, dtype, memory format, user transforms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from packstore.training.augment.mosaic import Mosaic, Tiles
 from packstore.training.augment.operations import apply_operations, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
-from packstore.training.loader.decoded_fields import pad_together
+from packstore.training.loader.decoded_fields import pad_to_largest
 from packstore.training.loader.finish import BY_ENGINE, Finish
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
@@ -36,12 +36,12 @@ from packstore.training.random_draws import Draws
 
 
 class DrawnForBatch(NamedTuple):
-    """What is drawn for a whole batch.
+    """Draws for a whole batch.
 
     Attributes:
-        mixed: How it was mixed; None if it was not.
-        masks: Hidden patches; None if none were asked for.
-        tiles: How mosaics were made of it; None if none were.
+        mixed: Drawn mixing; None if the batch was not mixed.
+        masks: Hidden patches; None without masking.
+        tiles: Positions in mosaics; None without mosaics.
     """
 
     mixed: Drawn | None = None
@@ -50,12 +50,12 @@ class DrawnForBatch(NamedTuple):
 
 
 class DeviceSteps:
-    """Turns a batch of stored images on the device into what the model gets.
+    """Converts a batch of stored images on the device to the model's input.
 
     Attributes:
-        batched: Whether there are operations that work on whole batches.
-        in_decoding: The first operations that are left, if the threads that decode can call them image by image.
-        finish: What the threads that crop images make of them; None for nothing.
+        batched: There are operations that work on whole batches.
+        in_decoding: First remaining operations, if the decoding threads can call them image by image.
+        finish: Final format that the cropping threads write; None for none.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class DeviceSteps:
     ) -> None:
         """
         Args:
-            manifest: The store's.
-            options: The loader's.
-            stats: Where the time goes.
-            first: Place of the first operation of ``options.augment`` that runs on batches, behind those that run while
-                images are decoded, as crops or as programs.
-            in_threads: Whether the threads that crop images may finish them, where no operation comes before it: on the
-                CPU, where torch's own threads would get in their way.
-            decoding: Whether there are threads that decode images for the CPU.
-            seed: Of the operations; None for that of the options.
-            mode: Of the images as they are read.
+            manifest: Manifest of the store.
+            options: Options of the loader.
+            stats: Collects the seconds of each stage.
+            first: Index of the first operation of ``options.augment`` that runs on batches, after those that run while
+                decoding, as crops or programs.
+            in_threads: The cropping threads may finish images if no operation remains: on the CPU, where torch's own
+                threads would compete with them.
+            decoding: There are threads that decode images for the CPU.
+            seed: Seed of the operations; None for that of the options.
+            mode: Mode of the images.
         """
         self._options = options
         self._seed = options.draws_seed if seed is None else seed
@@ -110,7 +110,7 @@ class DeviceSteps:
         self.finish = self._finish(manifest, mode.channels) if in_threads and not left and mode in MODES else None
 
     def _finish(self, manifest: Manifest, channels: int) -> Finish | None:
-        """What the threads make of pixels; None where they stay as they are."""
+        """Returns the final format that threads write; None if pixels stay as they are."""
         normalizer, wanted = self._normalizer, self._options.channels_last
         stored = getattr(torch, manifest.image.dtype) if self._floats else torch.uint8
         dtype = stored if normalizer is None else normalizer.dtype
@@ -127,7 +127,7 @@ class DeviceSteps:
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether batches go through functions of the user's."""
+        """True if batches go through functions of the user."""
         return self._options.transform is not None or any(
             not isinstance(op, Operation) or isinstance(op, InPlace | PerImage | _Timed) for op in self._operations
         )
@@ -138,7 +138,7 @@ class DeviceSteps:
     def call_each(
         self, images: torch.Tensor, records: NDArray[np.int64], epoch: int, skip: Collection[int]
     ) -> list[torch.Tensor | None]:
-        """The images after :attr:`in_decoding`; None in rows to ``skip``. Called from any thread."""
+        """Applies :attr:`in_decoding` to each image; None for rows in ``skip``. Thread-safe."""
         rows = [row for row in range(len(images)) if row not in skip]
         results, first = [images[row] for row in rows], self._first - len(self.in_decoding)
         with self._stats.timed("per_image"):
@@ -151,9 +151,9 @@ class DeviceSteps:
         return found
 
     def largest(self, images: torch.Tensor) -> int:
-        """Pixels of an image of all ``images`` where they are most: as it is, or after some operation.
+        """Returns the largest number of pixels of an image, as it is or after any operation.
 
-        What ``pre_transform`` made need not be an image: then a pixel is three numbers. A user's function is taken to
+        Results of ``pre_transform`` need not be images: then a pixel is three values. A user's function is assumed to
         double both sides.
         """
         size = (images.shape[2], images.shape[3]) if images.ndim == 4 else (1, -(-images[:1].numel() // 3))
@@ -161,23 +161,23 @@ class DeviceSteps:
         return max(1, *(h * w for h, w in (size, *(s or (2 * size[0], 2 * size[1]) for s in after))))
 
     def augment(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
-        """The batch operations.
+        """Applies the batch operations.
 
         Args:
             images: ``(B, 3, H, W)`` on the device.
             records: int64 ``(B,)``, on the same device.
-            epoch: For random operations.
+            epoch: Epoch of random operations.
         """
         return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
 
     def move(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
-        """The geometric operations from place ``first`` on, of further images of the records."""
+        """Applies the geometric operations from index ``first`` on to further images of the records."""
         operations = self._options.augment[first:]
         moving = [_only_moving(op) for op in operations]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
 
     def convert(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalisation, dtype and memory format."""
+        """Applies normalisation, dtype and memory format."""
         wanted = torch.channels_last if self._options.channels_last else torch.contiguous_format
         images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format
         if self._normalizer is None:
@@ -188,12 +188,12 @@ class DeviceSteps:
     def __call__(
         self, images: torch.Tensor, records: torch.Tensor, epoch: int, ids: NDArray[np.int64]
     ) -> tuple[Any, DrawnForBatch]:
-        """All steps in order; the user's ``transform`` last.
+        """Applies all steps in order, the user's ``transform`` last.
 
         Args:
             images: As for :meth:`augment`.
-            records: Likewise.
-            epoch: Likewise.
+            records: As for :meth:`augment`.
+            epoch: As for :meth:`augment`.
             ids: The same records on the host.
 
         Returns:
@@ -205,10 +205,11 @@ class DeviceSteps:
     def each(
         self, images: Sequence[torch.Tensor], sizes: torch.Tensor, form: str, ids: NDArray[np.int64], epoch: int
     ) -> tuple[Any, DrawnForBatch]:
-        """Images ``(3, h, w)`` that differ in size, converted, and what was drawn for them.
+        """Converts images ``(3, h, w)`` that differ in size; returns them and the batch's draws.
 
-        They become a list, with the ``form`` ``"padded"`` :class:`Padded`, or mosaics; then the user's ``transform``
-        is called. ``sizes``, int64 ``(B, 2)``, are their heights and widths; ``ids`` are of the records, on the host.
+        They become a list, :class:`Padded` with the ``form`` ``"padded"``, or mosaics; then the user's ``transform`` is
+        called. ``sizes``, int64 ``(B, 2)``, are their heights and widths; ``ids`` are those of the records, on the
+        host.
         """
         mix = self._options.mix
         with self._stats.timed("augment"):
@@ -219,11 +220,11 @@ class DeviceSteps:
                 tiles = mix.draw(Draws(self._seed, epoch, ids, STREAM), host_sizes)
                 found = tiles.images(found, self._options.channels_last)
             elif form == "padded":
-                found = pad_together(found, sizes)
+                found = pad_to_largest(found, sizes)
             return self.transform(found), DrawnForBatch(tiles=tiles)
 
     def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
-        """A batch mixed with itself, after the user's ``transform``; and what was drawn for it."""
+        """Mixes a batch with itself, after the user's ``transform``; returns it and the draws."""
         mix, masking = self._options.mix, self._options.masking
         if not self._options.draws_for_batches:  # what pre_transform made need not be images
             return self.transform(images), DrawnForBatch()

@@ -1,7 +1,7 @@
-"""The record numbers of a loader's batches, epoch by epoch.
+"""Record ids of a loader's batches, epoch by epoch.
 
-They come as ids: the record number, and in the bits from 32 on how often an epoch's list had the record before (see
-:func:`with_occurrences`), so that a record that is drawn twice gets two crops.
+An id is the record number, plus the number of its earlier occurrences in the epoch from bit 32 on (see
+:func:`with_occurrences`), so that a repeated record gets different crops.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ from packstore.core.errors import UsageError
 from packstore.stores.remote.fetching import as_fetching
 from packstore.training.concatenation import Mix, mixture_of
 from packstore.training.dataset import PackedDataset
-from packstore.training.lanes import SHARDS_A_WINDOW, Reads, cache_room, fitting_window, grouped, reads_in_sequence
-from packstore.training.loader.options import LoaderOptions, as_indices, ranks
+from packstore.training.lanes import (
+    SHARDS_A_WINDOW,
+    Reads,
+    cache_room,
+    fitting_window,
+    group_by_shard,
+    reads_in_sequence,
+)
+from packstore.training.loader.options import LoaderOptions, parse_indices, resolve_ranks
 from packstore.training.order import Order
 from packstore.training.random_draws import Occurrences, with_occurrences
 
@@ -32,15 +39,14 @@ _DRAWN_AT_ONCE = 4096  # records that are drawn from a sampler ahead of the batc
 
 
 class Epochs:
-    """The batches of every epoch on one rank, as ids of records.
+    """Batches of every epoch on one rank, as ids of records.
 
     Attributes:
         first_record: Number of the split's first record in the store.
-        shuffle: The way of shuffling, apart from ``block``; None for none.
-        order: The order of the latest epoch, by the ranks that there were when it began. Of a sampler, all but the
-            length.
-        mixture: How many records of each store an epoch has, for a :class:`packstore.Mix`; else None.
-        generator_state: Hexadecimal state of the sampler's generator when that epoch began; None if it has none.
+        shuffle: Kind of shuffling, ``block`` aside; None for none.
+        order: Order of the latest epoch, with the ranks at its beginning. With a sampler, its length is not known.
+        mixture: Shares of the stores, for a :class:`packstore.Mix`; else None.
+        generator_state: Hexadecimal state of the sampler's generator at the beginning of that epoch; None without.
     """
 
     def __init__(self, dataset: PackedDataset, batch_size: int, options: LoaderOptions) -> None:
@@ -48,7 +54,7 @@ class Epochs:
         self.first_record = dataset.reader.split(dataset.split).start
         self._records = len(dataset)
         self._sampler = options.sampler
-        self._subset = None if options.indices is None else as_indices(options.indices, len(dataset))
+        self._subset = None if options.indices is None else parse_indices(options.indices, len(dataset))
         self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
         # A permutation of all records would fetch every shard again and again.
         remote = as_fetching(dataset.reader) if options.block is None else None
@@ -60,7 +66,7 @@ class Epochs:
             raise UsageError("window is of shuffle='lanes' or of block: add one of them, or leave it out")
         self._shards = shards = np.clip(dataset.reader.part_starts - self.first_record, 0, self._records)
         if lanes and self._subset is not None and self._subset_ids is not None:
-            chosen, shards = grouped(self._subset, shards)
+            chosen, shards = group_by_shard(self._subset, shards)
             self._subset_ids = self._subset_ids[chosen]
         given = self._sampler, options.indices, options.block
         if self.mixture is not None and (lanes or any(option is not None for option in given)):
@@ -84,10 +90,10 @@ class Epochs:
         self.begin()
 
     def begin(self) -> None:
-        """Adopts the rank and world size of now, for the next epoch.
+        """Takes over the current rank and world size for the next epoch.
 
         Raises:
-            UsageError: The epoch would have no batches; several ranks would each draw other records from the sampler.
+            UsageError: The epoch would have no batches; or ranks would draw different records from the sampler.
         """
         self.order = self._order_now()
         generator = self._generator
@@ -98,7 +104,8 @@ class Epochs:
             _refuse_unseeded(self._sampler, self.order.world_size)
 
     def restore_generator(self, state: str | None) -> None:
-        """Makes the sampler draw the next epoch as that whose :attr:`generator_state` this was."""
+        """Sets the state of the sampler's generator, so that it draws the epoch of that :attr:`generator_state`
+        again."""
         if self._generator is None or state is None:
             return
         try:
@@ -109,19 +116,19 @@ class Epochs:
 
     @property
     def _generator(self) -> torch.Generator | None:
-        """The generator that the sampler draws from, if it has one."""
+        """Generator that the sampler draws from; None without."""
         generator = getattr(self._sampler, "generator", None)
         return generator if isinstance(generator, torch.Generator) else None
 
     def _order_now(self) -> Order:
-        rank, world_size = (0, 1) if self._sampler_shares else ranks(self._options)
-        # Several ranks, whose caches may differ, have to agree.
+        rank, world_size = (0, 1) if self._sampler_shares else resolve_ranks(self._options)
+        # Several ranks must agree, though their caches may differ.
         window = self._fitting_window if world_size == 1 else self._options.window
         return replace(self.order, rank=rank, world_size=world_size, window=window)
 
     @cached_property
     def _fitting_window(self) -> int | None:
-        """The window for a single rank: fewer shards than usual if the cache has less room; None for the usual one."""
+        """Window for a single rank: fewer shards than the default if the cache has less room; None for the default."""
         remote = as_fetching(self._dataset.reader) if self._fits_cache else None
         if remote is None:
             return self._options.window
@@ -131,21 +138,22 @@ class Epochs:
 
     @property
     def _sampler_shares(self) -> bool:
-        """Whether the sampler gives each rank records of its own, as ``DistributedSampler`` does."""
+        """True if the sampler gives each rank its own records, as ``DistributedSampler`` does."""
         return self._options.rank is None and hasattr(self._sampler, "num_replicas") and hasattr(self._sampler, "rank")
 
     @property
     def _replicas(self) -> int:
-        """Ranks that the sampler shares its records out to."""
+        """Number of ranks among which the sampler divides its records."""
         return int(self._sampler.num_replicas) if self._sampler_shares else 1  # type: ignore[union-attr]
 
     @property
     def global_batch_size(self) -> int:
-        """Records of a full batch, over all ranks."""
+        """Number of records of a full batch, over all ranks."""
         return self.order.global_batch_size * self._replicas
 
     def take_epoch_of_sampler(self) -> int | None:
-        """Returns the epoch that was set in the sampler since the loader set one; None for none."""
+        """Returns the epoch that the user has set in the sampler since the last call, and remembers it; None for
+        none."""
         epoch = getattr(self._sampler, "epoch", None)
         if not hasattr(self._sampler, "set_epoch") or not isinstance(epoch, int) or epoch == self._sampler_epoch:
             return None
@@ -153,44 +161,45 @@ class Epochs:
         return epoch
 
     def set_epoch_of_sampler(self, epoch: int) -> None:
-        """Tells the sampler the epoch, if it has one."""
+        """Sets the epoch in the sampler, if it supports that."""
         set_epoch = getattr(self._sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
             self._sampler_epoch = getattr(self._sampler, "epoch", None)
 
     def count(self) -> int:
-        """Batches of an epoch with the ranks of now. Raises :class:`TypeError` for a sampler without a length."""
+        """Returns the number of batches of an epoch with the current ranks. Raises :class:`TypeError` for a sampler
+        without a length."""
         order = self._order_now()
         return (order if self._sampler is None else _sampler_order(order, len(self._sampler))).batches()  # type: ignore[arg-type]
 
     def position(self, batches: int) -> int:
-        """How many records of an epoch its first ``batches`` batches have, over all ranks."""
+        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks."""
         order = self._counted_order()
         whole = batches * self.order.global_batch_size if order is None else order.position(batches)
         return whole * self._replicas
 
     def batches_before(self, position: int) -> int:
-        """The batches that have the first ``position`` records of an epoch, over all ranks."""
+        """Returns the number of batches that contain the first ``position`` records of an epoch, over all ranks."""
         order, position = self._counted_order(), position // self._replicas
         return position // self.order.global_batch_size if order is None else order.batches_before(position)
 
     @property
     def subset_digest(self) -> str | None:
-        """SHA-256 of the indices that were chosen, or None for all."""
+        """SHA-256 of the chosen indices; None for all."""
         return None if self._subset is None else hashlib.sha256(self._subset.tobytes()).hexdigest()
 
     def reads(self, epoch: int) -> Reads | None:
-        """The shards that this rank reads; None where that is not known."""
+        """Lists the shards that this rank reads; None if unknown."""
         return None if self._sampler is not None else self.order.reads(epoch)
 
     def reads_of_all(self, step: int) -> Reads:
-        """The shards of the split, where its records come one after another, ``step`` at a time."""
+        """Lists the shards of the split if its records are read in order, ``step`` at a time."""
         return reads_in_sequence(self._shards, self._records, step)
 
     @property
     def shards_digest(self) -> str | None:
-        """SHA-256 of where shards begin, if the order goes by them; else None."""
+        """SHA-256 of the first records of shards, if the order depends on them; else None."""
         lanes, mixture = self.order.lanes, self.mixture
         starts = [] if lanes is None else [lanes.starts]
         if mixture is not None and self.order.shuffle:
@@ -198,13 +207,13 @@ class Epochs:
         return hashlib.sha256(b"".join(each.tobytes() for each in starts)).hexdigest() if starts else None
 
     def _counted_order(self) -> Order | None:
-        """The order of an epoch, as far as its length tells; None for a sampler that has none."""
+        """Returns the order of an epoch with its length; None for a sampler without a length."""
         if self._sampler is None:
             return self.order
         return _sampler_order(self.order, len(self._sampler)) if isinstance(self._sampler, Sized) else None
 
     def batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
-        """Ids of each batch's records, from batch ``first`` on."""
+        """Yields the ids of each batch's records, from batch ``first`` on."""
         at_once = _ORDERED_AT_ONCE if self._sampler is None else _DRAWN_AT_ONCE
         for ids, sizes in self.groups(epoch, first, at_once):
             offset = 0
@@ -213,7 +222,7 @@ class Epochs:
                 offset += size
 
     def groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Groups of batches with about ``images`` records each: their ids, and the size of each batch."""
+        """Yields groups of batches with about ``images`` records each: their ids, and the size of each batch."""
         if self._sampler is not None:
             yield from self._sampled_groups(epoch, first, images)
             return
@@ -227,7 +236,7 @@ class Epochs:
             yield ids, [end - begin for begin, end in bounds]
 
     def _sampled_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """:meth:`groups` of a sampler, which is drawn as they are asked for."""
+        """Yields :meth:`groups` of a sampler, drawing from it on demand."""
         self.set_epoch_of_sampler(epoch)
         of_ranks, occurrences = self.order, Occurrences(self._records)
         at_once, whole = max(1, images // of_ranks.batch_size), of_ranks.global_batch_size
@@ -247,7 +256,7 @@ class Epochs:
             held, first = held[count * whole :], first - count
 
     def _draw(self, drawn: Iterator[Any], count: int, occurrences: Occurrences, needed: bool) -> NDArray[np.int64]:
-        """Draws up to ``count`` ids; none at all is an error if they are ``needed``."""
+        """Draws up to ``count`` ids. Raises if there are none and they are ``needed``."""
         entries: list[Any] = list(islice(drawn, count))
         if not entries and not needed:
             return np.empty(0, np.int64)
@@ -257,22 +266,23 @@ class Epochs:
             batch = next((entry for entry in entries if isinstance(entry, list | tuple)), None)
             advice = "" if batch is None else "; it gives batches: pass the sampler within, and batch_size="
             raise UsageError(f"sampler should give one whole number after another: {error}{advice}") from error
-        return occurrences.ids(as_indices(records, self._records, "what sampler gives"))
+        return occurrences.ids(parse_indices(records, self._records, "what sampler gives"))
 
     def groups_on(
         self, device: torch.device, epoch: int, first: int, images: int, numbers: bool
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64], list[int]]]:
-        """:meth:`groups`, led by the places of their records in the split, as ids: int64 on ``device``.
+        """Yields :meth:`groups`, each preceded by the indices of its records in the split, as ids: int64 on
+        ``device``.
 
-        The order of an epoch is worked out on the device where that is not the CPU, so that the host neither computes
-        nor copies it while batches are gathered.
+        The order is computed on the device unless that is the CPU, so that the host neither computes nor copies it
+        while batches are gathered.
 
         Args:
-            device: Where the places are wanted.
+            device: Device of the indices.
             epoch: Number of the epoch.
             first: Number of the first batch.
             images: As for :meth:`groups`.
-            numbers: Whether the host needs the ids; if not, they may be empty.
+            numbers: The host needs the ids; if not, they may be empty.
         """
         if device.type == "cpu" or numbers or self._sampler is not None:
             for ids, sizes in self.groups(epoch, first, images):
@@ -298,12 +308,12 @@ class Epochs:
 
 
 def _sampler_order(order: Order, length: int) -> Order:
-    """The order of ``length`` records as a sampler gives them, shared out as ``order`` does."""
+    """Returns the order of ``length`` records from a sampler, divided among ranks as in ``order``."""
     return replace(order, length=length, shuffle=False, block=None, shards=None)
 
 
 def _places(order: Order, bounds: list[tuple[int, int]]) -> NDArray[np.int64]:
-    """The places in the sequence of consecutive batches with these bounds."""
+    """Returns the positions in the sequence of consecutive batches with these bounds."""
     if order.world_size == 1:  # one batch begins where another ends
         return np.arange(bounds[0][0], bounds[-1][1])
     return np.concatenate([np.arange(*pair) for pair in bounds])

@@ -1,7 +1,7 @@
-"""The columns of a batch beside its main image: read, carried through the operations, and given to the device.
+"""Columns of a batch besides the main image: read, moved by the operations, and copied to the device.
 
-Each column is gathered for a whole batch by the thread that prepares it. Masks and further images are then decoded row
-by row, by all threads, beside the main image. What is numbers goes to the device with the images.
+The thread that prepares a batch gathers each column for the whole batch. Then all threads decode masks and further
+images row by row, besides the main image. Numbers go to the device with the images.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreErro
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
 from packstore.training.augment.targets import Placement, place_boxes, place_points
-from packstore.training.pictures import at_record, key_of
+from packstore.training.pictures import key_of, locate_error
 from packstore.training.random_draws import MASK
 from packstore.training.values import as_tensor
 
 NewBuffer = Callable[[Sequence[int], torch.dtype], torch.Tensor]
-"""Gives host memory for a column's rows."""
+"""Allocates host memory for a column's rows."""
 
 Failures = dict[int, Exception] | None
-"""Failed records and their errors; None where the first is to be raised."""
+"""Failed records and their errors; None to raise the first error."""
 
 
 class Padded(NamedTuple):
-    """Values with differing numbers of rows as one tensor.
+    """Values with different numbers of rows, padded to one tensor.
 
     Attributes:
-        values: ``(B, n, …)``, ``n`` the largest number of rows; zeros after those that a record has.
-        lengths: int64 ``(B,)``: how many it has.
+        values: ``(B, n, …)``, ``n`` the largest number of rows; zeros after a record's own rows.
+        lengths: int64 ``(B,)``: number of rows of each record.
     """
 
     values: torch.Tensor
@@ -45,23 +45,23 @@ class Padded(NamedTuple):
 
 
 Note = Callable[[int, PackstoreError, str], None]
-"""Is told of the place of a record that failed, why, and in which column."""
+"""Callback for a failed record: its row, the error and the column."""
 
 
 @dataclass(eq=False)
 class Context:
-    """A batch whose columns are gathered.
+    """Batch whose columns are being gathered.
 
     Attributes:
         reader: The open store.
-        ids: Of its records, with their occurrences.
-        seed: For random operations.
-        epoch: Likewise.
-        sizes: Height and width of the main images, ``(B, 2)``, where something goes with them.
-        placement: Where the operations put pixels; None where there are none.
-        failed: Rows that failed, which are not read.
-        errors: Where failures are noted.
-        boxes: Of each column of boxes gathered so far: which rows are left, and how many each record had.
+        ids: Ids of its records, with their occurrences.
+        seed: Seed of random operations.
+        epoch: Epoch of random operations.
+        sizes: Height and width of the main images, ``(B, 2)``, if columns move with them.
+        placement: Positions of pixels after the operations; None without operations.
+        failed: Failed rows, which are not read.
+        errors: Receives the failures.
+        boxes: For each column of boxes gathered so far: its kept rows, and the number of rows of each record.
     """
 
     reader: Reader
@@ -82,17 +82,17 @@ class Context:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The same as a list."""
+        """Numbers of the records, as a list."""
         numbers: list[int] = self.records.tolist()
         return numbers
 
     def note(self, row: int, error: PackstoreError, column: str) -> None:
-        """Notes that a row failed, or raises the error where that is not wanted."""
+        """Notes that a row failed; raises the error if failures are not collected."""
         if isinstance(error, UsageError):
             raise error
         record = self.numbers[row]
         if isinstance(error, DecodeError):
-            error = at_record(error, self.reader, record, column)
+            error = locate_error(error, self.reader, record, column)
         elif not isinstance(error, CorruptRecordError):
             where = f"record {record} ({key_of(self.reader, record)}) of {printable(str(self.reader.path))}"
             error = StoreError(f"{where}: {error}")
@@ -102,26 +102,26 @@ class Context:
         self.failed.add(row)
 
 
-class Rows(ABC):
+class ColumnRows(ABC):
     """One column of one batch, in host memory."""
 
     in_ring = False
-    """Whether its tensors may lie in memory of the ring."""
+    """Its tensors may share memory with the ring."""
 
     def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
-        """Decodes rows ``first`` … ``stop - 1``, but not those to ``skip``. Called from any thread.
+        """Decodes rows ``first`` … ``stop - 1``, except rows in ``skip``. Thread-safe.
 
         Returns:
-            Those that failed."""
+            Rows that failed."""
         return []
 
     @abstractmethod
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """What goes to the device, of the rows ``kept`` or all."""
+        """Returns the tensors to copy to the device, of the rows ``kept`` or all."""
 
     @abstractmethod
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """The batch's value from these tensors on the device, where the ``ids`` of its records are too."""
+        """Builds the batch's value from its tensors on the device, where the ``ids`` of its records are too."""
 
 
 class Field(ABC):
@@ -132,14 +132,14 @@ class Field(ABC):
         self.optional = optional
 
     @abstractmethod
-    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
-        """The column's values of a batch; rows of masks and images lie in a ``new_buffer``.
+    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
+        """Reads the column's values of a batch; allocates rows of masks and images with ``new_buffer``.
 
         Raises:
             UsageError: A record has no value; names the record and its key."""
 
     def missing(self, context: Context) -> NDArray[np.bool_] | None:
-        """Which records have no value; None where all have one."""
+        """Tells which records have no value; None if all have one."""
         if not self.column.nullable:
             return np.zeros(len(context.ids), np.bool_) if self.optional else None
         missing = ~context.reader.values(self.column.valid_name, context.records)
@@ -153,8 +153,8 @@ class Field(ABC):
         return missing if self.optional else None
 
 
-def some(values: Any, kept: NDArray[np.int64] | None) -> Any:
-    """``values`` of the rows ``kept`` or all: of an array, a tensor or a list."""
+def select_rows(values: Any, kept: NDArray[np.int64] | None) -> Any:
+    """Selects the rows ``kept``, or all, of an array, a tensor or a list."""
     if kept is None:
         return values
     if isinstance(values, list):
@@ -163,38 +163,39 @@ def some(values: Any, kept: NDArray[np.int64] | None) -> Any:
 
 
 @dataclass(eq=False)
-class TensorRows(Rows):
-    """Values of one shape: ``(B, …)``, or for an optional column a list with None for what is missing."""
+class TensorRows(ColumnRows):
+    """Values of one shape: ``(B, …)``, or for an optional column a list with None for missing values."""
 
     host: torch.Tensor
     missing: NDArray[np.bool_] | None
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        return [some(self.host, kept)]
+        return [select_rows(self.host, kept)]
 
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        return listed(next(there), self.missing, kept)
+        return fill_missing(next(there), self.missing, kept)
 
 
-def listed(values: Any, missing: NDArray[np.bool_] | None, kept: NDArray[np.int64] | None) -> Any:
-    """``values``, one a row; where some may be missing a list with None for these."""
+def fill_missing(values: Any, missing: NDArray[np.bool_] | None, kept: NDArray[np.int64] | None) -> Any:
+    """Returns ``values``, one per row, as a list with None for missing rows; unchanged if none can be missing.
+    ``kept`` selects the rows of ``missing``."""
     if missing is None:
         return values
-    return [None if absent else values[row] for row, absent in enumerate(some(missing, kept).tolist())]
+    return [None if absent else values[row] for row, absent in enumerate(select_rows(missing, kept).tolist())]
 
 
 class NumberField(Field):
-    """A column of numbers of one shape: labels and fixed arrays."""
+    """Column of numbers of one shape: labels and fixed arrays."""
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
         missing = self.missing(context)
         values = context.reader.values(self.column.name, context.records)
         return TensorRows(as_tensor(self.column, values), missing)
 
 
 @dataclass(eq=False)
-class ObjectRows(Rows):
-    """Values that are no tensors, as a list."""
+class ObjectRows(ColumnRows):
+    """Values that are not tensors, as a list."""
 
     values: list[Any]
 
@@ -202,13 +203,13 @@ class ObjectRows(Rows):
         return []
 
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        return some(self.values, kept)
+        return select_rows(self.values, kept)
 
 
 class ObjectField(Field):
-    """A column of text, JSON or bytes."""
+    """Column of text, JSON or bytes."""
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
         reader, column, missing = context.reader, self.column, self.missing(context)
         values: list[Any] = []
         for row, record in enumerate(context.numbers):
@@ -223,8 +224,8 @@ class ObjectField(Field):
 
 
 @dataclass(eq=False)
-class RaggedRows(Rows):
-    """Values with any number of rows: a list of ``(n, …)``, or in another form on request."""
+class RaggedRows(ColumnRows):
+    """Values with any number of rows: a list of ``(n, …)``, or another form on request."""
 
     flat: torch.Tensor  # of all records
     rows: NDArray[np.int64]  # in which row of the batch each lies, ascending
@@ -234,7 +235,7 @@ class RaggedRows(Rows):
     missing: NDArray[np.bool_] | None
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        flat, rows, count = self._of(kept)
+        flat, rows, count = self._select(kept)
         if self.form == "list":
             return [flat]
         numbers = torch.from_numpy(rows)
@@ -251,7 +252,7 @@ class RaggedRows(Rows):
         first = next(there)
         if self.form == "padded":
             return Padded(first, next(there))
-        _, rows, count = self._of(kept)
+        _, rows, count = self._select(kept)
         if self.form == "multi_hot":
             result = torch.zeros((count, self.classes), device=first.device)
             # 1 made there: the host would wait for one of its own.
@@ -259,9 +260,10 @@ class RaggedRows(Rows):
         ends = np.cumsum(np.bincount(rows, minlength=count)).tolist()
         # No views that split makes: autograd would take all of them for one.
         parts = [first[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
-        return listed(parts, self.missing, kept)
+        return fill_missing(parts, self.missing, kept)
 
-    def _of(self, kept: NDArray[np.int64] | None) -> tuple[torch.Tensor, NDArray[np.int64], int]:
+    def _select(self, kept: NDArray[np.int64] | None) -> tuple[torch.Tensor, NDArray[np.int64], int]:
+        """Selects values, row numbers and count of the rows ``kept``."""
         if kept is None:
             return self.flat, self.rows, self.count
         number = np.full(self.count, -1)
@@ -271,7 +273,7 @@ class RaggedRows(Rows):
 
 
 class RaggedField(Field):
-    """A column of labels, boxes, keypoints, or arrays with any number of rows."""
+    """Column of labels, boxes, keypoints, or arrays with any number of rows."""
 
     def __init__(
         self, column: Column, form: str = "list", optional: bool = False, min_area: float = 1, min_visible: float = 0
@@ -280,9 +282,9 @@ class RaggedField(Field):
         Args:
             column: The column.
             form: ``list``, ``padded`` or ``multi_hot``.
-            optional: Whether a record may have no value.
+            optional: Records may have no value.
             min_area: See :func:`packstore.training.augment.targets.place_boxes`.
-            min_visible: Likewise."""
+            min_visible: See there."""
         super().__init__(column, optional)
         self._form = form
         self._least = min_area, min_visible
@@ -320,9 +322,10 @@ class RaggedField(Field):
 def read_ragged(
     reader: Reader, column: Column, records: Sequence[int], skip: Set[int], note: Note | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """All rows of ``records`` in memory of their own, and how many each has: none in the places to ``skip``.
+    """Reads all values of ``records`` into new memory; returns them, and the number of rows of each record: 0 at the
+    positions in ``skip``.
 
-    ``note`` is called with the place, the error and the column of a record that cannot be read; None passes over it.
+    ``note`` is called with position, error and column of a record that cannot be read; None raises.
     """
     nbytes = column.record_nbytes
     parts: list[Buffer] = []

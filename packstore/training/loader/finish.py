@@ -1,4 +1,4 @@
-"""What pixels become in the threads that crop them: normalised, in a dtype and a memory layout."""
+"""Finishes cropped pixels in the decoding threads: normalisation, dtype and memory layout."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from packstore.training.augment.base import Crops
 from packstore.training.loader.normalizer import Normalizer
 
 BY_ENGINE = (torch.float32, torch.float16, torch.bfloat16)
-"""Types that the engine can make."""
+"""Floating point types that the engine can write."""
 
 
 @dataclass(frozen=True, eq=False)
 class Finish:
-    """What rows of a batch buffer are.
+    """Format of the rows of a batch buffer.
 
     Attributes:
-        dtype: Their dtype.
-        planes: Whether they are ``(C, h, w)`` and not ``(h, w, C)``.
-        normalizer: From bytes to floating point; None where the dtype is uint8, or the store's is floating point.
-        channels: Of a pixel.
+        dtype: Dtype of the rows.
+        planes: Rows are ``(C, h, w)``, not ``(h, w, C)``.
+        normalizer: Converts bytes to floating point; None for uint8 rows, and for floating point stores.
+        channels: Channels of a pixel.
     """
 
     dtype: torch.dtype
@@ -32,32 +32,32 @@ class Finish:
     channels: int = 3
 
     def shape(self, size: Sequence[int]) -> tuple[int, int, int]:
-        """Shape of a row of ``size``: height and width."""
+        """Returns the shape of a row with this height and width."""
         height, width = size
         return (self.channels, height, width) if self.planes else (height, width, self.channels)
 
     def size(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Height and width of a row of ``shape``."""
+        """Returns height and width of a row with this shape."""
         height, width = shape[1:] if self.planes else shape[:2]
         return height, width
 
     def form(self, crops: Crops | None = None) -> Form:
-        """The same for the engine, with the padding of ``crops``."""
+        """Returns this format for the engine, with the padding of ``crops``."""
         form = Form(self.planes) if crops is None else Form(self.planes, crops.pads, crops.fill)
         return form if self.normalizer is None else self.normalizer.form(form)
 
     def rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """Of uint8 ``(B, h, w, C)`` on the CPU, into rows ``out``, on the calling thread alone."""
+        """Converts uint8 ``(B, h, w, C)`` on the CPU to this format, into ``out``, on the calling thread alone."""
         target = out.permute(0, 2, 3, 1) if self.planes else out
         if self.normalizer is None:
             target.copy_(pixels)
         elif target.is_contiguous():
-            self.normalizer.rows(pixels, target)
+            self.normalizer.write_rows(pixels, target)
         else:
             values = torch.empty(pixels.shape, dtype=self.dtype, device="cpu")
-            self.normalizer.rows(pixels, values)
+            self.normalizer.write_rows(pixels, values)
             target.copy_(values)
 
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows as ``(B, C, h, w)``, a view."""
+        """Returns rows as ``(B, C, h, w)``, a view."""
         return rows if self.planes else rows.permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""One batch of a streaming loader under way: prepared by one thread, decoded by all, then shipped to the device."""
+"""One streaming batch in progress: one thread prepares it, all decode it, then it is shipped to the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.training.loader.columns import Columns
-from packstore.training.loader.decoded_fields import apart
+from packstore.training.loader.decoded_fields import split_flat
 from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.lost_shards import in_lost_shards
@@ -29,17 +29,17 @@ from packstore.training.ring import Ring, Slot
 
 _log = logging.getLogger("packstore")
 _DECODED_SLICE, _PIXELS_SLICE, _SMALL_BYTES, _LEAST_SLICE, _MOST_PIXELS = 16, 64, 1 << 20, 4, 1 << 23
-"""Images that a thread takes at a time. Image files differ much in what they cost: few, for balance (with two threads
-16 give 5 percent more images a second than 32), and of large ones no more than have ``_MOST_PIXELS``. Pixels: more, so
-that threads meet less often; of small images as many as fill ``_SMALL_BYTES``. Never fewer than ``_LEAST_SLICE`` but of
-large ones, however many threads there are."""
+"""Sizes of the slices that a thread takes at a time. Image files: few, for balance, since their costs differ much (with
+two threads 16 give 5 percent more images a second than 32), and at most ``_MOST_PIXELS`` of large ones. Arrays: more,
+so that threads contend less; of small images as many as fill ``_SMALL_BYTES``. At least ``_LEAST_SLICE``, except of
+large images."""
 
 _FIRST_OF_COLUMNS = 1
 """Number of the slot's first buffer that does not hold images."""
 
 
 class Job:
-    """A batch under way: it is prepared, its slices are decoded, and it is sent to the device."""
+    """Batch in progress: prepared, decoded in slices, and sent to the device."""
 
     def __init__(self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int) -> None:
         self.ids = ids
@@ -122,7 +122,8 @@ class Job:
         return failed
 
     def _image_sets(self) -> list[ImageSet]:
-        """The batch's images, or those of each view; none if threads call no functions with any."""
+        """Returns the batch's images, or those of each view, if threads call user functions with them; else an empty
+        list."""
         assembler, views = self._pipeline.assembler, self._pipeline.views
         if isinstance(assembler, ViewAssembler) and views is not None:
             found = list(views.image_sets(assembler.sections(self._buffer), self.ids))
@@ -131,12 +132,13 @@ class Job:
         return found if any(each.steps.in_decoding for each in found) else []
 
     def wait_prepared(self) -> None:
-        """Waits until the records have been read, or could not be."""
+        """Waits until the records are read, or have failed."""
         assert self._prepared is not None
         self._prepared.exception()
 
     def send_early(self, ring: Ring) -> None:
-        """Sends the batch on its way if it is ready, so that it travels while the model works on the one before.
+        """Sends the batch to the device if it is ready, so that the copy overlaps the model's work on the previous
+        one.
 
         An error is kept for :meth:`result`.
         """
@@ -145,12 +147,12 @@ class Job:
         try:
             self._send(ring)
         except torch.OutOfMemoryError:
-            return  # when its turn comes the batch before may be gone
+            return  # the previous batch may be freed when this one is due
         except Exception as error:
             self._error = error
 
     def result(self, ring: Ring) -> Batch:
-        """The batch, as soon as it is ready."""
+        """Waits for the batch, ships it, and returns it."""
         try:
             if self._error is not None:
                 raise self._error
@@ -162,7 +164,7 @@ class Job:
             assert self._slot.shipment is not None
             with self._pipeline.stats.timed("copy"):
                 images, columns, shared = self._slot.shipment.receive()
-                item = self._pipeline.item(images, columns, self._drawn)
+                item = self._pipeline.make_batch(images, columns, self._drawn)
                 ring.release(self._slot, (images, shared))
             return Batch(item, self._sent, self._records - self._sent)
         finally:
@@ -171,7 +173,7 @@ class Job:
     def _wait(self) -> None:
         assert self._prepared is not None
         if self._prepared.exception() is None and self._slices:
-            # The last first: this thread would be woken by each of the others, and take the GIL from those that work.
+            # Wait for the last slice first: waking for each slice would take the GIL from the working threads.
             self._slices[-1].exception()
             for future in self._slices:
                 future.exception()
@@ -217,17 +219,18 @@ class Job:
         self._slot.shipment = ring.transport.send((*images, *others), finish)
 
     def _one_by_one(self, ring: Ring, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Rows of different sizes; one after the other in page-locked memory if they have a way to go."""
+        """Returns rows of different sizes; concatenated in page-locked memory if they will be copied to a device."""
         self._shapes = [row.shape for row in rows]
         if not ring.transport.asynchronous:
             return rows
         flat = ring.buffer(self._slot, 0, (max(1, sum(row.numel() for row in rows)),), self._buffer.dtype)
-        for part, row in zip(apart(flat, self._shapes), rows, strict=True):
+        for part, row in zip(split_flat(flat, self._shapes), rows, strict=True):
             part.copy_(row)
         return [flat]
 
     def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
-        """``column`` in a buffer of the ring: from other memory the host may have to wait for the copy."""
+        """Copies ``column`` to a page-locked buffer of the ring: the host may have to wait for copies from other
+        memory."""
         return ring.buffer(self._slot, number, column.shape, column.dtype).copy_(column)
 
     def _on_device(
@@ -237,15 +240,16 @@ class Job:
         host_ids: NDArray[np.int64],
         tensors: tuple[torch.Tensor, ...],
     ) -> tuple[Any, dict[str, Any], list[Any]]:
-        """The batch's images, its other columns, and those of them that may lie in memory of the ring."""
+        """Builds the batch's images and other columns on the device; also lists the values that may share memory
+        with the ring."""
         if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
             ids = tensors[count]
-            views = self._pipeline.views.of_crops(tensors[:count], ids, self._epoch)
+            views = self._pipeline.views.from_crops(tensors[:count], ids, self._epoch)
             others = columns.values(iter(tensors[count + 1 :]), kept, ids)
             return self._pipeline.device_steps.transform(views), *others
         if self._pipeline.form is not None:
             count = self._image_tensors
-            rows = apart(tensors[0], self._shapes) if count == 1 and tensors[0].ndim == 1 else tensors[:count]
+            rows = split_flat(tensors[0], self._shapes) if count == 1 and tensors[0].ndim == 1 else tensors[:count]
             images, self._drawn = self._pipeline.device_steps.each(
                 [self._pipeline.assembler.as_images(row[None])[0] for row in rows],
                 *(tensors[-1], self._pipeline.form, host_ids, self._epoch),
@@ -253,7 +257,7 @@ class Job:
             return images, *columns.values(iter(tensors[count + 1 : -1]), kept, tensors[count])
         images, ids = tensors[:2]
         if self._pipeline.views is not None:
-            views = self._pipeline.views.of_images(self._pipeline.assembler.as_images(images), ids, self._epoch)
+            views = self._pipeline.views.from_images(self._pipeline.assembler.as_images(images), ids, self._epoch)
             return self._pipeline.device_steps.transform(views), *columns.values(iter(tensors[2:]), kept, ids)
         if not self._pipeline.device_steps.in_decoding:
             images = self._pipeline.assembler.as_images(images)
@@ -268,7 +272,7 @@ class Job:
         self._release()
 
     def _release(self) -> None:
-        """Breaks the circle of the job and its futures, so that buffers need not wait for the garbage collector."""
+        """Breaks the reference cycle of job and futures, so that buffers are freed without the garbage collector."""
         self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
         self._called, self._images, self._error = [], [], None
 
@@ -278,5 +282,5 @@ def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _modes() -> tuple[bool, ...]:
-    """Modes of torch that a batch is finished in; right are those in which it is asked for."""
+    """Returns torch's grad, inference and autocast modes. A batch is finished again if they differ at delivery."""
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cuda")

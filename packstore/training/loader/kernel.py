@@ -1,4 +1,4 @@
-"""Images of one shape in memory, cropped, resized, mirrored and normalised by one call of the engine for many."""
+"""Engine requests for images of equal shape in memory: crop, resize, mirror, augment and normalise in one call."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from packstore.training.random_draws import Draws
 _CHANNELS = [mode.channels for mode in MODES]
 
 
-def has_kernel(image: Column) -> bool:
-    """Whether the engine knows pixels as a column has them: RGB or gray, of bytes or of floating point."""
+def engine_supports(image: Column) -> bool:
+    """Tells if the engine can process a column's pixels: RGB or gray, of bytes or of floating point."""
     if image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
         return False
     return image.pixels in MODES if image.layout == "HWC" else image.shape[0] in _CHANNELS
 
 
 class Kernel:
-    """The first operations of a list, and what comes after them, for the engine.
+    """First operations of a list, programs and final format, as requests to the engine.
 
     Attributes:
-        shape: Shape of a row of what is made.
-        finish: What rows are.
+        shape: Shape of a result row.
+        finish: Format of the result rows.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Kernel:
         Args:
             size: Height and width of all images.
             operations: The first operations of the user's list.
-            finish: What rows become after them; no operation follows where that changes anything.
-            programs: The operations between.
+            finish: Format of the rows after all operations.
+            programs: Operations after the crops.
         """
         self._programs = programs
         self._size = np.array(size, np.int64)
@@ -54,24 +54,24 @@ class Kernel:
         self.shape = finish.shape(after)
 
     def sizes(self, count: int) -> NDArray[np.int64]:
-        """Height and width of ``count`` images, ``(count, 2)``."""
+        """Returns height and width of ``count`` images, ``(count, 2)``."""
         return np.tile(self._size, (count, 1))
 
     def plan(self, draws: Draws) -> list[Crops]:
-        """The crops of these images, before the first operation and after each."""
+        """Plans the crops of these images, before the first operation and after each."""
         return plan_each(self._operations, self.sizes(len(draws)), draws)
 
-    def requests(
+    def make_requests(
         self, images: NDArray[np.generic], places: NDArray[np.int64], crops: Crops, out: torch.Tensor, draws: Draws
     ) -> Requests:
-        """What the engine is asked.
+        """Builds the requests to the engine for a batch.
 
         Args:
             images: uint8 ``(N, H, W, C)``, or floating point ``(N, C, H, W)``, bfloat16 as uint16.
-            places: Of the images among those, ``(B,)``.
-            crops: The last of :meth:`plan`.
-            out: Rows, ``(B, *shape)``.
-            draws: Of the images.
+            places: Indices of the batch's images, ``(B,)``.
+            crops: The last crops of :meth:`plan`.
+            out: Rows to write, ``(B, *shape)``.
+            draws: Draws of the records.
         """
         requests = Requests.of_array(images, places)
         program = self._programs.draw(draws, self.finish.size(self.shape))

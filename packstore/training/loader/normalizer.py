@@ -15,9 +15,10 @@ from packstore.training.loader.rows import SERIAL_ELEMENTS
 
 
 class Normalizer:
-    """``(x / white - mean) / std`` of images on any device, as one multiplication and one addition in float32.
+    """Normalises images on any device: ``(x / white - mean) / std`` as one multiplication and one addition in
+    float32.
 
-    ``white`` is the mode's: 255 of bytes, 65,535 of 16 bits, 1 of values without an upper bound.
+    ``white`` is the mode's maximum: 255 for bytes, 65,535 for 16 bits, 1 for values without an upper bound.
 
     Attributes:
         dtype: Floating point type of the result.
@@ -38,22 +39,22 @@ class Normalizer:
         self._line: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without tensors of a device, which the process that reads it may not have."""
+        """Leaves out tensors on a device, which the reading process may not have."""
         return self.__dict__ | {"_there": (self._scale, self._shift)}
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Of ``(B, C, H, W)``, in its memory format."""
+        """Normalises ``(B, C, H, W)``; keeps the memory format."""
         if images.device.type == "cpu" and is_channels_last(images):
             # By the line: with the channels innermost, loops over three numbers take eight times as long.
             count, channels, height, width = images.shape
             lines = images.permute(0, 2, 3, 1).reshape(count * height, width * channels)
             scale, shift = self._by_line(width)
-            return self._normalized(lines, scale, shift).view(count, height, width, channels).permute(0, 3, 1, 2)
+            return self._multiply_add(lines, scale, shift).view(count, height, width, channels).permute(0, 3, 1, 2)
         if self._there[0].device != images.device:
             self._there = self._scale.to(images.device), self._shift.to(images.device)
-        return self._normalized(images, *self._there)
+        return self._multiply_add(images, *self._there)
 
-    def _normalized(self, images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    def _multiply_add(self, images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         # uint8 times float32 is float32 in one pass; the second pass shifts and rounds to the dtype wanted.
         scaled = images * scale
         if self.dtype == torch.float32:
@@ -63,12 +64,12 @@ class Normalizer:
         return torch.add(scaled, shift, out=torch.empty_like(scaled, dtype=self.dtype))
 
     def form(self, form: Form) -> Form:
-        """``form`` with the factors of this."""
+        """Adds this normalisation to a format of the engine."""
         scale, shift = self._scale.flatten().tolist(), self._shift.flatten().tolist()
         return replace(form, scale=tuple(scale), shift=tuple(shift))
 
-    def rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """The same of uint8 ``(B, H, W, 3)`` on the CPU, into ``out`` of that shape, on the calling thread alone."""
+    def write_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
+        """Normalises uint8 ``(B, H, W, 3)`` on the CPU into ``out`` of that shape, on the calling thread alone."""
         count, height, width, channels = pixels.shape
         line = width * channels
         scales, shifts = self._by_line(width)
@@ -86,9 +87,9 @@ class Normalizer:
                 there.copy_(part * scales)
 
     def _by_line(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scale and shift of a line of ``width`` pixels, ``(width * C,)`` each, on the CPU."""
+        """Returns scale and shift of a line of ``width`` pixels, ``(width * C,)`` each, on the CPU."""
         factors = self._line
         if factors is None or len(factors[0]) != self._scale.shape[1] * width:
-            # A thread that finds another's is as well served.
+            # Threads may overwrite each other's result: both are equal.
             factors = self._line = self._scale.view(-1).repeat(width), self._shift.view(-1).repeat(width)
         return factors

@@ -28,15 +28,15 @@ from packstore.training.random_draws import key
 BatchCallable = Callable[[Any], Any]
 
 Shuffle = Literal["full", "lanes"]
-"""Ways of shuffling, see :class:`packstore.PackedLoader`."""
+"""Orders of a shuffled epoch, see :class:`packstore.PackedLoader`."""
 
 Collate = Literal["padded", "multi_hot", "optional", "list"]
-"""Forms of a column in a batch that are asked for, see :class:`packstore.PackedLoader`."""
+"""Forms of a column in a batch, see :class:`packstore.PackedLoader`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderOptions:
-    """The keyword arguments of :class:`packstore.PackedLoader`, which describes them; validated."""
+    """Validated keyword arguments of :class:`packstore.PackedLoader`, which describes them."""
 
     shuffle: bool | Shuffle = False
     seed: int = 0
@@ -124,25 +124,25 @@ class LoaderOptions:
 
     @property
     def form_of_images(self) -> str | None:
-        """``"list"`` or ``"padded"`` if the main images are not to be a batch of one size."""
+        """``"list"`` or ``"padded"`` if the user wants no batch of one image size; else None."""
         return None if self.collate is None else self.collate.get("image")
 
     @property
     def draws_for_batches(self) -> bool:
-        """Whether something is drawn for a batch on the host, which needs the numbers of its records."""
+        """True if the host draws something per batch, for which it needs the record numbers."""
         return self.mix is not None or self.masking is not None
 
     @property
     def draws_seed(self) -> int:
-        """Seed of all random numbers but the order."""
+        """Seed of all random numbers except the order."""
         if self.stream is None:
             return self.seed
         return key(self.seed, int.from_bytes(hashlib.sha256(self.stream.encode()).digest()[:8], "big"))
 
 
-def ranks(options: LoaderOptions) -> tuple[int, int]:
-    """Returns ``(rank, world size)``: as given, or of ``torch.distributed`` once it is initialised, or of the
-    environment that ``torchrun`` makes, or ``(0, 1)``."""
+def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
+    """Returns ``(rank, world size)``: from the options, else from ``torch.distributed`` if it is initialised, else
+    from the environment of ``torchrun``, else ``(0, 1)``."""
     if options.rank is not None and options.world_size is not None:
         if not 0 <= options.rank < options.world_size:
             raise UsageError(f"rank should be from 0 to {options.world_size - 1}, got {options.rank}")
@@ -162,7 +162,7 @@ def ranks(options: LoaderOptions) -> tuple[int, int]:
 
 
 def check_dataset(dataset: PackedDataset) -> None:
-    """Raises :class:`UsageError` for a dataset that cannot be loaded in batches."""
+    """Raises :class:`UsageError` for a dataset that a loader cannot use."""
     if not isinstance(dataset, PackedDataset):
         raise UsageError(
             f"PackedLoader loads a PackedDataset, got {type(dataset).__name__}; indices= takes a part of one, and "
@@ -181,8 +181,9 @@ def check_dataset(dataset: PackedDataset) -> None:
         raise UsageError(f"{dataset.path} has no records to load")
 
 
-def as_indices(values: Any, length: int, what: str = "indices") -> NDArray[np.int64]:
-    """``values`` as int64, negative ones counted from the end. Raises :class:`UsageError` for anything but indices."""
+def parse_indices(values: Any, length: int, what: str = "indices") -> NDArray[np.int64]:
+    """Converts ``values`` to int64 indices; negative ones count from the end. Raises :class:`UsageError` for other
+    values."""
     array = np.asarray(values)
     if array.shape == (0,):
         raise UsageError(f"{what} should be a list of whole numbers, and is empty: there is nothing to load")

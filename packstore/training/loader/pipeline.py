@@ -1,4 +1,4 @@
-"""What all batches of a loader share: the way from records to the items that a model gets."""
+"""The steps that resident and streaming batches share: from records to the items that a model gets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from packstore.training.loader.checks import Checks
 from packstore.training.loader.columns import Fields
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.finish import Finish
-from packstore.training.loader.kernel import Kernel, has_kernel
+from packstore.training.loader.kernel import Kernel, engine_supports
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import (
     augments_one_by_one,
@@ -41,7 +41,7 @@ from packstore.training.values import as_tensor
 
 
 class Batch(NamedTuple):
-    """A finished batch: the item for the user, and how many images it has and how many were skipped."""
+    """Finished batch: the user's item, the number of its images, and of skipped ones."""
 
     item: Any
     images: int
@@ -49,18 +49,18 @@ class Batch(NamedTuple):
 
 
 class Pipeline:
-    """Records to rows of a buffer, steps on the device, and the item for the user.
+    """Assembles records into rows, runs steps on the device, and builds the user's item.
 
     Attributes:
-        dataset: Where the records come from.
-        options: The loader's.
-        stats: Where its time goes.
-        operations_at_decoding: The first operations of ``options.augment``, where they run while images are decoded.
-        programs: The next operations, where they run there as well.
+        dataset: The dataset.
+        options: Options of the loader.
+        stats: Collects the seconds of each stage.
+        operations_at_decoding: First operations of ``options.augment``, if they run while images are decoded.
+        programs: Next operations, if they run there too.
         device_steps: All other steps.
-        kernel: What crops and finishes images that are resident on the CPU; None where torch does.
-        views: Several views of each record; None for one image.
-        one_by_one: Whether the threads that decode augment images one by one, since these differ in size on their way.
+        kernel: Crops and finishes images that are resident on the CPU; None if torch does.
+        views: Steps of several views; None without views.
+        one_by_one: Decoding threads augment images one by one, since their sizes differ during augmentation.
         form: ``"list"`` or ``"padded"`` if images differ in size in the end; None if they make a batch.
         fields: The other columns.
     """
@@ -74,12 +74,12 @@ class Pipeline:
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
         self.one_by_one, self.form = augments_one_by_one(dataset, options), form_of_images(dataset, options)
         whole = options.views is not None and (resident or dataset.manifest.holds_floats)
-        kernel = resident and on_cpu and has_kernel(image) and options.pre_transform is None and not whole
+        kernel = resident and on_cpu and engine_supports(image) and options.pre_transform is None and not whole
         self.operations_at_decoding = () if resident else at_decoding
         if self.one_by_one:
             at_decoding = ()
         runs_programs = dataset.reading.pixels == RGB and image.layout != "CHW"
-        self.programs = Programs.after(options.augment, len(at_decoding)) if runs_programs else NO_PROGRAMS
+        self.programs = Programs.select(options.augment, len(at_decoding)) if runs_programs else NO_PROGRAMS
         if not on_cpu or options.pre_transform is not None or (resident and not kernel) or self.one_by_one:
             self.programs = NO_PROGRAMS
         self.device_steps = DeviceSteps(
@@ -103,27 +103,27 @@ class Pipeline:
             if options.views is None
             else ViewFields(*of_columns)
         )
-        self._classified = _mixed_columns(dataset, options) if options.mix is not None else []
+        self._classified = _columns_to_mix(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to this process."""
+        """Leaves out the assembler, which belongs to this process."""
         return self.__dict__ | {"_assembler": None}
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether batches go through functions of the user's."""
+        """True if batches go through functions of the user."""
         return self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
 
     @property
     def fetches(self) -> list[FetchCounts]:
-        """What the dataset's reader had to fetch, of each store that is not local."""
+        """Fetch counts of each remote store that the dataset reads."""
         remote = as_fetching(self.dataset.reader)
         return [] if remote is None else remote.all_counts
 
     @property
     def assembler(self) -> Assembler:
-        """Writes records into rows of buffers."""
+        """Assembler of the main images; created on first use."""
         if self._assembler is None and self.views is not None and self.views.plans:
             dataset = self.dataset
             self._assembler = ViewAssembler(
@@ -161,7 +161,8 @@ class Pipeline:
         return operations_at_decoding(self.dataset, self.options.augment, image)
 
     def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel | None:
-        """For resident images; None where they are small and only gathered, at which torch is as fast."""
+        """Makes the kernel for resident images; None for small images that are only gathered, which torch does as
+        fast."""
         finish, floats = self.device_steps.finish, image.layout == "CHW"
         if not operations and not self.programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
@@ -188,23 +189,24 @@ class Pipeline:
         return self._new_assembler(column, self._at_decoding(column), alone=False)
 
     def _further_images(self, column: Column, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """Images of a further column on the device: through the geometric operations, normalised."""
+        """Processes images of a further column on the device: geometric operations and normalisation."""
         first = len(self._at_decoding(column))
         return self.device_steps.convert(self.device_steps.move(images, ids, epoch, first))
 
     @property
     def checks(self) -> Checks:
-        """What of the records is compared with checksums."""
+        """Policy of checksum verification for the dataset."""
         return Checks(self.dataset.reader, self.dataset.checksums, self.dataset.columns)
 
     def numbers(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """The dataset's columns of numbers, on the CPU: ``(B,)`` each."""
+        """Reads the dataset's columns of numbers on the CPU: ``(B,)`` each."""
         names = [name for name in self.dataset.columns if name not in ("image", "key")]
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
-    def item(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch | None = None) -> Any:
-        """A batch as the user gets it; ``columns`` are its others, on the device; ``drawn`` is for all of it."""
+    def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch | None = None) -> Any:
+        """Builds the user's batch, a tensor, tuple or dict; ``columns`` are the other columns on the device,
+        ``drawn`` the draws of the whole batch."""
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
         drawn = drawn or DrawnForBatch()
         if drawn.mixed is not None:
@@ -226,11 +228,11 @@ class Pipeline:
         return next(iter(values.values())) if len(values) == 1 else tuple(values.values())
 
 
-def _mixed_columns(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
-    """The columns of labels that are mixed with their images.
+def _columns_to_mix(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
+    """Returns the columns of labels that are mixed with their images.
 
     Raises:
-        UsageError: There are none, or columns that cannot be mixed.
+        UsageError: There are no labels, or there are columns that cannot be mixed.
     """
     collate, found = options.collate or {}, []
     if isinstance(options.mix, Mosaic):

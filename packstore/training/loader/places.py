@@ -1,4 +1,4 @@
-"""Where the operations of a user's list run: while images are decoded, on batches, or image by image."""
+"""Decides where the operations of a user's list run: while decoding, on batches, or image by image."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.per_image import PerImage, as_operations
 from packstore.training.augment.unequal import gives_sizes
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.kernel import has_kernel
+from packstore.training.loader.kernel import engine_supports
 from packstore.training.loader.options import Collate, LoaderOptions
 
 
 def operations_at_decoding(
     dataset: PackedDataset, operations: Sequence[Step], image: Column
 ) -> tuple[GeometricOperation, ...]:
-    """The first operations of a list that run while images of a column are decoded.
+    """Returns the first operations of a list that run while images of a column are decoded.
 
-    Images that already have one size are augmented in whole batches, unless they are resized, since that is done image
-    by image anyway; or on the CPU, where the engine does it all.
+    Images of equal size are augmented in whole batches, unless they are resized, which happens image by image anyway;
+    or on the CPU, where the engine does everything.
     """
     planned, _ = split_operations(operations, flip=True)
     if image.kind == "fixed" and not all(op.samplings <= _known_samplings(image) for op in planned):
-        return ()  # the engine knows of no other way, and torch does whole batches
-    if dataset.device.type == "cpu" and has_kernel(image):
+        return ()  # the engine lacks this interpolation; torch resizes whole batches
+    if dataset.device.type == "cpu" and engine_supports(image):
         padded, _ = split_operations(operations, flip=True, padded=True)
         return padded if all(_can_fill(op, image) for op in padded) else planned
     if image.layout == "CHW":
@@ -37,7 +37,7 @@ def operations_at_decoding(
 
 
 def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
-    """Whether images have to be augmented one by one, since they differ in size on their way or in the end."""
+    """Tells if images are augmented one by one, because their sizes differ during or after the operations."""
     if options.views is not None or options.pre_transform is not None:
         return False
     if options.form_of_images is not None:
@@ -48,11 +48,11 @@ def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
 
 
 def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None:
-    """``"list"`` or ``"padded"`` if images may differ in size in the end; None if they make a batch.
+    """Returns ``"list"`` or ``"padded"`` if images may differ in size in the end; None if they make a batch.
 
     Raises:
-        UsageError: They may differ, and ``collate`` does not say what becomes of them; or they make no batch, and are
-            to be mixed or masked; or a function cannot run in threads.
+        UsageError: They may differ, and ``collate`` names no form; or they make no batch, but options mix or mask them;
+            or a function cannot run in threads.
     """
     form, one_by_one = options.form_of_images, augments_one_by_one(dataset, options)
     for op in options.augment if one_by_one else ():
@@ -77,8 +77,8 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
     return form
 
 
-def form_if_needed(dataset: PackedDataset, operations: Sequence[Step]) -> dict[str, Collate]:
-    """``collate=`` for a list of images, if they come out of ``operations`` in different sizes; else nothing."""
+def default_collate(dataset: PackedDataset, operations: Sequence[Step]) -> dict[str, Collate]:
+    """Returns ``collate=`` for a list of images if ``operations`` give them different sizes; else an empty dict."""
     options = LoaderOptions(augment=as_operations(operations))
     if augments_one_by_one(dataset, options) and size_of_all(dataset, options) is None:
         return {"image": "list"}
@@ -86,7 +86,7 @@ def form_if_needed(dataset: PackedDataset, operations: Sequence[Step]) -> dict[s
 
 
 def size_of_all(dataset: PackedDataset, options: LoaderOptions) -> Size | None:
-    """Height and width that all images have in the end; None if these differ, or are to be a list all the same."""
+    """Returns the final height and width of all images; None if they differ, or if the user wants a list or padding."""
     if options.form_of_images is not None:
         return None
     return output_size(options.augment, _stored_size(dataset.manifest.image))
@@ -100,10 +100,10 @@ def _stored_size(image: Column) -> Size | None:
 
 
 def _known_samplings(image: Column) -> set[int]:
-    """How the engine can resize images of an array: numbers of :data:`SAMPLINGS`."""
+    """Returns how the engine can resize images of an array: indices of :data:`SAMPLINGS`."""
     return {0, 1, 2, 3, 4} if image.layout == "HWC" else {0}
 
 
 def _can_fill(operation: GeometricOperation, image: Column) -> bool:
-    """Whether pixels can have the value that the operation pads with."""
+    """Tells if the image dtype can store the operation's padding value."""
     return image.layout == "CHW" or not isinstance(operation, RandomCrop) or 0 <= operation.fill <= 255

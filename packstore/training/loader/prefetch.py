@@ -1,4 +1,4 @@
-"""``prefetch``: copies another loader's batches to the device while the model works."""
+"""``prefetch``: copies the batches of any loader to the device while the model computes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 
 
 class prefetch:  # noqa: N801 - used like a function
-    """Iterates over another loader's batches on a device: the next one is copied while the model works on this one.
+    """Iterates over any loader's batches on a device; copies the next batch while the model computes on the current
+    one.
 
-    The copy and the normalisation run on a stream of their own; the consumer's stream waits for them, the host does
-    not. For that the batches should be in pinned memory (``DataLoader(pin_memory=True)``). On the CPU it only
-    normalises. Every batch is given once, the first and the last too.
+    Copy and normalisation run on their own stream, for which the consumer's stream waits, but not the host. For this,
+    batches should be in pinned memory (``DataLoader(pin_memory=True)``). On the CPU it only normalises. Every batch is
+    yielded exactly once.
 
     Args:
-        iterable: Any loader, of batches that are tensors in tuples, lists and dicts; other values pass as they are.
-        device: Where the tensors go.
+        iterable: Any loader whose batches are tensors in tuples, lists and dicts; other values pass unchanged.
+        device: Device of the tensors.
         normalize: ``imagenet``, ``cifar10``, ``cifar100`` or a :class:`packstore.core.manifest.Normalization`: applied
             to tensors ``(B, 3, H, W)``, to uint8 as ``(x / 255 - mean) / std``, to floating point as ``(x - mean) /
             std``.
-        dtype: Floating point type of these tensors; None for float32 where uint8 is normalised, else as they come.
-        ahead: Batches that are on their way at a time.
+        dtype: Floating point type of these tensors; None for float32 from normalised uint8, else unchanged.
+        ahead: Number of batches in transfer at a time.
 
     Raises:
         UsageError: An unknown normalisation; a dtype that is not floating point.
@@ -80,7 +81,7 @@ class prefetch:  # noqa: N801 - used like a function
         waiting: deque[tuple[Shipment, Rebuild]] = deque()
         for batch in self.iterable:
             tensors: list[torch.Tensor] = []
-            rebuild = _take_apart(batch, tensors)
+            rebuild = _flatten(batch, tensors)
             waiting.append((transport.send(tuple(tensors), self._on_device), rebuild))
             if len(waiting) > self._ahead:
                 yield _received(*waiting.popleft())
@@ -120,20 +121,21 @@ def _updated(mapping: Any, values: dict[Any, Any]) -> Any:
     return mapping
 
 
-def _take_apart(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
-    """Appends all tensors of ``batch`` to ``tensors``. Returns a function that rebuilds the structure around others."""
+def _flatten(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
+    """Appends all tensors of ``batch`` to ``tensors``; returns a function that rebuilds the structure around other
+    tensors."""
     if isinstance(batch, torch.Tensor):
         tensors.append(batch)
         return lambda there: next(there)
     if isinstance(batch, dict):
-        parts = {name: _take_apart(value, tensors) for name, value in batch.items()}
+        parts = {name: _flatten(value, tensors) for name, value in batch.items()}
         if type(batch) is dict:
             return lambda there: {name: part(there) for name, part in parts.items()}
         like = copy.copy(batch)  # of its own kind, such as a defaultdict; with places instead of values
         like.update(dict.fromkeys(like))
         return lambda there: _updated(copy.copy(like), {name: part(there) for name, part in parts.items()})
     if isinstance(batch, (tuple, list)):
-        items, kind = [_take_apart(value, tensors) for value in batch], type(batch)
+        items, kind = [_flatten(value, tensors) for value in batch], type(batch)
         if hasattr(batch, "_fields"):
             return lambda there: kind(*(item(there) for item in items))
         return lambda there: kind([item(there) for item in items])

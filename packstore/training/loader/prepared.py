@@ -1,4 +1,4 @@
-"""A batch that is planned and not decoded yet."""
+"""A batch that is planned but not yet decoded."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from packstore.training.augment.base import Crops
 from packstore.training.augment.unequal import Course, Cut
 from packstore.training.loader.checks import Suspects
 from packstore.training.loader.finish import Finish
-from packstore.training.loader.rows import Rows
+from packstore.training.loader.rows import RowWriter
 
 Header = ImageInfo | None
-"""What the header of an image file says, as far as it was read."""
+"""Header of an image file; None if it was not read."""
 
 
 @dataclass(eq=False)
 class Prepared:
-    """A planned batch: which record goes into which row of a buffer, and how.
+    """Planned batch: which record goes into which row of a buffer, and how.
 
-    The cost of planning hardly depends on the number of images, so a whole batch is planned at once.
+    A whole batch is planned at once, since planning costs hardly more for many images than for one.
 
     Attributes:
         out: The rows, ``(B, *shape)``.
-        ids: Of the records, as :class:`Epochs` gives them, ``(B,)``.
-        seed: For random operations.
-        epoch: Likewise.
+        ids: Ids of the records, from :class:`Epochs`, ``(B,)``.
+        seed: Seed of random operations.
+        epoch: Epoch of random operations.
         numbers: Numbers of the records.
-        views: Their bytes.
-        sizes: Height and width of each image, ``(B, 2)``, as its header says; upright where it is to be turned.
-        suspects: What of the records is to be checked.
-        turned: Rows whose images are to be turned, and their EXIF orientations. The engine does not take them.
-        headers: Headers of image files that the engine does not take.
-        first_crops: What the first operation makes of the images, where operations run while decoding.
-        crops: Where the pixels of each row come from; None for whole images.
-        finish: What the rows become of bytes; None where they are those.
+        views: Bytes of the records.
+        sizes: Height and width of each image by its header, ``(B, 2)``; upright if it has an EXIF orientation to apply.
+        suspects: Checksums to verify.
+        turned: EXIF orientations to apply, by row. The engine refuses these images.
+        headers: Headers of image files that the engine refuses.
+        first_crops: Crops after the first operation, if operations run while decoding.
+        crops: Source of the pixels of each row; None for whole images.
+        finish: Final format of the rows; None if rows stay bytes.
         failed: Rows whose records cannot be read.
-        requests: All of it for the engine, if that knows how.
-        program: What happens to the bytes of each row, ``(B, n)``; None for nothing.
-        views_planned: Of several views, what a :class:`ViewAssembler` has planned of each.
-        course: Of images that differ in size on their way, all operations; None for others.
-        first_cuts: Of these, what is cut while they are decoded, and how many operations that does.
-        images: Of these, each image under way, ``(1, 3, h, w)``; in the end, if they make no batch, its row.
+        requests: The whole batch as requests to the engine; None if it cannot do it.
+        program: Program of each row, ``(B, n)``; None for none.
+        views_planned: With several views: the plan of each, by :class:`ViewAssembler`.
+        course: With images that differ in size while augmented: all operations; else None.
+        first_cuts: With such images: the cut made while decoding, and the number of operations that it replaces.
+        images: With such images: the current state of each, ``(1, 3, h, w)``; finally its row if they make no batch.
     """
 
     out: torch.Tensor
@@ -77,16 +77,17 @@ class Prepared:
     _lock: Lock = field(default_factory=Lock)
 
     @property
-    def rows(self) -> Rows:
-        """Where pixels go that the engine does not write, and how: rows of ``out``, or of bytes yet to be finished."""
+    def rows(self) -> RowWriter:
+        """Rows for pixels that the engine does not write: rows of ``out``, or bytes that are finished later.
+        Created on first use."""
         with self._lock:
             return self._rows
 
     @cached_property
-    def _rows(self) -> Rows:
+    def _rows(self) -> RowWriter:
         pixels = self.out
         if self.finish is not None:
             height, width = self.finish.size(self.out.shape[1:])
             shape = (len(self.out), height, width, self.finish.channels)
             pixels = torch.empty(shape, dtype=torch.uint8, device="cpu")
-        return Rows(pixels, self.crops)
+        return RowWriter(pixels, self.crops)

@@ -1,4 +1,4 @@
-"""Operations that draw programs, run by the engine on each image while it is in the cache."""
+"""Operations that the engine runs on each image right after decoding, while the image is in the CPU cache."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from packstore.training.random_draws import Draws
 
 @dataclass(frozen=True)
 class Programs:
-    """Operations of a user's list that run in the threads that decode, after the crops.
+    """Operations of a user's list that run in the decoding threads, after the crops.
 
     Attributes:
-        operations: They, one after the other.
-        first: Place of the first in the list.
+        operations: The operations, in order.
+        first: Index of the first one in the user's list.
     """
 
     operations: tuple[Any, ...] = ()
     first: int = 0
 
     @classmethod
-    def after(cls, operations: Sequence[Step], first: int) -> Programs:
-        """As many operations from place ``first`` on as the engine can run."""
+    def select(cls, operations: Sequence[Step], first: int) -> Programs:
+        """Selects the operations from index ``first`` on that the engine can run, up to the first that it cannot."""
         return cls(tuple(takewhile(draws_program, operations[first:])), first)
 
     def __len__(self) -> int:
         return len(self.operations)
 
     def draw(self, draws: Draws, size: Size) -> Program | None:
-        """The program of records whose images have ``size``; None where there are no operations."""
+        """Draws the program of records whose images have ``size``; None without operations."""
         if not self.operations:
             return None
         parts = [op.program(draws.replace(stream=self.first + n), size) for n, op in enumerate(self.operations)]

@@ -1,4 +1,4 @@
-"""Whether a loader holds its images in device memory."""
+"""Decides if a loader keeps its images in device memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 
 SHARE = {"cpu": 0.25, "cuda": 0.5}
-"""Share of the free memory that ``resident="auto"`` takes at most."""
+"""Maximum fraction of the free memory that ``resident="auto"`` uses."""
 
-# The engine does the same work in both modes on the CPU; resident saves reading and some Python an image, which counts
-# for small ones, and streaming works ahead (tools/bench/matrix.py).
+# On the CPU the engine does the same work in both modes. Resident images need no reading and less Python per image,
+# which matters for small ones; streaming works ahead (tools/bench/matrix.py).
 SMALL_IMAGE_BYTES = 64 * 64 * 3
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had on a device. Raises :class:`UsageError` where that is not known."""
+    """Returns the available bytes of a device. Raises :class:`UsageError` if they are unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type == "cpu":
@@ -34,11 +34,11 @@ def free_memory(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Whether a loader's images are resident.
+    """Decision if a loader's images are resident.
 
     Attributes:
-        resident: Whether they are.
-        reason: Why, in words.
+        resident: The images are resident.
+        reason: The reason, in words.
     """
 
     resident: bool
@@ -46,16 +46,16 @@ class Residence:
 
 
 def choose_residence(manifest: Manifest, records: int, device: torch.device, wanted: bool | str) -> Residence:
-    """Decides whether to be resident.
+    """Decides if images become resident: as the user says, or by their size and the free memory.
 
     Args:
-        manifest: The store's.
-        records: How many would be.
-        device: Where.
-        wanted: What the user says: True, False or "auto".
+        manifest: Manifest of the store.
+        records: Number of records.
+        device: Device of the images.
+        wanted: The user's wish: True, False or "auto".
 
     Raises:
-        UsageError: It is wanted but impossible: with the bytes needed and those that are free.
+        UsageError: The user wants it and the memory does not suffice; names the needed and the free bytes.
     """
     image = manifest.image
     if wanted is False:

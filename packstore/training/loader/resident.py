@@ -1,4 +1,4 @@
-"""A whole split in device memory: loaded once, then an epoch is index arithmetic on the device."""
+"""Resident mode: loads a whole split into device memory once; an epoch is then index arithmetic on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import StoreError
 from packstore.training.augment.base import is_channels_last
-from packstore.training.loader.by_engine import ByEngine
+from packstore.training.loader.by_engine import EngineGatherer
 from packstore.training.loader.device_steps import DrawnForBatch
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.lost_shards import in_lost_shards
@@ -35,10 +35,10 @@ _GATHERED_AT_ONCE = 65536  # images that are not augmented, on the CPU
 
 
 class Resident:
-    """Gives the batches of an epoch, gathered from images that stay in device memory.
+    """Yields the batches of an epoch, gathered from images in device memory.
 
     Attributes:
-        images: All images of the split, once they are loaded.
+        images: All images of the split; None until they are loaded.
     """
 
     def __init__(self, pipeline: Pipeline, epochs: Epochs) -> None:
@@ -46,27 +46,27 @@ class Resident:
         self._pipeline = pipeline
         self._epochs = epochs
         self._numbers: dict[str, torch.Tensor] = {}
-        self._left_out = np.empty(0, np.int64)  # places of damaged records
-        # Of the images; for the columns the host waits when they are copied.
+        self._left_out = np.empty(0, np.int64)  # indices of damaged records
+        # For the images; the host waits for the columns when they are copied.
         self._producer = ProducerStream(pipeline.dataset.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to this process."""
+        """Leaves out the images and streams, which belong to this process."""
         producer = ProducerStream(self._pipeline.dataset.device)
         return self.__dict__ | {"images": None, "_numbers": {}, "_producer": producer}
 
     def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
-        """The batches of ``epoch`` from number ``first`` on."""
+        """Yields the batches of ``epoch`` from number ``first`` on; loads all images on the first call."""
         begin_in_fork()
         images, pipeline = self._load(), self._pipeline
         if pipeline.kernel is None:
             yield from self._batches(epoch, first, images, None)
             return
-        with closing(ByEngine(pipeline, pipeline.kernel, images)) as by_engine:
+        with closing(EngineGatherer(pipeline, pipeline.kernel, images)) as by_engine:
             yield from self._batches(epoch, first, images, by_engine)
 
     def _batches(
-        self, epoch: int, first: int, images: torch.Tensor, by_engine: ByEngine | None
+        self, epoch: int, first: int, images: torch.Tensor, by_engine: EngineGatherer | None
     ) -> Generator[Batch, None, None]:
         pipeline, first_record = self._pipeline, self._epochs.first_record
         device, steps = pipeline.dataset.device, pipeline.device_steps
@@ -127,19 +127,19 @@ class Resident:
                 if views is None:
                     yield Batch(self._item(steps.mix(batch, record_ids[rows], epoch), columns), len(own), skip)
                 else:
-                    made = views.of_images(batch, ids[rows] + first_record, epoch)
-                    yield Batch(pipeline.item(steps.transform(made), columns), len(own), skip)
+                    made = views.from_images(batch, ids[rows] + first_record, epoch)
+                    yield Batch(pipeline.make_batch(steps.transform(made), columns), len(own), skip)
                 start = perf_counter()
 
     def _item(self, made: tuple[Any, DrawnForBatch], columns: dict[str, Any]) -> Any:
-        """A batch as the user gets it, of what :meth:`DeviceSteps.mix` gives."""
-        return self._pipeline.item(made[0], columns, made[1])
+        """Builds the user's batch from the result of :meth:`DeviceSteps.mix`."""
+        return self._pipeline.make_batch(made[0], columns, made[1])
 
     def _load(self) -> torch.Tensor:
         if self.images is None:
             pipeline = self._pipeline
             errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
-            images = self._loaded_images(errors)
+            images = self._load_images(errors)
             self._producer.record()
             first, count = self._epochs.first_record, len(pipeline.dataset)
             for error in (errors or {}).values():
@@ -156,7 +156,7 @@ class Resident:
     def _without_damaged(
         self, ids: torch.Tensor, record_ids: NDArray[np.int64], sizes: list[int]
     ) -> tuple[torch.Tensor, NDArray[np.int64], list[int], list[int]]:
-        """A group of batches without damaged records, and how many of those each batch had."""
+        """Removes damaged records from a group of batches; returns the rest, and the number removed per batch."""
         if not len(self._left_out):
             return ids, record_ids, sizes, [0] * len(sizes)
         sound = ~np.isin((record_ids & MASK) - self._epochs.first_record, self._left_out)
@@ -165,16 +165,16 @@ class Resident:
         left = torch.from_numpy(np.flatnonzero(sound)).to(ids.device, non_blocking=True)
         return ids.index_select(0, left), record_ids[sound], kept, skipped
 
-    def _loaded_images(self, errors: dict[int, Exception] | None) -> torch.Tensor:
-        """All images of the split on the device, ``(N, 3, H, W)``, or what ``pre_transform`` makes of them; chunk by
-        chunk through a ring. ``errors`` is as for :meth:`Assembler.prepare`."""
+    def _load_images(self, errors: dict[int, Exception] | None) -> torch.Tensor:
+        """Loads all images of the split to the device, ``(N, 3, H, W)``, in chunks through a ring; applies
+        ``pre_transform``. ``errors`` is as for :meth:`Assembler.prepare`."""
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
         device, count = pipeline.dataset.device, len(pipeline.dataset)
         pre_transform = pipeline.options.pre_transform
         step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
         ring = Ring(transport_to(device), 2)
         whole: torch.Tensor | None = None
-        ahead = ShardsAhead.of(pipeline.dataset.reader, self._epochs.reads_of_all(step))
+        ahead = ShardsAhead.for_reader(pipeline.dataset.reader, self._epochs.reads_of_all(step))
         with ahead or nullcontext():
             for chunk in range(0, count, step):
                 for first, last in self._sound_runs(chunk, min(chunk + step, count), errors is not None):
@@ -195,7 +195,7 @@ class Resident:
                     whole[first:last] = images
                     ring.release(slot, ())
                 if ahead is not None:
-                    ahead.given(chunk // step + 1)
+                    ahead.mark_done(chunk // step + 1)
         if whole is None:
             raise StoreError(
                 f"{pipeline.dataset.path}: none of its shards can be read, so there is nothing to train on"
@@ -203,8 +203,8 @@ class Resident:
         return whole
 
     def _sound_runs(self, first: int, last: int, skip: bool) -> Iterator[tuple[int, int]]:
-        """Yields runs of places between ``first`` and ``last``. To ``skip`` leaves out those of shards that cannot be
-        opened, and notes them as damaged."""
+        """Yields runs of indices between ``first`` and ``last``. With ``skip``, leaves out records of shards that
+        cannot be opened, and marks them as damaged."""
         lost = np.zeros(last - first, np.bool_)
         if skip:
             reader = self._pipeline.dataset.reader

@@ -1,4 +1,4 @@
-"""The rows of a batch buffer, and where the pixels of each come from: cropped, resized and mirrored on the way."""
+"""Rows of a batch buffer, and how the pixels of each are cropped, resized and mirrored into it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from packstore.training.single_threaded import is_single_threaded
 # under the GIL cost more than this call.
 _resize: Any = torch._C._nn._upsample_bilinear2d_aa
 SERIAL_ELEMENTS = 32768
-"""torch shares out work of more elements to its threads; where that cannot be switched off, pieces are no larger. See
-:mod:`packstore.training.single_threaded`."""
+"""torch distributes work of more elements over its threads. If that cannot be switched off, work is cut into pieces of
+this size; see :mod:`packstore.training.single_threaded`."""
 
 
 class SizeError(UsageError):
@@ -28,32 +28,32 @@ class SizeError(UsageError):
 
     @classmethod
     def between(cls, found: Sequence[int], expected: Sequence[int]) -> SizeError:
-        """The error for two shapes that begin with height and width."""
+        """Returns the error for two shapes that begin with height and width."""
         return cls(
             f"images differ in size ({found[0]}x{found[1]}, {expected[0]}x{expected[1]}), so they make no batch: "
             "add an operation that gives them one before all others, for example augment=[RandomResizedCrop(224)]"
         )
 
 
-class Rows:
-    """Some rows of a batch buffer.
+class RowWriter:
+    """Writes pixels into rows of a batch buffer.
 
-    Every torch operation, views and the end of a tensor too, gives the GIL away and has to get it back, for which
-    threads wait in turn. So views are made with numpy, or of all rows at once.
+    Every torch operation, even a view or the deletion of a tensor, releases and reacquires the GIL, for which threads
+    queue. So views are made with numpy, or of all rows at once.
 
     Attributes:
         pixels: The rows.
-        array: Their memory as numpy has it (bfloat16 as bits), ``(B, ...)``.
-        boxes: Top, left, height and width in its source image, of each row.
-        sizes: Height and width to which that is resized.
-        resizes: Whether resizing bilinearly, and perhaps mirroring, is all that is to be done with it.
+        array: Their memory as numpy array (bfloat16 as bits), ``(B, ...)``.
+        boxes: Crop box of each row in its source image: top, left, height, width.
+        sizes: Height and width to which each box is resized.
+        resizes: Rows that need nothing but bilinear resizing and perhaps mirroring.
     """
 
     def __init__(self, out: torch.Tensor, crops: Crops | None) -> None:
         """
         Args:
             out: ``(B, *shape)``; with crops ``(B, h, w, C)``.
-            crops: numpy crops, where there are any.
+            crops: numpy crops; None for whole images.
         """
         self.pixels = out
         self.array = as_numpy(out)
@@ -71,21 +71,21 @@ class Rows:
         resizes = (crops.size != crops.box[:, 2:]).any(1) & (crops.window == whole).all(1)
         if crops.sampling is not None:
             resizes &= crops.sampling == 0
-        if out.dtype != torch.uint8:  # which are rounded in another way
+        if out.dtype != torch.uint8:  # rounded differently
             resizes &= False
         self.resizes = resizes.tolist()
         self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
 
-    def place(self, row: int, pixels: NDArray[Any]) -> None:
-        """Crops a whole image, ``(H, W, C)``, and writes it."""
+    def write_image(self, row: int, pixels: NDArray[Any]) -> None:
+        """Crops a whole image, ``(H, W, C)``, and writes it into its row."""
         top, left, height, width = self.boxes[row]
-        self.place_box(row, pixels[top : top + height, left : left + width])
+        self.write_box(row, pixels[top : top + height, left : left + width])
 
-    def place_box(self, row: int, pixels: NDArray[Any]) -> None:
-        """Writes the pixels of the row's box, ``(h, w, C)``; they may be scaled down already.
+    def write_box(self, row: int, pixels: NDArray[Any]) -> None:
+        """Writes the pixels of the row's box, ``(h, w, C)``, which may be scaled down already.
 
         Raises:
-            SizeError: The result has another size than the rows.
+            SizeError: The result differs in size from the rows.
         """
         if not self.resizes[row]:
             found, expected = self._windows[row], self.array.shape[1:]
@@ -95,14 +95,14 @@ class Rows:
             return
         size, flip, out = self.sizes[row], self._flips[row], self._planes[row]
         if is_single_threaded():
-            # To mirror before resizing or after gives the same bytes. Here it is no more than the copy that resizing
-            # makes of what is not contiguous.
+            # Mirroring before or after resizing gives the same bytes. Here it replaces the copy that resizing makes of
+            # non-contiguous input.
             source = _planes(pixels)
             _resize(torch.flip(source, (3,)) if flip else source, size, False, None, None, out=out)
             return
-        # To mirror before resizing or after gives the same bytes; so the smaller of the two is mirrored.
+        # Mirroring before or after resizing gives the same bytes, so the smaller image is mirrored.
         flip_first = flip and pixels.size < out.numel()
-        # torch would copy what is not contiguous with all its threads; numpy does it on this one.
+        # torch would copy non-contiguous input with all its threads; numpy copies on this one.
         crop = np.array(pixels, order="C") if flip_first else np.ascontiguousarray(pixels)
         if flip_first:
             _mirror(crop)
@@ -112,7 +112,7 @@ class Rows:
 
 
 def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """A tensor's memory as numpy has it (bfloat16 as bits)."""
+    """Returns a tensor's memory as numpy array (bfloat16 as bits)."""
     array: NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
 
@@ -126,8 +126,8 @@ def _mirror(row: NDArray[Any]) -> None:
 
 
 def _planes(pixels: NDArray[Any]) -> torch.Tensor:
-    """``(h, w, C)`` as a tensor ``(1, C, h, w)``, channels last, over the same memory; not to be written to where
-    ``pixels`` is not."""
+    """Returns ``(h, w, C)`` as a tensor ``(1, C, h, w)``, channels last, over the same memory. Do not write to it if
+    ``pixels`` is read-only."""
     planes = pixels.transpose(2, 0, 1)[None]
     if pixels.flags.writeable:
         return torch.from_numpy(planes)

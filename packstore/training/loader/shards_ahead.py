@@ -23,11 +23,11 @@ _THREADS = 4  # that fetch: each waits for the network most of the time
 
 
 class ShardsAhead:
-    """Fetches the shards of an epoch in the order in which they are needed, as many ahead as there is room for; then
-    those that the next epoch needs first, also after this one has ended.
+    """Fetches the shards of an epoch in the order in which they are needed, as many ahead as the cache has room for;
+    then the first shards of the next epoch, even after this one has ended.
 
-    The shards that batches need now are part of that room. What cannot be fetched is left to the thread that needs it,
-    which tries again and raises.
+    Shards that batches currently need count towards that room. If a shard cannot be fetched ahead, the thread that
+    needs it tries again and raises.
     """
 
     def __init__(
@@ -42,25 +42,26 @@ class ShardsAhead:
         """
         Args:
             reader: The open store.
-            reads: What this rank reads in the epoch.
+            reads: Shards that this rank reads in the epoch.
             sizes: ``(shards,)``, bytes of each shard of the store.
-            first: The batch that the epoch begins or goes on with.
-            room: Bytes of shards that may be there at a time.
-            following: What it reads in the next epoch. Of that, as many bytes are fetched as batches need at a time.
+            first: First batch of the epoch, or of its rest.
+            room: Maximum bytes of shards in the cache at a time.
+            following: Shards that it reads in the next epoch; as many bytes of these are fetched as batches need at a
+                time.
         """
         self._reader = reader
         reads = Reads(*(column[reads.last >= first] for column in reads))
         self._own = len(reads.shards)
         if following is not None:
-            reads = _followed(reads, following, sizes)
+            reads = _append_following(reads, following, sizes)
         self._shards: list[int] = reads.shards.tolist()
         self._first: list[int] = reads.first.tolist()
         self._last: list[int] = reads.last.tolist()
         self._sizes: list[int] = sizes[reads.shards].tolist()
         self._room = room
         self._now = first
-        self._taken = 0  # how many of the list are fetched, being fetched, or left to those that need them
-        self._held: list[tuple[int, int]] = []  # those before it that batches may need still: last batch, place in list
+        self._taken = 0  # shards in the list that are fetched, being fetched, or left to the readers
+        self._held: list[tuple[int, int]] = []  # of those, the shards in use: (last batch, index)
         self._held_bytes = 0
         self._closed = self._ending = self._failed = False
         self._changed = threading.Condition()
@@ -73,11 +74,11 @@ class ShardsAhead:
             thread.start()
 
     @classmethod
-    def of(
+    def for_reader(
         cls, reader: Reader, reads: Reads | None, first: int = 0, following: Reads | None = None
     ) -> ShardsAhead | None:
-        """For a dataset's reader; None where no shards are fetched, or nobody knows which will be. ``following``: what
-        the next epoch reads."""
+        """Starts fetching for a dataset's reader; returns None if no shards are fetched, or the order is not known.
+        ``following``: shards that the next epoch reads."""
         remote = None if reads is None else as_fetching(reader)
         if reads is None or remote is None:
             return None
@@ -98,28 +99,31 @@ class ShardsAhead:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Lets the threads end when they have fetched what the next epoch needs first; after an error, or where an
-        epoch is broken off, with what they are fetching."""
+        """Lets the threads end after the first shards of the next epoch; after an error, or in an abandoned epoch,
+        after the shard that they are fetching."""
         if os.getpid() != self._process:
-            return  # in a forked child there are no threads, and their lock may be held for ever
+            return  # a forked child has no threads, and their lock may stay locked
         self._end(kind is not None)
 
     @contextmanager
     def interrupted(self) -> Iterator[None]:
-        """Ends the threads, and refuses requests meanwhile: one to a server that is silent takes most of a minute."""
+        """Ends the threads, and refuses requests within the block: a request to a silent server takes most of a
+        minute."""
         self._end(True)
         with self._reader.refuse_requests():
             yield
 
     def _end(self, closed: bool) -> None:
+        """Tells the threads to end: at once if ``closed``, else after the next epoch's first shards."""
         with self._changed:
             self._closed, self._ending = closed or self._closed, True
             self._taken = max(self._taken, self._own)
             self._held, self._held_bytes = [], 0
             self._changed.notify_all()
 
-    def given(self, batches: int) -> None:
-        """Says that the epoch's first ``batches`` batches are made: shards that no later one needs may leave."""
+    def mark_done(self, batches: int) -> None:
+        """Notes that the epoch's first ``batches`` batches are made: closes shards that no later batch needs, and
+        wakes the fetching threads."""
         done: list[int] = []
         with self._changed:
             self._now = batches
@@ -137,20 +141,21 @@ class ShardsAhead:
             self._reader.release_shards([shard for shard in done if shard not in needed])
 
     def _fetch(self) -> None:
+        """Runs in each thread: fetches shards until there are none left."""
         while (place := self._take()) is not None:
             try:
                 self._reader.prefetch(self._shards[place])
             except (CacheFullError, DiskFullError):
-                pass  # others use the cache, too; there is room when this shard is needed, or an error then
+                pass  # others use the cache too; the thread that needs the shard finds room, or raises
             except StoreError as error:
-                # One line for all that fail.
+                # Warn once, however many fail.
                 _log.log(
                     logging.DEBUG if self._failed or self._closed else logging.WARNING, "not fetched ahead: %s", error
                 )
                 self._failed = True
 
     def _take(self) -> int | None:
-        """The next one of the list, as soon as there is room for it; None where there is none."""
+        """Waits until there is room for the next shard, and returns its index in the list; None if there is none."""
         with self._changed:
             while not self._closed and self._taken < len(self._shards):
                 place = self._taken
@@ -165,12 +170,12 @@ class ShardsAhead:
                 heapq.heappush(self._held, (self._last[place], place))
                 if fits:
                     return place
-                # It is too late, or the room is for what is needed at the same time: whoever needs it fetches it.
+                # Too late, or no room beside the shards needed at the same time: the thread that needs it fetches it.
             return None
 
 
-def _followed(reads: Reads, following: Reads, sizes: NDArray[np.int64]) -> Reads:
-    """What an epoch reads, and then what the next one reads first."""
+def _append_following(reads: Reads, following: Reads, sizes: NDArray[np.int64]) -> Reads:
+    """Appends to an epoch's reads the first shards of the next epoch."""
     few = np.cumsum(sizes[following.shards]) <= most_at_a_time(following, sizes)
     batches = int(reads.last.max(initial=0)) + 1
     return Reads(

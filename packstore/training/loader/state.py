@@ -1,4 +1,4 @@
-"""The state of a loader: what it says of the store, and why it may not fit a loader."""
+"""Describes a store in a loader's state, and checks if a state fits a loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERSION = 2
 
 
 def describe_records(dataset: PackedDataset) -> dict[str, Any]:
-    """Returns how many records the dataset has, and their digest; None for that of a split within a file."""
+    """Returns number and digest of the dataset's records; the digest is None for a split within a file."""
     manifest = dataset.manifest
     if manifest.shards is not None and manifest.shards.rows is not None:
         parts = _shards_of(dataset, manifest.shards)
@@ -26,7 +26,7 @@ def describe_records(dataset: PackedDataset) -> dict[str, Any]:
 
 
 def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset) -> None:
-    """Raises :class:`UsageError` unless ``state`` is one of a loader with this identity; names what differs."""
+    """Raises :class:`UsageError`, which names the difference, unless ``state`` is from a loader with this identity."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise UsageError(
             f"load_state_dict takes what a loader's state_dict() gave, got {type(state).__name__}; look under which "
@@ -46,7 +46,7 @@ def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset)
 
 
 def _describe_other_dataset(state: Mapping[str, Any], dataset: PackedDataset) -> str:
-    """Says whether the store has grown since ``state``, or is another one."""
+    """Returns the message for another dataset: either the store has grown since ``state``, or it is a different one."""
     where = f"{dataset.path}" + (f", split {dataset.split}" if dataset.split else "")
     before = state.get("store")
     if isinstance(before, Mapping) and _begins_with(dataset, before.get("count"), before.get("digest")):
@@ -64,7 +64,7 @@ def _describe_other_dataset(state: Mapping[str, Any], dataset: PackedDataset) ->
 
 
 def _begins_with(dataset: PackedDataset, count: Any, digest: Any) -> bool:
-    """Whether the first shards of the dataset hold ``count`` records of this digest."""
+    """Tells if the dataset's first shards contain ``count`` records with this digest."""
     table = dataset.manifest.shards
     if table is None or table.rows is None or digest is None:
         return False
@@ -74,7 +74,7 @@ def _begins_with(dataset: PackedDataset, count: Any, digest: Any) -> bool:
 
 
 def _shards_of(dataset: PackedDataset, table: ShardTable) -> list[tuple[str, int]]:
-    """Digest and number of the records of each shard of the dataset's split."""
+    """Returns digest and number of records of each shard in the dataset's split."""
     chosen = dataset.reader.split(dataset.split)
     starts = table.starts.tolist()
     return [

@@ -1,4 +1,4 @@
-"""Seconds that a loader spends in each stage."""
+"""Measures the seconds that a loader spends in each stage."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STAGES = ("wait", "read", "decode", "augment", "per_image", "copy")
 
 
 class Stats:
-    """Sums of seconds by stage; safe to add to from any thread.
+    """Sums seconds by stage. Thread-safe.
 
-    ``wait`` is the consumer's: how long it stood idle for a batch. ``read`` and ``decode`` (with the resizing that
-    belongs to it) are the threads', summed over all of them. ``augment`` is operations on whole batches, with
-    normalisation, ``per_image`` the functions in ``PerImage``, and ``copy`` queueing copies to the device: on a GPU
-    these are the host's share only. Each second counts for one stage of its thread.
+    ``wait``: the consumer waits for a batch. ``read`` and ``decode`` (with resizing): summed over the threads.
+    ``augment``: operations on whole batches, and normalisation. ``per_image``: functions in ``PerImage``. ``copy``:
+    queueing copies to the device. On a GPU the last three are only the host's share. A second counts for one stage of
+    its thread.
     """
 
     def __init__(self, fetches: Sequence[FetchCounts] = ()) -> None:
@@ -31,7 +31,7 @@ class Stats:
         return Stats, ()  # another process has its own
 
     def reset(self, fetches: Sequence[FetchCounts] = ()) -> None:
-        """Begins anew; ``fetches`` are those of the reader, if it has any."""
+        """Resets all sums; ``fetches`` are the reader's counts, if it has any."""
         with self._lock:
             self._before = [(counts, replace(counts)) for counts in fetches]
             self._seconds = dict.fromkeys(STAGES, 0.0)
@@ -40,12 +40,13 @@ class Stats:
             self._ended: float | None = None
 
     def add(self, stage: str, seconds: float) -> None:
+        """Adds seconds to a stage."""
         with self._lock:
             self._seconds[stage] += seconds
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Adds the seconds within to a stage, without those that a stage within it takes."""
+        """Adds the seconds of the block to a stage, without those of nested stages."""
         before, start = self.take_timed(), perf_counter()
         try:
             yield
@@ -55,13 +56,13 @@ class Stats:
             self._thread.seconds = before + elapsed
 
     def take_timed(self) -> float:
-        """Returns the seconds of the calling thread that were timed since it last asked."""
+        """Returns and clears the calling thread's timed seconds."""
         seconds: float = getattr(self._thread, "seconds", 0.0)
         self._thread.seconds = 0.0
         return seconds
 
     def add_unindexed(self, images: int) -> None:
-        """Counts images whose seek index was not valid."""
+        """Counts images whose seek index was invalid."""
         with self._lock:
             self._unindexed += images
 
@@ -71,10 +72,12 @@ class Stats:
             self._decoded += images
 
     def start(self) -> None:
+        """Starts the clock, once."""
         if self._started is None:
             self._started = perf_counter()
 
-    def batch(self, images: int, skipped: int = 0) -> None:
+    def add_batch(self, images: int, skipped: int = 0) -> None:
+        """Counts a finished batch and its images; stops the clock."""
         with self._lock:
             self._batches += 1
             self._images += images
@@ -82,6 +85,7 @@ class Stats:
             self._ended = perf_counter()
 
     def snapshot(self, fetches: Sequence[FetchCounts] = ()) -> dict[str, float]:
+        """Returns all sums by name, for :meth:`packstore.PackedLoader.stats`."""
         with self._lock:
             elapsed = self._ended - self._started if self._started is not None and self._ended is not None else 0.0
             return {

@@ -1,4 +1,4 @@
-"""Batches from threads that read and decode into a ring of buffers, which are copied to the device."""
+"""Streams batches: threads read and decode into a ring of buffers, which are copied to the device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from packstore.training.single_threaded import make_single_threaded
 
 
 class Streaming:
-    """Gives the batches of an epoch, some of them under way at a time.
+    """Yields the batches of an epoch; several are in progress at a time.
 
     Attributes:
-        transport: The way to the device; made for the first epoch, kept for the next, since it has memory to use again.
+        transport: Transport to the device; created in the first epoch and kept, so that its memory is reused.
     """
 
     def __init__(self, pipeline: Pipeline, epochs: Epochs) -> None:
@@ -31,20 +31,20 @@ class Streaming:
         self.transport: Transport | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to this process."""
+        """Leaves out the transport, which belongs to this process."""
         return self.__dict__ | {"transport": None}
 
     def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
-        """The batches of ``epoch`` from number ``first`` on. Threads work only while this runs."""
+        """Yields the batches of ``epoch`` from number ``first`` on. Threads run only while this generator runs."""
         reads, following = self._epochs.reads(epoch), self._epochs.reads(epoch + 1)
-        ahead = ShardsAhead.of(self._pipeline.dataset.reader, reads, first, following)
+        ahead = ShardsAhead.for_reader(self._pipeline.dataset.reader, reads, first, following)
         if ahead is None:
             yield from self._batches(epoch, first)
             return
         with ahead, closing(self._batches(epoch, first, ahead)) as batches:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
-                ahead.given(first)
+                ahead.mark_done(first)
                 yield batch
                 del batch
 
@@ -60,7 +60,7 @@ class Streaming:
         starting = True
 
         def end() -> None:
-            if os.getpid() == process:  # in a forked child there are no threads, and their locks may be held for ever
+            if os.getpid() == process:  # a forked child has no threads, and their locks may stay locked
                 for job in pending:
                     job.cancel()
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -75,7 +75,7 @@ class Streaming:
                     if ids is None or slot is None:
                         break
                     pending.append(Job(pipeline, slot, ids, epoch).start(ring, pool, threads))
-                    if starting:  # hundreds of shards, opened for later batches, would hold the first one back
+                    if starting:  # opening hundreds of shards for later batches would delay the first one
                         pending[0].wait_prepared()
                         starting = False
                 if not pending:

@@ -1,4 +1,4 @@
-"""Images that differ in size on their way: planned for a batch, decoded and augmented one by one."""
+"""Images whose sizes differ during augmentation: planned for a batch, decoded and augmented one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from packstore.images.engine import Requests
 from packstore.training.augment.base import Crops, Size, Step
 from packstore.training.augment.detection import Boxes
 from packstore.training.augment.unequal import Course
-from packstore.training.loader.assemble import Assembler, header_error
+from packstore.training.loader.assemble import Assembler, wrong_header_error
 from packstore.training.loader.fields import read_ragged
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.prepared import Header, Prepared
@@ -25,15 +25,15 @@ from packstore.training.loader.rows import SizeError
 from packstore.training.random_draws import Draws
 
 _ANY_SIZE = 4096
-"""Height and width of images that cannot be read, while they are planned."""
+"""Height and width with which unreadable images are planned."""
 
 
 class UnequalAssembler(Assembler):
     """Writes images into rows if they end with one size, else into memory of their own; see :class:`Assembler`.
 
     Attributes:
-        as_list: Whether each image is a tensor of its own.
-        made: What rows are in the end.
+        as_list: Each image is a tensor of its own.
+        made: Final format of the rows.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class UnequalAssembler(Assembler):
     ) -> None:
         """
         Args:
-            list_of_operations: The user's list, whole.
-            size: Height and width with which all images end; None if these differ.
-            box_columns: Columns of boxes by which operations may choose.
-            finish: What becomes of pixels in the end; None for nothing.
-            arguments: Those of an :class:`Assembler` without operations.
+            list_of_operations: The user's whole list.
+            size: Final height and width of all images; None if they differ.
+            box_columns: Columns of boxes by which operations may choose crops.
+            finish: Final format of pixels; None for none.
+            arguments: Arguments of an :class:`Assembler` without operations.
             named: As ``arguments``.
         """
         super().__init__(*arguments, **named)
@@ -60,7 +60,7 @@ class UnequalAssembler(Assembler):
         self._finish = finish
         self.made = finish or Finish(self.dtype, self.planes, channels=self._mode.channels)
         self.planes, self.dtype, self.as_list = self.made.planes, self.made.dtype, size is None
-        self.shape = self.made.shape(size or (1, 1))  # of a list nothing is written there
+        self.shape = self.made.shape(size or (1, 1))  # unused for a list
         self._whole = self._kernel = None
 
     def _row(self, image: Column) -> tuple[int, ...]:
@@ -110,12 +110,12 @@ class UnequalAssembler(Assembler):
         requests: Requests | None = None,
     ) -> tuple[NDArray[np.int64], Sequence[Header]]:
         sizes, headers = super()._sizes(records, views, turned, requests)
-        # So large that no operation finds them too small; decoding tells.
+        # Large enough for every operation; decoding will raise.
         sizes[sizes[:, 0] == 0] = np.maximum(sizes.max(0, initial=0), _ANY_SIZE)
         return sizes, headers
 
     def _boxes(self, prepared: Prepared) -> Boxes:
-        """All boxes of a batch. Records that cannot be read have none: reading their column tells."""
+        """Reads all boxes of a batch. Unreadable records have none; reading their column raises."""
         corners, rows = [], []
         for column in self._box_columns:
             flat, counts = read_ragged(self._reader, column, prepared.numbers, set(prepared.failed), None)
@@ -134,13 +134,15 @@ class UnequalAssembler(Assembler):
     ) -> list[int]:
         start = perf_counter()
         failed = self._damaged(prepared, first, prepared.views[first:stop], errors)
-        refused = {*self._refused(prepared, first, stop)}
+        refused = {*self._run_engine(prepared, first, stop)}
         left_out = {*failed, *prepared.failed, *skip}
         for row in range(first, stop):
             if row in left_out:
                 continue
             try:
-                self._put(prepared, row, self._refused_image(prepared, row) if row in refused else _run(prepared, row))
+                self._put(
+                    prepared, row, self._refused_image(prepared, row) if row in refused else _run_rest(prepared, row)
+                )
             except UsageError:
                 raise
             except PackstoreError as error:
@@ -151,7 +153,7 @@ class UnequalAssembler(Assembler):
         return failed
 
     def _refused_image(self, prepared: Prepared, row: int) -> torch.Tensor:
-        """An image that the engine does not take, after all operations."""
+        """Decodes an image that the engine refuses, and runs all operations on it."""
         view, header = prepared.views[row], prepared.headers[row]
         if header is None and self._encoded:
             header = self._header(view)
@@ -162,10 +164,10 @@ class UnequalAssembler(Assembler):
         found, said = image.shape[-2:], prepared.sizes[row].tolist()
         if [*found] == said:
             prepared.images[row] = prepared.first_cuts[row][0](image)
-            return _run(prepared, row)
+            return _run_rest(prepared, row)
         if not self._alone:
-            raise header_error(said, found)
-        # Its header says another size than it has: planned again, by what it has.
+            raise wrong_header_error(said, found)
+        # The header has another size than the image: plan again, by the real size.
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids[row : row + 1])
         return Course(np.array([found], np.int64), self._list, draws).run(0, image)
 
@@ -190,7 +192,7 @@ class UnequalAssembler(Assembler):
             made.as_images(out).copy_(image)
 
 
-def _run(prepared: Prepared, row: int) -> torch.Tensor:
-    """The image of a row after the operations that are left."""
+def _run_rest(prepared: Prepared, row: int) -> torch.Tensor:
+    """Runs the remaining operations on the image of a row."""
     assert prepared.course is not None
     return prepared.course.run(row, prepared.images[row], prepared.first_cuts[row][1])

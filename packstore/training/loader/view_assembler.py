@@ -1,4 +1,4 @@
-"""Several crops of each record of a batch: a record is decoded once, and all of its crops are cut from its pixels."""
+"""Assembles several crops of each record: decodes a record once, and cuts all of its crops from the pixels."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_operations
 from packstore.training.augment.views import View
-from packstore.training.loader.assemble import Assembler, header_error
+from packstore.training.loader.assemble import Assembler, wrong_header_error
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.programs import Programs
-from packstore.training.loader.rows import Rows, as_numpy
+from packstore.training.loader.rows import RowWriter, as_numpy
 from packstore.training.pictures import TENSOR_DTYPES, for_torch
 from packstore.training.random_draws import Draws
 
 
 @dataclass(frozen=True)
 class ViewPlan:
-    """One kind of crops, and where its operations run.
+    """Plan of one view: its crops, and where its operations run.
 
     Attributes:
-        view: What the user asked for.
-        operations: The first operations, which say where pixels come from.
-        programs: The next ones, which run in the threads that decode.
-        finish: What becomes of pixels there; None for nothing.
+        view: The user's view.
+        operations: First operations, which become crops.
+        programs: Next operations, which run in the decoding threads.
+        finish: Final format of pixels there; None for none.
     """
 
     view: View
@@ -54,19 +54,19 @@ class ViewPlan:
 
     @property
     def made(self) -> Finish:
-        """What rows of a buffer are."""
+        """Format of the rows of a buffer."""
         stored = Finish(TENSOR_DTYPES[self.mode.dtype], False, channels=self.mode.channels)
         return self.finish or stored
 
     @property
     def elements(self) -> int:
-        """Numbers that the crops of one record take."""
+        """Number of values that the crops of one record take."""
         return self.view.count * self.mode.channels * self.size[0] * self.size[1]
 
 
 @dataclass(frozen=True, eq=False)
 class _Planned:
-    """The crops of one kind of all records of a batch; those of a record lie together."""
+    """Planned crops of one view for all records of a batch; crops of a record are adjacent."""
 
     plan: ViewPlan
     crops: Crops
@@ -91,7 +91,7 @@ class ViewAssembler(Assembler):
         return self.shape
 
     def sections(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The crops of each kind in a buffer of B records, ``(B * count, *row)``."""
+        """Splits a buffer of B records into the crops of each view, ``(B * count, *row)``."""
         flat, sections, start = buffer.view(-1), [], 0
         for plan in self._plans:
             stop = start + len(buffer) * plan.elements
@@ -100,7 +100,7 @@ class ViewAssembler(Assembler):
         return sections
 
     def kept_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """:meth:`sections`, of the rows ``kept`` or all."""
+        """Returns :meth:`sections` of the rows ``kept``, or all."""
         found = self.sections(buffer)
         if kept is None:
             return found
@@ -142,12 +142,12 @@ class ViewAssembler(Assembler):
         start = perf_counter()
         failed: list[int] = []
         pixels: dict[int, NDArray[Any]] = {}
-        for row, found in self._decoded(prepared, first, stop, errors, failed):
+        for row, found in self._decode_rows(prepared, first, stop, errors, failed):
             if isinstance(found, PackstoreError):
                 failed.append(self._note(errors, row, prepared.numbers[row], found))
             else:
                 pixels[row] = found
-        for rows in _runs(sorted(pixels)):
+        for rows in _split_runs(sorted(pixels)):
             images = [for_torch(np.ascontiguousarray(pixels[row]), self._column) for row in rows]
             requests = None
             if self._for_engine:
@@ -157,10 +157,10 @@ class ViewAssembler(Assembler):
         self._stats.add("decode", perf_counter() - start)
         return failed
 
-    def _decoded(
+    def _decode_rows(
         self, prepared: Prepared, first: int, stop: int, errors: dict[int, Exception] | None, failed: list[int]
     ) -> Iterator[tuple[int, NDArray[Any] | PackstoreError]]:
-        """The pixels of each sound row, ``(H, W, C)``; or why there are none."""
+        """Yields the pixels of each sound row, ``(H, W, C)``, or its error."""
         if self._whole is not None:
             views: Any = [self._whole[n] for n in prepared.numbers[first:stop]]
         else:
@@ -190,11 +190,11 @@ class ViewAssembler(Assembler):
                 self._replan(prepared, row, found.shape[:2])
                 yield row, found
             else:
-                yield row, header_error(said, found.shape)
+                yield row, wrong_header_error(said, found.shape)
         self._stats.add_decoded(decoded)
 
     def _replan(self, prepared: Prepared, row: int, size: Sequence[int]) -> None:
-        """Plans the crops of a record again, whose header says another size than it has."""
+        """Plans the crops of a record again, if its header has another size than the image."""
         for planned in prepared.views_planned:
             view = planned.plan.view
             draws = Draws(view.seed(prepared.seed), prepared.epoch, view.ids(prepared.ids[row : row + 1]))
@@ -212,7 +212,8 @@ class ViewAssembler(Assembler):
     ) -> None:
         """Writes all crops of consecutive rows of the batch.
 
-        ``sources`` are their pixels for the engine; None if the engine does not know their mode."""
+        ``sources`` are their pixels as requests; None if the engine does not support their mode.
+        """
         plan, count = planned.plan, planned.plan.view.count
         part = slice(rows[0] * count, (rows[-1] + 1) * count)
         crops, out = _part_of(planned.crops, part), planned.out[part]
@@ -230,9 +231,9 @@ class ViewAssembler(Assembler):
             if plan.finish is None
             else torch.empty((len(out), *plan.size, plan.mode.channels), dtype=torch.uint8, device="cpu")
         )
-        placed = Rows(bytes_of, crops)
+        placed = RowWriter(bytes_of, crops)
         for crop in left.tolist():
-            placed.place(crop, pixels[crop // count])
+            placed.write_image(crop, pixels[crop // count])
             if program is not None:
                 plan.programs.run(placed.array[crop : crop + 1], program[crop : crop + 1])
             if plan.finish is not None:
@@ -248,8 +249,8 @@ def _part_of(crops: Crops, part: slice) -> Crops:
     )
 
 
-def _runs(rows: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Consecutive numbers among ``rows``, which ascend."""
+def _split_runs(rows: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Splits ascending ``rows`` into runs of consecutive numbers."""
     start = 0
     for place in range(1, len(rows) + 1):
         if place == len(rows) or rows[place] != rows[place - 1] + 1:

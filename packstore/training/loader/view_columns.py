@@ -1,4 +1,4 @@
-"""Columns of a batch with several views: masks, boxes and keypoints follow the crops of each view."""
+"""Columns of a batch with several views: masks, boxes and keypoints move with the crops of each view."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from packstore.training.loader.prepared import Prepared
 
 
 class ViewFields:
-    """The columns of a loader's batches beside the main image: those that stay, and those that move with each view.
+    """Columns of a loader's batches besides the main image: constant ones, and ones that move with each view.
 
     Attributes:
-        carried: Names of those that move.
+        carried: Names of the columns that move.
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, new_assembler: Any, finish: Any) -> None:
-        """Takes what :class:`Fields` takes. Raises :class:`UsageError` as that does, and for further images."""
+        """Takes the arguments of :class:`Fields`. Raises :class:`UsageError` as that does, and for further images."""
         assert options.views is not None
         columns = [dataset.manifest.column(name) for name in dataset.columns if name != "image"]
         images = [column.name for column in columns if column.type == "image"]
@@ -58,7 +58,7 @@ class ViewFields:
     def gather(
         self, prepared: Prepared, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> ViewColumns:
-        """As :meth:`Fields.gather`."""
+        """Gathers the columns for each view, see :meth:`Fields.gather`."""
         plain = self._plain.gather(prepared, assembler, new_buffer, errors)
         place, found = len(self._plain), []
         for view, fields in self._views:
@@ -67,7 +67,7 @@ class ViewFields:
                 view.ids(prepared.ids),
                 view.seed(prepared.seed),
                 prepared.epoch,
-                failed=[*_crops_of(prepared.failed, view.count)],
+                failed=[*_crop_rows(prepared.failed, view.count)],
             )
             crops.sizes = np.repeat(assembler.sizes(prepared), view.count, 0)
             found.append((view, fields.gather(crops, assembler, _numbered_from(new_buffer, place), errors)))
@@ -80,7 +80,7 @@ def _numbered_from(new_buffer: Callable[[int], NewBuffer], first: int) -> Callab
 
 
 class ViewColumns:
-    """As :class:`Columns`; rows are those of records."""
+    """Columns of a batch with several views; has the interface of :class:`Columns`, with rows that are records."""
 
     def __init__(self, plain: Columns, views: Sequence[tuple[View, Columns]], as_list: bool) -> None:
         self._plain = plain
@@ -89,14 +89,14 @@ class ViewColumns:
 
     @property
     def failed(self) -> set[int]:
-        """Rows that failed while they were gathered, with those that failed before."""
-        return self._plain.failed.union(*(_records_of(own.failed, view.count) for view, own in self._views))
+        """Rows that have failed, while gathering or before."""
+        return self._plain.failed.union(*(_record_rows(own.failed, view.count) for view, own in self._views))
 
     def fill(self, first: int, stop: int, failed: list[int]) -> list[int]:
         found = self._plain.fill(first, stop, failed)
         for view, own in self._views:
-            crops = [*_crops_of({*failed, *found}, view.count)]
-            found += sorted(_records_of(own.fill(first * view.count, stop * view.count, crops), view.count))
+            crops = [*_crop_rows({*failed, *found}, view.count)]
+            found += sorted(_record_rows(own.fill(first * view.count, stop * view.count, crops), view.count))
         return found
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
@@ -120,12 +120,12 @@ class ViewColumns:
         return values, shared
 
 
-def _crops_of(rows: Set[int] | Sequence[int], count: int) -> Iterator[int]:
-    """Rows of the crops of records ``rows``."""
+def _crop_rows(rows: Set[int] | Sequence[int], count: int) -> Iterator[int]:
+    """Yields the rows of the crops of records ``rows``."""
     return (row * count + number for row in rows for number in range(count))
 
 
-def _records_of(crops: Set[int] | Sequence[int], count: int) -> set[int]:
+def _record_rows(crops: Set[int] | Sequence[int], count: int) -> set[int]:
     return {crop // count for crop in crops}
 
 
@@ -134,7 +134,7 @@ def _kept_crops(kept: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]
 
 
 def _by_record(value: Any, count: int) -> Any:
-    """Values of crops, ``(B * count, …)``, as ``(B, count, …)``; of a list, lists of ``count``."""
+    """Groups values of crops by record: ``(B * count, …)`` to ``(B, count, …)``, a list to lists of ``count``."""
     if isinstance(value, Padded):
         return Padded(*(_by_record(part, count) for part in value))
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,5 @@
-"""Several views of a batch: where the operations of each run, and the dict or list of images that a batch has."""
+"""Runs the operations of several views: in decoding threads or on batches; builds the dict or list of views of a
+batch."""
 
 from __future__ import annotations
 
@@ -22,18 +23,18 @@ from packstore.training.loader.view_assembler import ViewPlan
 
 
 class ViewSteps:
-    """The views of a loader.
+    """Operations of all views of a loader.
 
     Attributes:
-        plans: What the threads that decode do for each view; none if all operations run on batches of whole images.
+        plans: Work of the decoding threads for each view; empty if all operations run on batches of whole images.
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, stats: Stats, whole: bool) -> None:
         """
         Args:
-            dataset: What is loaded.
-            options: The loader's; they have views.
-            stats: Where the time goes.
+            dataset: The dataset.
+            options: Options of the loader, with views.
+            stats: Collects the seconds of each stage.
             whole: Run all operations on batches of whole images: of floating point, or resident ones.
         """
         assert options.views is not None
@@ -46,7 +47,7 @@ class ViewSteps:
         for view in options.views.parts:
             operations = () if whole else split_operations(view.operations, flip=True)[0]
             runs = in_threads and mode == RGB
-            programs = Programs.after(view.operations, len(operations)) if runs else NO_PROGRAMS
+            programs = Programs.select(view.operations, len(operations)) if runs else NO_PROGRAMS
             steps = DeviceSteps(
                 dataset.manifest,
                 replace(options, views=None, augment=view.operations),
@@ -65,21 +66,21 @@ class ViewSteps:
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether crops go through functions of the user's."""
+        """True if crops go through functions of the user."""
         return any(steps.calls_user_code for _, steps in self._steps)
 
     def image_sets(self, sections: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Iterator[ImageSet]:
-        """The crops of each view as the threads that decode may give them to functions of the user's."""
+        """Yields the crops of each view, for decoding threads to call the user's functions with."""
         for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
             yield ImageSet(steps, plan.made.as_images(section), view.ids(ids), view.count)
 
-    def of_crops(self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int) -> Any:
-        """The views of records ``ids`` on the same device.
+    def from_crops(self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int) -> Any:
+        """Builds the views of records ``ids`` from crops on the same device.
 
         Args:
-            crops: What functions have made of each view, ``(B * count, 3, h, w)``; else its section of a buffer.
+            crops: Crops of each view: results of user functions, ``(B * count, 3, h, w)``, or its section of a buffer.
             ids: int64 ``(B,)``.
-            epoch: For random operations.
+            epoch: Epoch of random operations.
         """
         made = []
         for (view, steps), plan, images in zip(self._steps, self.plans, crops, strict=True):
@@ -88,12 +89,12 @@ class ViewSteps:
                 made.append(steps.convert(steps.augment(images, view.ids(ids), epoch)))
         return self._item(made, len(ids))
 
-    def of_images(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> Any:
-        """The views of whole images, ``(B, 3, H, W)``, of records ``ids`` on the same device."""
+    def from_images(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> Any:
+        """Builds the views from whole images, ``(B, 3, H, W)``, of records ``ids`` on the same device."""
         made = []
         for view, steps in self._steps:
             with self._stats.timed("augment"):
-                # Crop by crop, since the images of a batch may be many times as large as what is cut from them.
+                # Crop by crop: the images of a batch may be many times larger than their crops.
                 crops = [steps.augment(images, view.crop_ids(ids, number), epoch) for number in range(view.count)]
                 together = crops[0] if len(crops) == 1 else torch.stack(crops, 1).flatten(0, 1)
                 made.append(steps.convert(together))
