@@ -18,7 +18,7 @@ _OPTIMIZE = 256  # TJXOPT_OPTIMIZE of turbojpeg.h; older versions know nothing o
 
 
 class NotBaselineError(Exception):
-    """A file cannot be rewritten as baseline; the message says why."""
+    """Raised if a file cannot be rewritten as baseline; the message says why."""
 
 
 class _Transform(ctypes.Structure):

@@ -43,7 +43,7 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppendOptions:
-    """The keyword arguments of :func:`packstore.append`, which describes them; validated."""
+    """Validated keyword arguments of :func:`packstore.append`, which describes them."""
 
     split: str | None = None
     source_kind: str | None = None

@@ -63,7 +63,7 @@ class MergeReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeOptions:
-    """The keyword arguments of :func:`packstore.merge`, which describes them; validated."""
+    """Validated keyword arguments of :func:`packstore.merge`, which describes them."""
 
     format: str | None = None
     on_duplicate: Literal["raise", "skip", "unchecked"] = "raise"

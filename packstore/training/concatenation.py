@@ -142,9 +142,9 @@ class Mix(ConcatDataset):
         return sizes
 
 
-def mixture_of(mix: Mix, shuffle: bool | str) -> Mixture:
-    """The mixture of an epoch: stores whose shards are fetched are gone through by these, unless ``shuffle`` is
-    ``"full"``."""
+def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
+    """Returns the mixture of an epoch; stores whose shards are fetched are read shard by shard, unless ``shuffle``
+    is ``"full"``."""
     joined = mix.reader.unchecked
     assert isinstance(joined, ConcatReader)
     if shuffle == "full":

@@ -558,8 +558,8 @@ def head_of(reader: Reader) -> RemoteHead | None:
 
 
 def image_array(reader: Reader) -> NDArray[Any] | None:
-    """All images of a store as one mapped array ``(N, …)``; None where each is read by itself: they differ in shape,
-    are checked one by one, or lie apart."""
+    """Returns all images of a store as one mapped array ``(N, …)``; None if they must be read one by one: they
+    differ in shape, are verified one by one, or are not contiguous."""
     return reader.fixed("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None
 
 

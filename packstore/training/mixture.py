@@ -33,7 +33,7 @@ class FetchedShards(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """An epoch that draws a fixed number of records from each of several stores.
+    """Epoch that draws a fixed number of records from each of several stores.
 
     The positions are divided into windows. Each window contains every store's share, rounded, so any part of an epoch
     has the wanted shares to within two records at each end. Within a window, stores come in random order. All records

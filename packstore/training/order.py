@@ -193,7 +193,7 @@ class Order:
         return reads_in_sequence(self.shards, self.length, self.global_batch_size)
 
     def reads_of_first(self, window: int) -> Reads:
-        """The shards that this rank would read in its first epoch with another ``window``."""
+        """Lists the shards that this rank would read in its first epoch with another ``window``."""
         reads = replace(self, window=window).reads(0)
         assert reads is not None
         return reads

@@ -194,7 +194,7 @@ class _CudaShipment(Shipment):
 
 
 class ProducerStream:
-    """The stream on which some tensors were made, for consumers that read them on other streams.
+    """Tracks the stream on which tensors are made, for consumers that read them on other streams.
 
     On a device without streams nothing is done.
     """

@@ -38,7 +38,7 @@ class Library(NamedTuple):
 
 
 class UnavailableError(Exception):
-    """A library cannot be used here; the message says why."""
+    """Raised if a library cannot be used here; the message says why."""
 
 
 def load(name: str) -> Library:

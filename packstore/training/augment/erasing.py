@@ -150,7 +150,7 @@ class Cutout(ProgramOperation):
             raise UsageError(f"Cutout: size should be a positive integer, got {self.size!r}")
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        """As :meth:`Operation.__call__`; on a device it waits for nothing."""
+        """Fills the squares; never waits for the device."""
         rows = self._covered(draws, images.shape[-2], 0)
         columns = self._covered(draws, images.shape[-1], 1)
         return images.clone().masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)

@@ -438,9 +438,10 @@ def crop_composes(size: Size, before: Sequence[GeometricOperation]) -> bool:
 
 
 def whole_pixels(crops: Crops, name: str) -> Array:
-    """The box of source pixels that ``crops`` show, mirrored or not, for an operation that resizes them.
+    """Returns the box of source pixels that ``crops`` show, mirrored or not, for an operation that resizes them.
 
-    Raises :class:`UsageError` where they are resized already or reach outside: resizing twice is not one resizing.
+    Raises :class:`UsageError` if they are resized already or exceed the source: two resizes cannot be combined into
+    one.
     """
     box, window = crops.box, crops.window
     outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)

@@ -1,4 +1,4 @@
-"""Anybody's functions in a user's list: called image by image, or refused where they would treat a batch alike."""
+"""Runs user functions image by image; refuses functions that would draw only once per batch."""
 
 from __future__ import annotations
 
@@ -45,26 +45,24 @@ _OURS = {
 
 @dataclass(frozen=True, repr=False)
 class PerImage(Operation):
-    """Calls a function image by image, so that a random one draws for each image.
+    """Calls a function image by image, so that a random function draws for each image.
 
-    What it draws is a function of seed, epoch, record and place in the list, so that the results do not depend on
-    threads, ranks, mode or resuming. On the CPU the threads that decode make the calls, if all operations before this
-    one run while decoding, for
+    Its draws depend only on seed, epoch, record and index in the list, so results do not depend on threads, ranks, mode
+    or resuming. On the CPU the decoding threads make the calls, if all earlier operations run while decoding, for
 
-    - transforms of torchvision's that draw from torch alone: torch gets a generator of the thread's own meanwhile;
-    - any ``fn`` with ``threads=True``, for which the same is done;
-    - any ``fn`` with ``generator=True``, which nothing but ``fn`` sees.
+    - torchvision's transforms that draw from torch alone: during the call torch uses a generator of the thread;
+    - any ``fn`` with ``threads=True``: likewise;
+    - any ``fn`` with ``generator=True``, which receives the generator.
 
-    Such functions should keep nothing between calls. For others torch's, numpy's and Python's own generators are seeded
-    before each call and restored after the last. As these are the process's, the calls are made one after another in
-    the thread that asks for batches; torch starts no threads meanwhile, since sharing out one image costs more than it
-    saves.
+    Such functions should be stateless. For other functions, the process's generators of torch, numpy and Python are
+    seeded before each call and restored after the last. So these calls run one after another in the thread that asks
+    for batches; torch starts no threads meanwhile, since distributing one image costs more than it saves.
 
     Args:
         fn: Called with a tensor ``(C, H, W)``; returns one, of the same shape for all images of a batch.
         generator: Call ``fn(image, generator=…)``, with a seeded :class:`torch.Generator` on the image's device.
-        threads: Says that ``fn`` draws no numbers, or from torch alone (not from :mod:`random` or numpy), and that
-            several threads may call it. Nothing can see that from outside.
+        threads: Promises that ``fn`` draws no numbers, or from torch alone (not from :mod:`random` or numpy), and that
+            it is thread-safe. This cannot be checked.
 
     Raises:
         UsageError: ``fn`` is not callable, or takes no ``generator``; (while iterating) it returns anything else.
@@ -99,11 +97,11 @@ class PerImage(Operation):
 
     @cached_property
     def runs_in_threads(self) -> bool:
-        """Whether :meth:`call_each` may be used."""
+        """True if :meth:`call_each` may be used."""
         return self.generator or self.threads or all(map(_draws_from_torch, parts_of(self.fn)))
 
     def call_each(self, images: Iterable[Tensor], seeds: Iterable[int]) -> list[Tensor]:
-        """Calls the function with each image and a generator of its seed; from any thread."""
+        """Calls the function with each image and a generator with its seed. Thread-safe."""
         results = []
         for image, seed in zip(images, seeds, strict=True):
             generator = torch.Generator(image.device).manual_seed(seed)
@@ -115,7 +113,7 @@ class PerImage(Operation):
         return results
 
     def _call_seeded(self, images: Tensor, seeds: Iterable[int]) -> list[Tensor]:
-        """Calls the function with each image, and the generators of the process seeded."""
+        """Calls the function with each image, with the process's generators seeded; restores them afterwards."""
         cuda = [images.device] if images.device.type == "cuda" else []
         numpys, pythons = np.random.get_state(), random.getstate()
         results = []
@@ -145,11 +143,11 @@ class PerImage(Operation):
 
 _FIRST_VERSION = ("torchvision.transforms.transforms", "torchvision.transforms.autoaugment")
 _OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
-"""Of those modules' transforms the ones that call functions of the user's, or draw from Python's own generator."""
+"""Transforms of those modules that call user functions, or draw from Python's generator."""
 
 
 def _draws_from_torch(part: Any) -> bool:
-    """Whether a part of a function draws no numbers but torch's: one of torchvision's own transforms, or a wrapper."""
+    """Tells if a part of a function draws numbers from torch alone: a transform of torchvision, or a wrapper."""
     name, module = type(part).__name__, type(part).__module__
     if isinstance(part, InPlace):
         return True
@@ -159,7 +157,7 @@ def _draws_from_torch(part: Any) -> bool:
 
 
 def _takes_generator(fn: Callable[..., Any]) -> bool:
-    """Whether a function can be called with ``generator=``; True if its signature is not known."""
+    """Tells if a function can be called with ``generator=``; True if its signature is unknown."""
     while isinstance(fn, InPlace):
         fn = fn.fn
     try:
@@ -170,7 +168,8 @@ def _takes_generator(fn: Callable[..., Any]) -> bool:
 
 
 def check_functions(**functions: Any) -> None:
-    """Refuses what would draw once a batch, by the option's name; operations too, since they get no draws there."""
+    """Raises :class:`UsageError`, which names the option, for functions that would draw only once per batch, and for
+    operations, which get no draws there."""
     for name, function in functions.items():
         for part in as_operations([] if function is None else function, "put it into augment=: "):
             inner = list(parts_of(part))[-1]
@@ -181,14 +180,15 @@ def check_functions(**functions: Any) -> None:
 
 
 def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
-    """A user's ``augment=`` as a flat tuple: ``Compose`` and ``nn.Sequential`` taken apart, names replaced.
+    """Flattens a user's ``augment=`` to a tuple: expands ``Compose`` and ``nn.Sequential``, replaces names by
+    operations.
 
     Args:
-        augment: One operation, a list of them, or the name of a recipe; texts in a list are policies of timm's.
-        use: Begins the advice of messages.
+        augment: One operation, a list of them, or the name of a recipe; texts in a list are policies of timm.
+        use: Beginning of the advice in messages.
 
     Raises:
-        UsageError: An operation of torchvision's draws random numbers; or this is no list of operations.
+        UsageError: A transform of torchvision draws random numbers; or ``augment`` is not a list of operations.
     """
     if isinstance(augment, str):
         augment = recipe(augment) if "-" not in augment or augment in RECIPES else [augment]
@@ -220,13 +220,13 @@ def _is_list(operation: Any) -> bool:
 
 
 def is_of_torchvision(kind: type) -> bool:
-    """Whether a class is one of torchvision's transforms, of either version."""
+    """Tells if a class is a transform of torchvision, of either version."""
     return kind.__module__.startswith("torchvision.transforms")
 
 
 def parts_of(operation: Any) -> Iterator[Any]:
-    """``operation`` and, where it is one of torchvision's that holds others (or a subclass) or :class:`InPlace`, all
-    that it holds."""
+    """Yields ``operation`` and, for torchvision's containers (or subclasses) and :class:`InPlace`, everything that
+    they contain."""
     yield operation
     if isinstance(operation, InPlace):
         yield from parts_of(operation.fn)
@@ -236,7 +236,8 @@ def parts_of(operation: Any) -> Iterator[Any]:
 
 
 def _refuse_random(operation: Any, use: str) -> None:
-    """torchvision itself is not imported: its classes are known by name."""
+    """Raises :class:`UsageError` for random transforms of torchvision, which are recognised by name without
+    importing it."""
     for kind in filter(is_of_torchvision, type(operation).__mro__):
         name = kind.__name__
         bounds = getattr(operation, _RANDOM_IN_A_RANGE.get(name, ""), None)

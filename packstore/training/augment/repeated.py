@@ -1,4 +1,4 @@
-"""Repeated augmentation: an order in which every record comes several times, augmented otherwise each time."""
+"""Repeated augmentation: an order in which every record occurs several times, with different augmentation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from packstore.training.random_draws import Draws
 
 
 class RASampler:
-    """Indices of a dataset in random order, each ``repeats`` times in turn, for ``sampler=`` of a loader.
+    """Yields indices of a dataset in random order, each ``repeats`` times in a row, for ``sampler=`` of a loader.
 
     An epoch has as many items as the dataset, so it shows ``1 / repeats`` of the records (Hoffer et al., "Augment your
-    batch", 2019; DeiT, ``samplers.py``). The loader draws for each repetition by itself. All ranks may have the same
-    sampler: the loader shares out what it gives.
+    batch", 2019; DeiT, ``samplers.py``). The loader draws anew for each repetition. All ranks may use the same
+    sampler: the loader divides its indices among them.
 
     Args:
         dataset: Anything with a length.
-        repeats: How often a record comes.
-        seed: The order is a function of it and the epoch.
+        repeats: Number of repetitions of a record.
+        seed: Seed of the order, which also depends on the epoch.
 
     Raises:
         UsageError: ``repeats`` is not positive.
@@ -42,5 +42,5 @@ class RASampler:
         yield from np.repeat(order, self.repeats)[: self.length].tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration the one of ``epoch``."""
+        """Sets the epoch of the next iteration."""
         self.epoch = epoch

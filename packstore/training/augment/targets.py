@@ -394,7 +394,8 @@ def _all_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
 
 
 def _is_known(part: Any) -> bool:
-    """Whether packstore knows where a step leaves pixels; of torchvision's, those that move them are refused before."""
+    """Tells if packstore knows that a step keeps pixels in place; torchvision's transforms that move them are
+    refused earlier."""
     kind = type(part)
     if is_of_torchvision(kind):
         return kind.__name__ != "Lambda"
@@ -402,7 +403,7 @@ def _is_known(part: Any) -> bool:
 
 
 def _moves(kind: type) -> bool:
-    """Whether a class is one of torchvision's that move pixels."""
+    """Tells if a class is a transform of torchvision that moves pixels."""
     if not is_of_torchvision(kind):
         return False
     return kind.__module__.endswith(("_geometry", "_auto_augment")) or kind.__name__ in _V1_GEOMETRY

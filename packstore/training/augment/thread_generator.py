@@ -1,4 +1,4 @@
-"""Random numbers of torch for one thread: a generator of its own in place of the process's."""
+"""Gives one thread its own random generator of torch, in place of the process's."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from packstore.core.errors import UsageError
 
 
 class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets random operations of torch on the calling thread draw from a generator, and not from the process's.
+    """Makes torch's random operations on the calling thread draw from a given generator, not from the process's.
 
-    ``with ThreadGenerator(generator): fn(image)`` gives what ``fn(image)`` gives after ``torch.manual_seed`` of the
-    same seed, while other threads may draw numbers too: modes of torch's dispatcher belong to a thread.
+    ``with ThreadGenerator(generator): fn(image)`` gives the result of ``fn(image)`` after ``torch.manual_seed`` with
+    the same seed, while other threads may draw numbers too: modes of torch's dispatcher are per thread.
 
     Raises:
-        UsageError: (within) an operation draws numbers that has no version with a generator.
+        UsageError: (within) a random operation has no version with a generator.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -32,7 +32,7 @@ class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _with_generator(operation: Any) -> Any:
-    """The version of a random operation that takes a generator."""
+    """Returns the overload of a random operation that takes a generator."""
     if any(argument.name == "generator" for argument in operation._schema.arguments):
         return operation
     versions = operation.overloadpacket

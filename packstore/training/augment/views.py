@@ -48,7 +48,7 @@ class View:
 
 @dataclass(frozen=True)
 class Views:
-    """All views of a loader.
+    """Views of a loader.
 
     Attributes:
         parts: The views.

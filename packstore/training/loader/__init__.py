@@ -398,7 +398,7 @@ class PackedLoader:
         return describe_records(self.dataset)
 
     def _identity(self) -> dict[str, Any]:
-        """What decides on the batches of an epoch, apart from the number of ranks."""
+        """Returns everything that determines the batches of an epoch, except the number of ranks."""
         options = self.options
         return {
             "dataset": self.dataset.manifest.dataset_digest,
@@ -416,19 +416,19 @@ class PackedLoader:
             "block": options.block,
             "window": self._epochs.order.window,
             "shards": self._epochs.shards_digest,
-            "augment": [_described(operation) for operation in options.augment],
+            "augment": [_describe_operation(operation) for operation in options.augment],
             "mix": None if options.mix is None else repr(options.mix),
             "views": None if options.views is None else repr(options.views),
             "masking": None if options.masking is None else repr(options.masking),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next iteration go on after the batches of ``state``, also with another number of ranks when
-        the global batch size is the same.
+        """Makes the next iteration continue after the batches of ``state``, also with another number of ranks if the
+        global batch size is the same.
 
         Raises:
-            UsageError: This is no state, or of another dataset, order, augmentation or global batch size; names what
-                differs, and says if the store has grown since.
+            UsageError: ``state`` is not a state, or of another dataset, order, augmentation or global batch size; names
+                the difference, and says if the store has grown since.
         """
         self._epochs.begin()
         check_state(state, self._identity(), self.dataset)
@@ -442,8 +442,8 @@ class PackedLoader:
             _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, epoch, self.world_size)
 
 
-def _described(operation: Any) -> str:
-    """An operation of ``augment``: with its numbers where it is one of packstore's, else by its name."""
+def _describe_operation(operation: Any) -> str:
+    """Describes an operation of ``augment``: packstore's with its parameters, others by name."""
     if isinstance(operation, Operation):
         return repr(operation)
     named = operation if hasattr(operation, "__qualname__") else type(operation)

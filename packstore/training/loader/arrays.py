@@ -1,4 +1,4 @@
-"""Batches as NumPy arrays, over the memory of the tensors that they were made as."""
+"""Converts batches to NumPy arrays over the memory of their tensors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 def as_arrays(item: Any, columns: Collection[str], images: Collection[str], as_dict: bool, channels_last: bool) -> Any:
-    """A batch with arrays instead of tensors, without a copy: an array keeps the memory that it lies in.
+    """Replaces the tensors of a batch by arrays without a copy; an array keeps its memory alive.
 
     Args:
-        item: The batch, as :meth:`packstore.training.loader.pipeline.Pipeline.item` makes it.
+        item: The batch, from :meth:`packstore.training.loader.pipeline.Pipeline.make_batch`.
         columns: Names of its columns, in order.
-        images: Those that are images: with ``channels_last`` they become ``(B, H, W, 3)``.
-        as_dict: Whether it is a dict; else a tuple, or of one column the value itself.
+        images: Names of the image columns: with ``channels_last`` they become ``(B, H, W, 3)``.
+        as_dict: It is a dict; else a tuple, or with one column the value itself.
         channels_last: See :class:`packstore.PackedLoader`.
     """
     if as_dict:

@@ -233,7 +233,7 @@ def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
 
 
 def _has_boxes(value: Any) -> bool:
-    """Whether a JSON value has a key of boxes, at any depth."""
+    """Tells if a JSON value has a key for boxes, at any depth."""
     if isinstance(value, dict):
         return not _BOX_KEYS.isdisjoint(value) or any(map(_has_boxes, value.values()))
     return isinstance(value, list) and any(map(_has_boxes, value[:1]))

@@ -243,7 +243,7 @@ class DeviceSteps:
         return self.transform(images), DrawnForBatch(mixed, masks, tiles)
 
     def transform(self, images: Any) -> Any:
-        """The user's ``transform``, of a batch's images, or of all views of them."""
+        """Calls the user's ``transform`` with a batch's images, or with all of its views."""
         return images if self._options.transform is None else self._options.transform(images)
 
     def mix_labels(self, labels: torch.Tensor, mixed: Drawn, classes: int | None) -> Any:
@@ -298,7 +298,7 @@ def _runs_in_threads(operation: Step) -> TypeGuard[PerImage]:
 
 @dataclass(frozen=True, repr=False)
 class _Moving(Operation):
-    """The steps of programs that move pixels."""
+    """Runs only those steps of an operation's programs that move pixels."""
 
     operation: ProgramOperation
 
@@ -309,7 +309,7 @@ class _Moving(Operation):
 
 
 def _only_moving(operation: Step) -> Step:
-    """The part of an operation that moves pixels."""
+    """Returns the part of an operation that moves pixels."""
     if isinstance(operation, ProgramOperation):
         return _Moving(operation) if operation.moves_pixels else _unchanged
     return operation if isinstance(operation, GeometricOperation) else _unchanged

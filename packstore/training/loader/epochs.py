@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.stores.remote.fetching import as_fetching
-from packstore.training.concatenation import Mix, mixture_of
+from packstore.training.concatenation import Mix, resolve_mixture
 from packstore.training.dataset import PackedDataset
 from packstore.training.lanes import (
     SHARDS_A_WINDOW,
@@ -58,7 +58,7 @@ class Epochs:
         self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
         # A permutation of all records would fetch every shard again and again.
         remote = as_fetching(dataset.reader) if options.block is None else None
-        self.mixture = mixture_of(dataset, options.shuffle) if isinstance(dataset, Mix) else None
+        self.mixture = resolve_mixture(dataset, options.shuffle) if isinstance(dataset, Mix) else None
         by_shards = options.shuffle is True and remote is not None
         lanes = options.shuffle == "lanes" or (by_shards and self.mixture is None)
         self.shuffle = "lanes" if lanes else "full" if options.shuffle else None

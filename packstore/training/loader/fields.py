@@ -103,7 +103,7 @@ class Context:
 
 
 class ColumnRows(ABC):
-    """One column of one batch, in host memory."""
+    """Values of one column for one batch, in host memory."""
 
     in_ring = False
     """Its tensors may share memory with the ring."""
@@ -125,7 +125,7 @@ class ColumnRows(ABC):
 
 
 class Field(ABC):
-    """One column of a loader's batches."""
+    """Reads one column for a loader's batches."""
 
     def __init__(self, column: Column, optional: bool = False) -> None:
         self.column = column

@@ -16,7 +16,7 @@ _log = logging.getLogger("packstore")
 def in_lost_shards(reader: Reader, records: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Opens the shards of records, and tells which records are in shards that cannot be opened: bool ``(n,)``.
 
-    Logs a warning for each such shard. Raises :class:`UnreachableError`, which says nothing of a shard."""
+    Logs a warning for each such shard. Raises :class:`UnreachableError` for a failing network."""
     parts = np.searchsorted(reader.part_starts, records, "right") - 1
     lost = []
     for part in np.unique(parts).tolist():
