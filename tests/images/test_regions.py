@@ -200,14 +200,14 @@ def test_the_loader_uses_it_and_gives_the_same_batches(tmp_path: Path, monkeypat
         (folder / f"{number:03}.jpg").write_bytes(jpeg(90 + number, 150 - number, sampling, *kind, seed=number))
     packstore.convert(images, tmp_path / "store.lmdb")
     calls: list[tuple[int, int]] = []
-    region = Decoder._regional
+    region = Decoder._decode_region
 
     def counted(self: Decoder, *arguments: Any) -> Any:
         found = region(self, *arguments)
         calls.append((0, 0) if found is None else found.shape[:2])
         return found
 
-    monkeypatch.setattr(Decoder, "_regional", counted)
+    monkeypatch.setattr(Decoder, "_decode_region", counted)
     dataset = PackedDataset(tmp_path / "store.lmdb", decoder="turbojpeg")
     operation = RandomResizedCrop(32, scale=(0.1, 0.6))
 

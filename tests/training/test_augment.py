@@ -223,17 +223,17 @@ def test_flips(count: int, height: int, width: int, dtype: torch.dtype, layout: 
 
 @pytest.mark.parametrize("p", [0, 0.1, 0.5, 1])
 def test_the_rate_of_flips(p: float) -> None:
-    rates = [float(RandomHorizontalFlip(p).flags(draws(20_000, epoch=e)).double().mean()) for e in range(3)]
+    rates = [float(RandomHorizontalFlip(p).flip_mask(draws(20_000, epoch=e)).double().mean()) for e in range(3)]
     assert all(abs(rate - p) <= 5 * math.sqrt(p * (1 - p) / 20_000) for rate in rates)
     assert len(set(rates)) == (1 if p in (0, 1) else 3)
 
 
 def test_alternating_flips() -> None:
     op = RandomHorizontalFlip(alternating=True)
-    epochs = [op.flags(draws(1000, epoch=e)) for e in range(5)]
+    epochs = [op.flip_mask(draws(1000, epoch=e)) for e in range(5)]
     assert 400 < epochs[0].sum() < 600
     assert all(torch.equal(epochs[e], epochs[0] ^ bool(e % 2)) for e in range(5))
-    assert op.flags(Draws(0, 3, np.arange(1000))).tolist() == epochs[3].tolist()
+    assert op.flip_mask(Draws(0, 3, np.arange(1000))).tolist() == epochs[3].tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -502,7 +502,7 @@ def test_large_images_are_mirrored_in_pieces() -> None:
     d, ops = draws(4), [RandomHorizontalFlip()]
     found = decoded(ops, list(images.permute(0, 2, 3, 1).contiguous().numpy()), d)
     assert np.array_equal(np.stack(found), apply_operations(ops, images, d).permute(0, 2, 3, 1).numpy())
-    assert 0 < RandomHorizontalFlip().flags(d).sum() < 4
+    assert 0 < RandomHorizontalFlip().flip_mask(d).sum() < 4
 
 
 def test_images_of_any_sizes() -> None:

@@ -208,7 +208,7 @@ def test_epochs_share_arrays_out(pack: Pack) -> None:
     records = np.random.default_rng(1).permutation(FLIPS)[:100]
 
     def rows(epoch: int, every: bool = False, checksums: Any = "auto") -> list[int]:
-        return [*Checks(dataset.reader, checksums, ("image", "label")).of(records, epoch, every).rows]
+        return [*Checks(dataset.reader, checksums, ("image", "label")).choose(records, epoch, every).rows]
 
     assert sorted(row for epoch in range(ARRAY_SHARE) for row in rows(epoch)) == list(range(100))
     assert all(rows(epoch) == rows(epoch + ARRAY_SHARE) for epoch in range(3))

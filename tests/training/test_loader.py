@@ -929,9 +929,9 @@ def test_mirrored_before_resizing_or_after_is_the_same(
     for row, flip in enumerate((False, True)):
         box, window = np.array([[0, 0, *size]]), np.array([[0, 0, *target]])
         crops = Crops(box, np.array([target]), window, np.array([flip]))
-        RowWriter(torch.from_numpy(rows[row : row + 1]), crops).place_box(0, pixels)
+        RowWriter(torch.from_numpy(rows[row : row + 1]), crops).write_box(0, pixels)
         there = RowWriter(torch.from_numpy(alone[row : row + 1]), crops)
-        in_thread(lambda r=there: r.place_box(0, pixels))  # type: ignore[misc]
+        in_thread(lambda r=there: r.write_box(0, pixels))  # type: ignore[misc]
     assert np.array_equal(rows[1], rows[0][:, ::-1])
     assert np.array_equal(alone, rows)
     assert np.array_equal(pixels, before)

@@ -199,7 +199,7 @@ def replayed(
     for stream, op in enumerate(ops):
         here = draws.replace(stream=stream)
         if isinstance(op, RandomHorizontalFlip):
-            values = {k: f.horizontal_flip(v) if op.flags(here)[0] else v for k, v in values.items()}
+            values = {k: f.horizontal_flip(v) if op.flip_mask(here)[0] else v for k, v in values.items()}
         elif isinstance(op, RandomResizedCrop):
             box = op.plan(Crops.full(np.array([size])), here).box[0].tolist()
             values = {k: f.resized_crop(v, *box, list(op._pair)) for k, v in values.items()}

@@ -440,7 +440,7 @@ class TestAppend:
             (second / "train" / "ant").rename(second / "train" / "aardvark")
         url = stores[1]
         publish, raced, packed = publish_module.publish, False, 0
-        pack = append_module._pack
+        pack = append_module._prepare_shards
 
         def late(*arguments: Any) -> int:
             nonlocal raced
@@ -456,7 +456,7 @@ class TestAppend:
 
         with monkeypatch.context() as patch:
             patch.setattr("packstore.packing.append.publish", late)
-            patch.setattr(append_module, "_pack", counted)
+            patch.setattr(append_module, "_prepare_shards", counted)
             packstore.append(url, third)
         assert packed == (3 if new_class else 2)
         assert find_newest_version(open_objects(url)) == 3
