@@ -21,7 +21,7 @@ from packstore.core.registry import SOURCES
 from packstore.core.urls import find_bridge
 from packstore.images.reading import ALL_FRAMES
 from packstore.images.sniff import MAX_PIXELS
-from packstore.sources.annotations import Finding, annotated, find_left, find_other_images
+from packstore.sources.annotations import Finding, annotated_error, find_left, find_other_images
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.bridges import open_bridge
@@ -423,13 +423,15 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         plain = next((kind for kind in partial if kind.name in _PLAIN), None)
         if partial[0].name == _MODALITIES:
             raise (
-                undecided(path, partial[:1]) if plain is None else with_answer(annotated(path, plain.name), partial[0])
+                undecided(path, partial[:1])
+                if plain is None
+                else with_answer(annotated_error(path, plain.name), partial[0])
             )
         within = find_within(path, _specific)
         several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
         if within and not several_masks:
             raise lies_within(path, within)
-        raise annotated(path, partial[0].name)
+        raise annotated_error(path, partial[0].name)
     possible = found.get(Certainty.POSSIBLE, [])
     if possible and possible[0].name not in _PLAIN:
         return possible[0]

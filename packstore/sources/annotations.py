@@ -1,7 +1,7 @@
-"""Finds annotations beside images: what packing the images alone would lose without a word.
+"""Finds annotations beside images, which would be lost if the images were packed alone.
 
-Decides from all names of a tree, see :mod:`.contents`: files that name images or have as many rows (lists, CSV, JSON),
-files and folders with the stems of images (captions, boxes, masks), and names that annotators give.
+Decides by all names of a tree, see :mod:`.contents`: files that name images or have as many rows (lists, CSV, JSON),
+files and folders with the stems of images (captions, boxes, masks), and names that annotation tools use.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", 
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz")
-"""Files of these kinds are not opened: beside images they hold their labels."""
+"""Files of these kinds are not opened: beside images they contain labels."""
 _NO_SIDECARS = (
     *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
     *(".sh", ".md", ".html", ".htm", ".css", ".js", ".zip", ".tar", ".gz", ".rar", ".7z", ".db", ".ini", ".pdf"),
     *(".md5", ".sha1", ".sha256", ".xmp", ".aae", ".thm", ".mp4", ".mov", ".avi", ".mkv", ".wav", ".mp3", ".lnk"),
     *(".bak", ".tmp", ".swp", ".lock", ".url", ".psd", ".xcf", ".blend", ".obj", ".mtl", ".svg", ".eps", ".m"),
 )
-"""Files of these suffixes annotate nothing, though they have the stem of an image: models, scripts, films."""
+"""Suffixes of files that are not annotations even with the stem of an image: models, scripts, films."""
 _ANNOTATORS = re.compile(
     r"[._]*(metadata|labels?|annotations?(\.coco)?|captions?|_?classes|image_labels|class_labels)"
     r"\.(csv|tsv|jsonl?|parquet|xml)|data\.ya?ml|via[_-].*\.(json|csv)|(instances|captions|person_keypoints|panoptic)_"
     r".*\.json|(gt|det)\.txt|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott)",
 )
-"""Names that annotation tools and publishers give."""
+"""File names of annotation tools and publishers."""
 _NO_ANNOTATION = re.compile(
     r"(readme|licen[cs]e|copying|citation|changelog|changes|history|notice|authors|contributing|requirements|"
     r"environment|setup|pyproject|package(-lock)?|tsconfig|makefile|dockerfile|robots|todo|packstore)\b.*",
@@ -57,7 +57,7 @@ _CLASS_LISTS = re.compile(r".*(class|names|words|vocab|synset|wnid|categor).*")
 _WORK = re.compile(r"logs?|runs?|checkpoints?|ckpts?|weights|wandb|mlruns|tensorboard|lightning_logs|__pycache__")
 _FRACTION = re.compile(rb"[-+]?\d*\.\d+(e[-+]?\d+)?", re.I)
 _COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
-"""Numbers that count anything, epochs and sizes as well as images."""
+"""Small numbers, which may count epochs or sizes as well as images."""
 _MASKS = re.compile(
     r"(.*[_-])?(masks?|labels?|annot(ation)?s?|segmentations?(class|object)?|seg|gt(fine|coarse)?|ground_?truth|"
     r"trimaps?|depths?|panoptic|stuff|targets?|instances?|semantic(_rgb)?|1st_manual|2nd_manual|manual|nir|thermal|"
@@ -68,21 +68,21 @@ _BESIDE = re.compile(
     r"(masks?|labels?|seg|segmentation|gt|truth|groundtruth|trimap|depth|matte|target|alpha|instance|semantic)\d*"
 )
 DRAWN = re.compile(r"(?i).*(visuali[sz]ations?|overlays?)")
-"""Names of folders of drawings of annotations."""
+"""Names of folders with drawn annotations."""
 _PAIRS = (
     ("left", "right"), ("input", "target"), ("inputs", "targets"), ("input", "output"), ("inputs", "outputs"),
     ("source", "target"), ("before", "after"), ("low", "high"), ("lr", "hr"), ("lq", "gt"), ("blur", "sharp"),
     ("noisy", "clean"), ("image_2", "image_3"), ("rgb", "thermal"), ("vis", "ir"), ("pre", "post"), ("t1", "t2"),
     ("rgb", "nir"), ("vis", "nir"), ("visible", "infrared"), ("imgs_1", "imgs_2"),
 )  # fmt: skip
-"""Names of two folders whose images of one name are one sample: stereo, restoration, change detection."""
+"""Names of two folders whose images of equal name form one sample: stereo, restoration, change detection."""
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _NAMED = 4
 _BYTES, _WHOLE = 1 << 18, 64 << 20
-"""So much is read of the beginning of a text, and of one whose rows are counted."""
+"""Bytes read from the beginning of a text, and of a text whose rows are counted."""
 _MENTIONS, _ROWED, _LONG = 3, 20, 8
 _ALIKE = 64
-"""Files of one suffix in a folder, up to which each is read; more go by their stems and their number."""
+"""Maximum number of files of one suffix in a folder that are read; more are judged by stems and number."""
 _LISTED = re.compile(rb"^\S*\.(?:jpe?g|png|bmp|gif|tiff?|webp|pgm|ppm)\b", re.I | re.M)
 """A line that begins with an image."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
@@ -90,12 +90,12 @@ _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
 
 
 class Finding(NamedTuple):
-    """Something that seems to annotate images.
+    """Suspected annotation of images.
 
     Attributes:
-        phrase: What it is, for people: ``"metadata.csv"``.
-        patterns: What ``--ignore`` takes for it.
-        folder: Where it lies; None for images.
+        phrase: Description for people: ``"metadata.csv"``.
+        patterns: Patterns for ``--ignore``.
+        folder: Its folder; None for images.
     """
 
     phrase: str
@@ -103,19 +103,19 @@ class Finding(NamedTuple):
     folder: str | None = None
 
 
-def annotated(path: Path, kind: str) -> AmbiguousSourceError:
-    """The error for a folder of the given kind with annotations, which it does not read."""
+def annotated_error(path: Path, kind: str) -> AmbiguousSourceError:
+    """Returns the error for a folder of the given kind with annotations that the kind does not read."""
     tree = open_tree(path)
     found = [] if tree is None else find_all(tree)
-    return _question(path, f"holds more than images: {_listed([each.phrase for each in found])}", kind, found)
+    return _question(path, f"holds more than images: {_shorten_list([each.phrase for each in found])}", kind, found)
 
 
-def asked(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
-    """The error for a folder of images that is not certain to be what it seems; ``why`` continues its name."""
+def ambiguous_source(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
+    """Returns the error for a folder of images that may be something else; ``why`` continues its name."""
     return _question(path, why, "imagefolder", [Finding("", tuple(ignore))] if ignore else [])
 
 
-def _listed(phrases: Sequence[str]) -> str:
+def _shorten_list(phrases: Sequence[str]) -> str:
     more = f" and {len(phrases) - _NAMED} more" if len(phrases) > _NAMED else ""
     return ", ".join(phrases[:_NAMED]) + more
 
@@ -151,8 +151,7 @@ def _ignoring(patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _labels_files(path: Path, contents: Contents) -> list[Answer]:
-    """The labels files for ``--labels`` among the first CSV files, each with the folder from which on it names
-    images."""
+    """Proposes ``--labels`` for the first CSV files, each with the folder below which it names images."""
     folders = list(contents.folders.values())
     files = [(folder.path, name) for folder in folders for name in _first(folder, ".csv")]
     found = []
@@ -174,35 +173,35 @@ def _first(folder: FolderContents, suffix: str) -> tuple[str, ...]:
 
 
 def find_annotations(tree: Tree) -> list[str]:
-    """Names what seems to annotate the images of ``tree``, a phrase each (``"metadata.csv"``)."""
+    """Describes the suspected annotations of the images of ``tree``, one phrase each (``"metadata.csv"``)."""
     return [each.phrase for each in find_all(tree)]
 
 
 def find_further(tree: Tree) -> list[str]:
-    """Like :func:`find_annotations`, without masks."""
+    """Does :func:`find_annotations` without masks."""
     contents = contents_of(tree)
     return [each.phrase for each in _unique(_further(tree, contents, contents.folders.values()))]
 
 
 def find_all(tree: Tree) -> list[Finding]:
-    """Finds all that seems to annotate the images of ``tree``: masks, pairs of images, and other files."""
+    """Finds all suspected annotations of the images of ``tree``: masks, pairs of images, and other files."""
     contents = contents_of(tree)
     places = _masks(contents)
     masks = [Finding(phrase, (_mask_pattern(contents, places, place),)) for place, phrase in places.items()]
     holding = {place for path, each in contents.folders.items() if each.images.count for place in _at_and_above(path)}
-    further = (_widened(each, holding) for each in _further(tree, contents, contents.folders.values()))
+    further = (_widen(each, holding) for each in _further(tree, contents, contents.folders.values()))
     return _unique([*masks, *_pairs(contents), *_tails(contents), *further])
 
 
-def _widened(finding: Finding, holding: Collection[str]) -> Finding:
-    """A finding with a pattern for the whole folder if that holds no images: it would be an empty class."""
+def _widen(finding: Finding, holding: Collection[str]) -> Finding:
+    """Widens a finding's pattern to its whole folder if that contains no images and would become an empty class."""
     above = [place for place in _at_and_above(finding.folder or "") if place not in holding]
     return finding._replace(patterns=(_pattern(above[-1]),)) if above else finding
 
 
 def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
-    """Finds what seems to annotate images among the files of ``tree`` that a source leaves: other files, and folders of
-    masks of which it takes none."""
+    """Finds suspected annotations among the files of ``tree`` that a source leaves out: other files, and folders of
+    masks of which it uses none."""
     whole = contents_of(tree)
     by_folder: dict[str, list[str]] = {}
     for path in paths:
@@ -223,8 +222,8 @@ def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
 
 
 def find_other_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:
-    """Finds folders of images among the files of ``tree`` that a source leaves, and samples, whose ``keys`` are paths,
-    that differ from others by the end of their names."""
+    """Finds folders of images among the files of ``tree`` that a source leaves out, and samples, whose ``keys`` are
+    paths, that differ from others by the ending of their names."""
     contents = contents_of(tree)
     left = (path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
     folders = Counter(folder for folder in left if folder in contents.folders)

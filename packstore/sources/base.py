@@ -36,12 +36,11 @@ _REMOTE_WORKERS = 32
 
 
 class Certainty(IntEnum):
-    """What a kind says of a path.
+    """Answer of a kind to the question whether a path is its own.
 
-    ``CERTAIN``: the path is of this kind; no further kind is asked. ``PARTIAL``: it is, but something in it would be
-    left out, so the user is asked unless another kind is certain. ``POSSIBLE``: nothing contradicts it, and nothing
-    proves it; the first such kind opens the path when there is no better one, and says what is missing. ``NO``: it is
-    not.
+    ``CERTAIN``: the path is of this kind; later kinds are not asked. ``PARTIAL``: it is, but this kind would leave out
+    something in it, so the user is asked unless another kind is certain. ``POSSIBLE``: nothing contradicts or proves
+    it; without a better kind, the first possible one opens the path, and says what is missing. ``NO``: it is not.
     """
 
     NO = 0
@@ -52,19 +51,19 @@ class Certainty(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How to open a source.
+    """Options with which a source is opened.
 
     Attributes:
         labels: A CSV file with the columns ``file,label`` and optionally ``split``; for kinds that take one.
         max_pixels: An image file too large for an image of so many pixels is not read; see
             :func:`packstore.images.sniff.max_file_bytes`.
-        named: The user named the kind: it decides where the path alone is ambiguous.
-        skip_bad: Bad samples are skipped, so that a cycle of links is a bad sample and does not end the listing.
-        image_key: Name of the array that holds the images; for kinds whose samples lie in named arrays.
-        label_key: Name of the array that holds the class numbers; likewise.
-        layout: Order of the axes of that array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …; likewise. Of tables with
-            boxes, their convention, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps them as JSON.
-        ignore: Patterns of files and folders that are treated as not there, see
+        named: The user has named the kind, which decides if the path alone is ambiguous.
+        skip_bad: Bad samples are skipped, so a cycle of links is a bad sample and does not end the listing.
+        image_key: Name of the array with the images, for kinds that read named arrays.
+        label_key: Name of the array with the class numbers, for the same kinds.
+        layout: Order of the axes of the image array: ``NHWC``, ``NCHW``, ``NHW``, ``HWCN`` …. For tables with boxes,
+            their convention, see :data:`packstore.sources.boxes.CONVENTIONS`; ``json`` keeps them as JSON.
+        ignore: Patterns of files and folders to treat as absent, see
             :class:`packstore.sources.ignoring.IgnoreRules`.
         columns: Meanings of the columns of a table, ``image=COL``; see :mod:`packstore.sources.table.columns`.
         frames: ``all``: each frame of an image file is a sample, see :class:`packstore.sources.frames.FramesSource`.
@@ -95,30 +94,30 @@ class SourceOptions:
 
     @property
     def says_boxes(self) -> bool:
-        """``layout`` is one of boxes in tables."""
+        """True if ``layout`` is a convention of boxes in tables."""
         return self.layout in (*CONVENTIONS, NOT_CONVERTED)
 
     @property
     def array_names(self) -> dict[str, str | None]:
-        """What is for kinds whose samples lie in named arrays."""
+        """Options for kinds that read named arrays, by name."""
         return {"image_key": self.image_key, "label_key": self.label_key, "layout": self.layout}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of source, as the registry holds it.
+    """Kind of source, as registered.
 
     Attributes:
         name: Its name in the registry, for ``--source`` and in manifests.
-        help: What it is, in a few words: ``a folder of images``.
-        recognise: Whether a path is of this kind. Looks no further than it must, and raises :class:`SourceError` only
-            where it is sure that the path is meant for it, and is broken or ambiguous.
-        open: Opens a path. Raises :class:`SourceError` where it is not of this kind.
-        takes_labels: It uses :attr:`SourceOptions.labels`; other kinds are never given any.
-        takes_arrays: Likewise :attr:`SourceOptions.array_names`, those of boxes aside.
-        takes_boxes: Likewise a ``layout`` of boxes.
-        takes_columns: Likewise :attr:`SourceOptions.columns`.
-        in_objects: It also reads folders in object stores: all that it reads, it reads through its tree.
+        help: Description in a few words: ``a folder of images``.
+        recognise: Tells if a path is of this kind. Reads no more than necessary. Raises :class:`SourceError` only if
+            the path is certainly meant for this kind, and is damaged or ambiguous.
+        open: Opens a path. Raises :class:`SourceError` if it is not of this kind.
+        takes_labels: It uses :attr:`SourceOptions.labels`; other kinds never get any.
+        takes_arrays: It uses :attr:`SourceOptions.array_names`, except for a ``layout`` of boxes.
+        takes_boxes: It uses a ``layout`` of boxes.
+        takes_columns: It uses :attr:`SourceOptions.columns`.
+        in_objects: It also reads folders in object stores, entirely through its tree.
     """
 
     name: str
@@ -132,11 +131,11 @@ class Kind:
     in_objects: bool = False
 
     def reads(self, path: Path) -> bool:
-        """Whether it reads where ``path`` lies: on this machine, or in an object store."""
+        """Tells if it can read at the place of ``path``: this machine, or an object store."""
         return self.in_objects or not isinstance(path, UrlPath)
 
     def takes(self, options: SourceOptions) -> bool:
-        """Whether it uses all that is given of what only some kinds use."""
+        """Tells if it uses all given options that only some kinds use."""
         given = any(value is not None for value in options.array_names.values())
         if options.columns and not self.takes_columns:
             return False
@@ -146,17 +145,17 @@ class Kind:
 
 
 class Entry(NamedTuple):
-    """A sample before its image is read.
+    """Sample whose image has not been read yet.
 
     Attributes:
         key: Relative path with ``/`` (undecodable bytes as surrogates) or id, unique in the source.
         split: Name of its split; ``""`` in a source without splits.
         labels: Class numbers, in the order of ``Survey.columns``.
-        size_bytes: Size of the image as it lies in the source.
-        ref: Whatever the source needs to read it: plain values, which another opening of the same source understands.
-        modified_ns: Time of modification (``st_mtime_ns``) of the image's own file; 0 where it has none.
-        changed_ns: Time of change (``st_ctime_ns``) of that file. Nobody can set it back, so it alone shows that two
-            files of one size and age were exchanged.
+        size_bytes: Size of the image in the source.
+        ref: Reference for reading it: plain values, which another opening of the same source understands.
+        modified_ns: Time of modification (``st_mtime_ns``) of the image's own file; 0 without one.
+        changed_ns: Time of change (``st_ctime_ns``) of that file. It cannot be set back, so it alone shows that two
+            files of equal size and age were exchanged.
     """
 
     key: str
@@ -169,15 +168,15 @@ class Entry(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A sample that has more than an image and the labels of its entry.
+    """Sample with more values than an image and the labels of its entry.
 
     Attributes:
         image: The main image.
-        values: By name, the value of every column of :attr:`Survey.sampled`: as users give it, see
-            :func:`packstore.core.columns.to_stored`, or None for a missing one; without companions.
-        key: Its key where that shows only now; None for the entry's.
-        at_rest: The values are those of a store: bytes and arrays as they lie at rest, companions among them.
-        number: Its index in its split, by which a program knows it; None where nobody does.
+        values: Value of every column of :attr:`Survey.sampled`, by name: in the user's form, see
+            :func:`packstore.core.columns.to_stored`, or None if missing; without companions.
+        key: Its key, if that is known only after reading; None for the entry's key.
+        at_rest: The values are in the stored form of a store, companions included.
+        number: Its index in its split, by which a program knows it; None if there is none.
     """
 
     image: ImageData
@@ -189,28 +188,28 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a source holds, from one pass over its listing (no image is read).
+    """Content of a source, from one pass over its listing; no image is read.
 
     Attributes:
         splits: Number of samples by split, in packing order (see :data:`SPLIT_ORDER`; others follow by name); the only
             name is ``""`` in a source without splits.
-        columns: All columns but the main image's, in order. Of labels that the listing knows, fixed int64 with their
-            classes; and those of :attr:`sampled`, with their companions.
-        encoding: What :meth:`Source.read` returns: ``original`` for image files, ``uint8`` or another dtype for arrays
-            ``(H, W, C)``; a store's own encoding.
+        columns: All columns except the main image, in order: labels that the listing knows, as fixed int64 with their
+            classes; and the columns of :attr:`sampled`, with their companions.
+        encoding: Encoding of the images that :meth:`Source.read` returns: ``original`` for image files, ``uint8`` or
+            another dtype for arrays ``(H, W, C)``; a store's own encoding.
         mode: Name of the mode of arrays, as in :attr:`packstore.core.column.Column.mode`; None for RGB of 8 bits.
         shape: Shape that all arrays share, or None for files and ragged stores.
-        size_bytes: Bytes of all images as they lie in the source.
-        size_counts: How many images have which size, rounded up by :func:`rounded_size`: formats that pad images
-            estimate from it what they will take.
+        size_bytes: Bytes of all images in the source.
+        size_counts: Number of images by size, rounded up by :func:`rounded_size`, from which formats that pad images
+            estimate their size.
         key_bytes: Bytes of all keys together.
         ledger: Every file of the source with its role; empty for a store, and for samples that are no files.
         store: The manifest when the source is a packstore store.
         sampled: Names of the columns whose values come with each :class:`Sample`; the others are ``Entry.labels``.
-        value_bytes: About how many bytes these values have.
+        value_bytes: Estimated bytes of these values.
         gives_keys: Samples may have keys that the listing does not know.
-        counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source is read once.
-        resumable: Its entries can be listed again, so that an interrupted conversion can go on.
+        counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source can be read once.
+        resumable: Its entries can be listed again, so that an interrupted conversion can resume.
         notes: Further facts that a person should know before sharing the store.
     """
 
@@ -237,32 +236,33 @@ class Survey:
 
     @property
     def labels(self) -> tuple[Column, ...]:
-        """The columns of ``Entry.labels``, in their order."""
+        """Columns of ``Entry.labels``, in order."""
         return tuple(column for column in self.columns if column.name not in self.sampled)
 
 
 class Source(ABC):
-    """Where samples come from.
+    """Base of all sources: lists samples and reads them.
 
-    Listing is lazy and deterministic. Memory does not grow with the number of samples, but for one directory's names
+    Listing is lazy and deterministic. Memory does not grow with the number of samples, except for one directory's names
     and a few bytes a sample.
 
     Attributes:
         kind: The name of its :class:`Kind`.
         normalization: Name of the mean and standard deviation by which floating point records are normalised, unless
             the user chooses others.
-        path: The source as the user named it.
-        options: How it was opened.
-        evidence: What it was recognised by, for people: ``features.json and 2 shards``; empty where its kind says all.
+        path: The path as given by the user.
+        options: Options with which it was opened.
+        evidence: Files by which it was recognised, for people: ``features.json and 2 shards``; empty if the kind says
+            enough.
     """
 
     kind: str
     normalization: str = "imagenet"
     evidence: str = ""
     left_images: ClassVar[str] = "images that are no samples"
-    """Why images are left, for the ledger."""
+    """Reason for images that are left out, for the ledger."""
     asks_about_left: ClassVar[bool] = True
-    """Whether files that it leaves may be annotations that nobody has thought of; not so in published data sets."""
+    """Files that it leaves out may be unexpected annotations; not in published data sets."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
@@ -270,63 +270,64 @@ class Source(ABC):
 
     @abstractmethod
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts what :meth:`entries` yields for ``split`` (all splits for None). The class list is that of the whole
-        source. Raises :class:`SourceError` when there is nothing to pack, and :class:`NotInSourceError` for an unknown
-        split, naming those that there are."""
+        """Counts the samples that :meth:`entries` yields for ``split`` (None: all splits). The class list is that of
+        the whole source. Raises :class:`SourceError` if there is nothing to pack, and :class:`NotInSourceError`,
+        which lists the splits, for an unknown split."""
 
     @abstractmethod
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """The samples, split after split in the survey's order; the same at each call as long as nothing changes. Needs
-        no survey before it. Raises for an unknown split at once, as :meth:`survey` does."""
+        """Yields the samples, split after split in the survey's order; the same at each call unless the source
+        changes. Needs no survey before. Raises at once for an unknown split, as :meth:`survey` does."""
 
     @abstractmethod
     def read(self, entry: Entry) -> ImageData | Sample:
-        """The image of an entry that this or another opening of the source has listed, with the values of
-        :attr:`Survey.sampled` where there are such. Called from several threads at once. Raises :class:`SampleError`
-        with the entry's key when it cannot be read."""
+        """Reads the image of an entry that this or another opening of the source has listed, with the values of
+        :attr:`Survey.sampled`, if any. Thread-safe. Raises :class:`SampleError` with the entry's key if it cannot be
+        read."""
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[ImageData | None]:
-        """What :meth:`read` returns of each, where they are read faster together; None for what it is to be called for:
-        the others, and all that is wrong with one."""
+        """Reads several entries at once, if that is faster; None for each entry that :meth:`read` must read, bad
+        ones included."""
         return [None] * len(entries)
 
     def image(self, entry: Entry) -> ImageData:
-        """The image alone of what :meth:`read` returns."""
+        """Reads the image alone."""
         found = self.read(entry)
         return found.image if isinstance(found, Sample) else found
 
     def locate(self, entry: Entry) -> Location | None:
-        """Where the bytes lie that :meth:`read` returns as the image: in a file on this machine or in an object; None
-        if they are no plain range of one. Called before :meth:`read`, from several threads."""
+        """Locates the bytes of the image that :meth:`read` returns: in a file on this machine or in an object; None
+        if they are not a plain range of one. Called before :meth:`read`. Thread-safe."""
         return None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """The same entries, ready for :meth:`read`: what one thread, or other processes, have to do for them first."""
+        """Prepares entries for :meth:`read`: does the work that one thread, or other processes, must do first;
+        yields them."""
         return entries
 
     def workers(self) -> int:
-        """How many threads read it best: more than there are cores where each waits for a server."""
+        """Returns the best number of reading threads: more than cores if each waits for a server."""
         return _REMOTE_WORKERS if isinstance(self.path, UrlPath) else default_workers()
 
     def nbytes(self, entry: Entry) -> int:
-        """About how many bytes an entry of :meth:`fetch` has."""
+        """Estimates the bytes of an entry of :meth:`fetch`."""
         return entry.size_bytes
 
     def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """``count`` of the source's ``records``, spread over them, ready for :meth:`read`."""
+        """Yields ``count`` of the source's ``records`` entries, spread over the source, ready for :meth:`read`."""
         step = max(1, records // count)
         return islice(self.entries(split), 0, count * step, step)
 
     def identity(self) -> str:
-        """What tells this source from others, for going on with an interrupted conversion."""
+        """Returns a text that distinguishes this source from others, to resume an interrupted conversion."""
         names = [f" {name}={value}" for name, value in self.options.array_names.items() if value is not None]
         names += [f" ignore={pattern}" for pattern in self.options.ignore]
         names += [f" column={each}" for each in self.options.columns]
         return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace") + "".join(names)
 
     def stamp(self) -> str:
-        """Changes when the source changes in a way that its entries do not show; empty where they show every change.
-        Raises :class:`SourceError` when the source has vanished."""
+        """Returns a text that changes when the source changes in a way that its entries do not show; empty if they
+        show every change. Raises :class:`SourceError` if the source has vanished."""
         return ""
 
     def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
@@ -336,23 +337,23 @@ class Source(ABC):
         return iter([("", [self.path.name])] if self.path.is_file() else [])
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the files that the source uses besides those that its survey has claimed."""
+        """Claims the files that the source uses and its survey has not claimed."""
         return
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Says why a file is left; None for what its name says."""
+        """Returns the reason why a file is left out; None for the usual reason by its name."""
         return self.left_images if name.lower().endswith(IMAGE_SUFFIXES) else None
 
     def expects_left(self, path: str) -> bool:
-        """Whether a file that it leaves is one that its layout always has, so that nobody is asked about it."""
+        """Tells if a left file always belongs to the layout, so that it raises no question."""
         return False
 
     def left_members(self) -> Mapping[str, int]:
-        """Counts what is left of what lies in packed files (records, arrays, columns), by reason."""
+        """Counts parts of packed files (records, arrays, columns) that are left out, by reason."""
         return {}
 
     def ledger(self, claims: Claims, split: str | None = None) -> Ledger:
-        """Lists all files and gives each its role. ``split`` is the one that was surveyed, None for all."""
+        """Lists all files and assigns each its role. ``split`` is the surveyed split, None for all."""
         self.claim_files(claims)
         others = None if split is None else "images that are not of this split"
         rules = ignore_rules(self.options.ignore)
@@ -368,7 +369,7 @@ class Source(ABC):
         )
 
     def claim_paths(self, claims: Claims, paths: Iterable[Path], role: Role = Role.PACKED) -> None:
-        """Claims files on disk, by their paths relative to the source. Others are none of its files."""
+        """Claims files on disk by their paths relative to the source; skips paths outside of it."""
         for path in paths:
             if path == self.path:
                 claims.claim(path.name, role)
@@ -376,19 +377,19 @@ class Source(ABC):
                 claims.claim(path.relative_to(self.path).as_posix(), role)
 
     def close(self) -> None:
-        """Releases open files. Idempotent. Images that were read stay valid; reading again may raise
+        """Closes open files. Idempotent. Images that were read stay valid; reading again may raise
         :class:`PackstoreError`."""
         return
 
     def no_split(self, split: str, splits: Iterable[str]) -> NotInSourceError:
-        """The error for an unknown split; ``splits`` are those that there are."""
+        """Returns the error for an unknown split; ``splits`` are the known ones."""
         known = ", ".join(printable(name) for name in splits if name) or "it has none"
         return NotInSourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {known}")
 
 
 def stamp_of(paths: Iterable[Path]) -> str:
-    """A stamp of files: their sizes, times of modification and of change. Raises :class:`SourceError` when one is
-    gone."""
+    """Returns a stamp of files: sizes, times of modification and of change. Raises :class:`SourceError` if one is
+    missing."""
     parts = []
     for path in paths:
         try:
@@ -400,11 +401,12 @@ def stamp_of(paths: Iterable[Path]) -> str:
 
 
 SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")
-"""Directory names that are splits rather than classes, in the order in which splits are packed."""
+"""Directory names that mean splits, not classes, in packing order."""
 
 
 def readable_sizes(sizes: Sequence[int], max_bytes: int) -> Sequence[int]:
-    """Leaves out the sizes of files that are not read: no files, empty ones, and those of more than ``max_bytes``."""
+    """Returns the sizes of files that can be read: leaves out missing and empty files, and those of more than
+    ``max_bytes``."""
     if sizes and min(sizes) > 0 and max(sizes) <= max_bytes:
         return sizes
     return [size for size in sizes if 0 < size <= max_bytes]
@@ -416,5 +418,5 @@ def count_sizes(sizes: Iterable[int]) -> Counter[int]:
 
 
 def rounded_size(size: int) -> int:
-    """``size`` rounded up to 64 bytes, so that :attr:`Survey.size_counts` stays small for any number of images."""
+    """Rounds ``size`` up to 64 bytes, so that :attr:`Survey.size_counts` stays small for any number of images."""
     return -(-size // 64) * 64

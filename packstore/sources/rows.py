@@ -1,8 +1,8 @@
-"""Sources whose samples are rows: an image and further values by name, which a reference leads to.
+"""Base of sources whose samples are rows: an image and further values by name, read by a reference.
 
-What most formats of others are: a kind lists the rows of each split and reads the values of one; counting, declaring
-columns and checking values is done here. :class:`FileRowSource` is for rows whose images are files of a folder or an
-archive.
+Most foreign formats are such sources: a kind lists the rows of each split and reads the values of one; counting,
+declaring columns and checking values are done here. :class:`FileRowSource` is for rows whose images are files of a
+folder or an archive.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from packstore.sources.tree import Found
 from packstore.stores.link_files import Location
 
 PROBED = 16
-"""RecordLines of each split that are read to tell files from pixels."""
+"""Number of rows of each split that are read to tell files from pixels."""
 _REPORT_EVERY = 5000
 _EVIDENCE = re.compile(
     r"(readme.*|licen[cs]e.*|.*class(es)?(_?names?)?[.]txt|.*[.]names|.*[.]data|data[.]ya?ml|wnids[.]txt|words[.]txt|"
     r".*synset.*|dataset_infos?[.]json)",
     re.I,
 )
-"""Files that name classes or describe the set, and no image."""
+"""Names of files that list classes or describe the data set, but no single image."""
 
 
 class Row(NamedTuple):
-    """A sample before it is read.
+    """Sample that has not been read yet.
 
     Attributes:
         key: Unique in the source.
-        ref: What :meth:`RowSource.values` needs to read it: plain values, which another opening understands.
-        size_bytes: Size of the main image as it lies in the source.
-        value_bytes: About how many bytes the other values have.
+        ref: Reference for :meth:`RowSource.values`: plain values, which another opening understands.
+        size_bytes: Size of the main image in the source.
+        value_bytes: Estimated bytes of the other values.
         modified_ns: Time of modification of the newest of its files.
-        changed_ns: Time of change, likewise.
+        changed_ns: Time of change of that file.
     """
 
     key: str
@@ -74,38 +74,39 @@ class RecordForm(NamedTuple):
 
 
 class RowSource(Source):
-    """A source whose samples are rows.
+    """Source whose samples are rows.
 
     Attributes:
-        shape: ``(H, W, 3)`` where all main images are arrays of one shape, else None.
+        shape: ``(H, W, 3)`` if all main images are arrays of one shape, else None.
     """
 
     shape: tuple[int, ...] | None = None
 
     @abstractmethod
     def splits(self) -> Sequence[str]:
-        """Names of the splits in packing order, see :func:`in_packing_order`; ``("",)`` in a source without splits."""
+        """Returns the names of the splits in packing order, see :func:`in_packing_order`; ``("",)`` in a source
+        without splits."""
 
     @abstractmethod
     def fields(self) -> Mapping[str, Field]:
-        """Declarations of all values by name, in order, the main image among them. Called once."""
+        """Declares all values by name, in order, the main image included. Called once."""
 
     @abstractmethod
     def rows(self, split: str) -> Iterator[Row]:
-        """The rows of a split, lazily, the same at each call."""
+        """Yields the rows of a split, lazily, the same at each call."""
 
     @abstractmethod
     def values(self, ref: Any) -> Mapping[str, Any]:
-        """The values of a row by the names of :meth:`fields`, as users give them; those that are missing are left out
-        or None. Called from several threads at once. Raises :class:`SampleError`, :class:`ValueError` or
-        :class:`OSError` for a row that cannot be read."""
+        """Reads the values of a row by the names of :meth:`fields`, in the user's form; missing values are left out
+        or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or :class:`OSError` for a row that
+        cannot be read."""
 
     def files(self) -> Iterable[Path]:
-        """The files that make up the source; :meth:`stamp` shows when one changes."""
+        """Returns the files of the source; :meth:`stamp` changes when one of them does."""
         return (self.path,)
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        """Claims the files that are the row's own."""
+        """Claims the row's own files."""
 
     def claim_files(self, claims: Claims) -> None:
         self.claim_paths(claims, self.files())
@@ -159,7 +160,7 @@ class RowSource(Source):
         return self.locate_row(entry.ref)
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Where the main image of a row lies, see :meth:`Source.locate`."""
+        """Locates the main image of a row, see :meth:`Source.locate`."""
         return None
 
     def stamp(self) -> str:
@@ -167,7 +168,7 @@ class RowSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """How rows become records."""
+        """Schema that converts rows to records; made from the first rows of each split."""
         declared = self.fields()
         probes = chain.from_iterable(islice(self.rows(split), PROBED) for split in self.splits())
         samples = []
@@ -208,12 +209,12 @@ class RowSource(Source):
 
 
 class FileRow(NamedTuple):
-    """A row whose image is a file.
+    """Row whose image is a file.
 
     Attributes:
         file: Path of the main image in the tree.
         values: The other values; a value that is a file is an :class:`InTree`, one of several files a list of these.
-        key: The row's key; None for the path.
+        key: Key of the row; None for the path.
     """
 
     file: str
@@ -222,13 +223,13 @@ class FileRow(NamedTuple):
 
 
 class InTree(NamedTuple):
-    """A value that is the content of a file.
+    """Value that is the content of a file in the tree.
 
     Attributes:
-        file: Its path in the tree.
-        optional: Without the file, the sample has no such value; else it is a bad sample.
-        size_bytes: Its size; the source fills it in, -1 where there is no file.
-        modified_ns: Its time of modification, likewise.
+        file: Path in the tree.
+        optional: If the file is missing, so is the value; else the sample is bad.
+        size_bytes: Size, filled in by the source; -1 if the file is missing.
+        modified_ns: Time of modification, filled in by the source.
     """
 
     file: str
@@ -251,7 +252,7 @@ class TreeRowSource(RowSource):
 
     @abstractmethod
     def described_by(self) -> Iterable[str]:
-        """The files of the tree that say what the images are; :meth:`stamp` shows when one changes."""
+        """Returns the files of the tree that describe the images; :meth:`stamp` changes when one of them does."""
 
     def claim_files(self, claims: Claims) -> None:
         for file in self.described_by():
@@ -261,7 +262,8 @@ class TreeRowSource(RowSource):
         return list_files(self.tree)
 
     def _stat(self, file: str) -> Found:
-        """What lies under a name that a list may have given. Raises :class:`OSError`."""
+        """Returns size and times of a file that a list names. Raises :class:`OSError`, also for a path outside the
+        source."""
         if "\0" in file or (".." in file and ".." in file.split("/")):
             raise OSError(errno.EINVAL, "is no path within the source")
         return self.tree.stat(file)
@@ -293,14 +295,14 @@ class FileRowSource(TreeRowSource):
     A file that is missing is a bad sample.
 
     Attributes:
-        main: The name of the main image.
+        main: Name of the main image.
     """
 
     main = "image"
 
     @abstractmethod
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """The rows of a split, lazily, the same at each call; their values are plain."""
+        """Yields the rows of a split, lazily, the same at each call; their values are plain."""
 
     def rows(self, split: str) -> Iterator[Row]:
         for file, values, own_key in self.file_rows(split):
@@ -343,7 +345,7 @@ class FileRowSource(TreeRowSource):
                     claims.claim(each.file, Role.PACKED if picture else Role.ANNOTATION)
 
     def _content(self, value: Any) -> Any:
-        """The content of a file, or of each in a list; another value as it is."""
+        """Reads the file that a value names, or each file of a list; returns any other value unchanged."""
         if not isinstance(value, InTree):
             return [self._content(each) for each in value] if _files_in(value) else value
         if value.size_bytes >= 0:
@@ -358,14 +360,14 @@ class FileRowSource(TreeRowSource):
 
 
 def _files_in(value: Any) -> Sequence[InTree]:
-    """The files of which a value is the content."""
+    """Returns the files that a value names; empty for a plain value."""
     if isinstance(value, InTree):
         return (value,)
     return value if isinstance(value, list) and value and isinstance(value[0], InTree) else ()
 
 
 def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:
-    """Names of splits in the order in which they are packed: those of :data:`SPLIT_ORDER`, then others by name."""
+    """Sorts names of splits in packing order: first those of :data:`SPLIT_ORDER`, then others by name."""
     return tuple(sorted(set(splits), key=lambda name: (_place(name), name)))
 
 

@@ -1,4 +1,4 @@
-"""How the samples of a dataset become records: names, types and order of their fields, declared or inferred."""
+"""Defines how samples of a dataset become records: names, types and order of their fields, declared or inferred."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _FURTHER = ("original", "uint8", "uint16", "int16", "int32", "jpeg")
 
 
 class Taken(NamedTuple):
-    """A sample by the names of its fields.
+    """Sample whose values have field names.
 
     Attributes:
-        key: Its key; None where it has none of its own.
-        values: As the user gave them, or plain.
-        nbytes: About how much memory they take.
+        key: Its own key; None without one.
+        values: Values as the user gave them, or plain.
+        nbytes: Estimated memory of the values.
     """
 
     key: str | None
@@ -67,16 +67,16 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Schema:
-    """The fields of all samples. Plain data, so that worker processes can have it.
+    """Fields of all samples. Plain data, so that worker processes can receive it.
 
     Attributes:
-        fields: By name, in order.
-        main: The name of the main image.
+        fields: Fields by name, in order.
+        main: Name of the main image.
         positions: Names of the parts of a sample that is a tuple.
         files: Images and masks that come as files.
-        picks: Values whose names are not in ``fields`` are left out; else they are an error.
-        max_pixels: An image file too large for an image of so many pixels is not read.
-        dtypes: Of masks that are arrays.
+        picks: Leave out values whose names are not in ``fields``; else they are an error.
+        max_pixels: Limit of an image's pixels; larger files are not read.
+        dtypes: Dtypes of masks that are arrays.
     """
 
     fields: Mapping[str, Field]
@@ -89,12 +89,12 @@ class Schema:
 
     @property
     def encoding(self) -> str:
-        """What the main image is: ``original`` for files, or the dtype of pixels."""
+        """Encoding of the main image: ``original`` for files, or the dtype of pixels."""
         return "original" if self.main in self.files else self._mode(self.main).dtype
 
     @property
     def mode(self) -> str | None:
-        """The mode of a main image that is pixels, as :attr:`Survey.mode`."""
+        """Mode of a main image that is pixels, as in :attr:`Survey.mode`."""
         mode = self._mode(self.main)
         return None if self.main in self.files or mode == RGB else mode.name
 
@@ -104,7 +104,7 @@ class Schema:
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """All columns but the main image's, each with its companions."""
+        """All columns except the main image, each with its companions."""
         found: list[Column] = []
         for name, field in self.fields.items():
             if name != self.main:
@@ -121,8 +121,8 @@ class Schema:
         return tuple(found)
 
     def take(self, raw: Any) -> Taken:
-        """Names the values of a sample. Raises :class:`ValueError` where its names are not those of the fields."""
-        key, values = named(raw, self.positions, self.fields)
+        """Assigns names to the values of a sample. Raises :class:`ValueError` if they do not match the fields."""
+        key, values = name_values(raw, self.positions, self.fields)
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
             raise ValueError(f"{names}: no such field; fields: {', '.join(map(printable, self.fields))}")
@@ -135,9 +135,10 @@ class Schema:
         return Taken(key, found, nbytes)
 
     def plain(self, taken: Taken) -> Taken:
-        """The same sample without the libraries that made its values; files are not read yet.
+        """Converts values to plain types, independent of the libraries that made them; does not read files yet.
 
-        Raises :class:`ValueError`."""
+        Raises :class:`ValueError`.
+        """
         values = dict(taken.values)
         for name, field, plain_type in self._steps:
             value = values[name]
@@ -157,7 +158,7 @@ class Schema:
         return taken._replace(values=values)
 
     def sample(self, key: str, taken: Taken) -> Sample:
-        """The sample as a source gives it, with its files read. Raises :class:`ValueError`."""
+        """Converts a sample to the form of a source, and reads its files. Raises :class:`ValueError`."""
         values = self.plain(taken).values
         for name, field, plain_type in self._steps:
             value = values[name]
@@ -181,8 +182,8 @@ class Schema:
 
     @cached_property
     def _steps(self) -> tuple[tuple[str, Field, type | None], ...]:
-        """Name and declaration of each field, and the type of a value that needs nothing done; small samples take as
-        long as all that is asked of them."""
+        """Name, declaration and ready type of each field; a value of the ready type needs no conversion. Used once
+        per sample, so it must be cheap."""
         found = []
         for name, field in self.fields.items():
             is_main_file = name == self.main and name in self.files
@@ -196,7 +197,7 @@ class Schema:
 
     @cached_property
     def _encoders(self) -> dict[str, Encoder]:
-        """Of all images but the main one."""
+        """Encoders of all images except the main one."""
         found = {}
         for name, field in self.fields.items():
             if isinstance(field, (Image, Images)) and name != self.main:
@@ -231,7 +232,7 @@ class Schema:
         return {name: {label: n for n, label in enumerate(classes or ())} for name, classes in given.items()}
 
     def _numbers(self, name: str, value: Any) -> Any:
-        """Class numbers, of numbers or of names."""
+        """Converts class names to numbers; numbers stay."""
         if isinstance(self.fields[name], Label):
             return self._number(name, value)
         if isinstance(value, (list, tuple)):
@@ -248,11 +249,11 @@ class Schema:
         return numbers[value]
 
 
-def named(
+def name_values(
     raw: Any, positions: Sequence[str], fields: Mapping[str, Field] | None = None
 ) -> tuple[str | None, dict[str, Any]]:
-    """Key and values of a sample by name: of a dict, of a tuple by position (a dict in it gives its own values), or of
-    an image alone. Raises :class:`ValueError` for anything else."""
+    """Splits a sample into key and values by name: from a dict, from a tuple by position (a dict in it contributes
+    its own values), or from an image alone. Raises :class:`ValueError` for other types."""
     values: dict[str, Any] = {}
     if isinstance(raw, Mapping):
         values.update(raw)
@@ -286,30 +287,30 @@ def make_schema(
     further: str | None = None,
     max_pixels: int,
 ) -> Schema:
-    """The schema of a dataset, from its declaration or else from the first samples.
+    """Makes the schema of a dataset from its declaration, or infers it from the first samples.
 
     Args:
-        samples: The first samples, as they came; at least one.
-        declared: The fields by name, or None to infer them.
-        classes: Names of the classes that the dataset has, for a label that is inferred.
+        samples: First samples, unchanged; at least one.
+        declared: Fields by name; None infers them.
+        classes: Class names of the dataset, for an inferred label.
         picks: See :class:`Schema`.
-        encoding: How the main image is to be encoded, or None.
-        further: How other images that are inferred and come as pixels are to be encoded, or None.
+        encoding: Requested encoding of the main image, or None.
+        further: Requested encoding of other inferred images that are pixels, or None.
         max_pixels: See :class:`Schema`.
 
     Raises:
-        UsageError: Something has to be declared, or the fields do not go together.
+        UsageError: A field must be declared, or fields contradict each other.
     """
     positions = _positions(samples[0], declared)
     found = []
     for number, raw in enumerate(samples):
         try:
-            found.append(named(raw, positions, declared)[1])
+            found.append(name_values(raw, positions, declared)[1])
         except ValueError as error:
             raise UsageError(f"sample {number}: {error}") from error
-    fields = dict(declared) if declared is not None else _inferred(found, classes)
+    fields = dict(declared) if declared is not None else _infer_fields(found, classes)
     given = {name: [values[name] for values in found if values.get(name) is not None] for name in fields}
-    main = _main(fields)
+    main = _find_main(fields)
     files = frozenset(
         name
         for name, field in fields.items()
@@ -338,7 +339,7 @@ def make_schema(
 
 
 def _positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...]:
-    """Names of the parts of a sample that is a tuple."""
+    """Returns the field names of a tuple's parts."""
     names = tuple(declared or ())
     if isinstance(raw, Mapping):
         return names
@@ -354,11 +355,11 @@ def _positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...
         raise UsageError(f"a sample is a tuple of {len(raw)} values: give {wanted}")
     if parts or (declared is not None and len(names) < 2):
         return ("image", "target")
-    return (names[0] if names else "image", _second(raw[1]))
+    return (names[0] if names else "image", _name_of_second(raw[1]))
 
 
-def _second(value: Any) -> str:
-    """What the second value of a sample is called that is a tuple of an image and something."""
+def _name_of_second(value: Any) -> str:
+    """Returns the field name of the second value of an (image, value) tuple."""
     if is_pil(value):
         return "mask"
     if isinstance(value, str):
@@ -368,7 +369,8 @@ def _second(value: Any) -> str:
     return "mask" if getattr(value, "ndim", 0) == 2 else "label"
 
 
-def _inferred(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> dict[str, Field]:
+def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> dict[str, Field]:
+    """Infers a field for each name in the samples."""
     fields: dict[str, Field] = {}
     for name in dict.fromkeys(name for values in samples for name in values):
         if not isinstance(name, str):
@@ -391,7 +393,8 @@ def _inferred(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] | Non
     return fields
 
 
-def _main(fields: Mapping[str, Field]) -> str:
+def _find_main(fields: Mapping[str, Field]) -> str:
+    """Returns the name of the main image. Raises :class:`UsageError` if there is none."""
     images = [name for name, field in fields.items() if isinstance(field, Image)]
     main = "image" if "image" in images else next(iter(images), None)
     if main is None:
@@ -402,7 +405,8 @@ def _main(fields: Mapping[str, Field]) -> str:
 
 
 def _boxes_of(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
-    """The boxes with which labels or points go: the only ones, where the first samples have one for each of them."""
+    """Finds the boxes that labels or points belong to: the only ones, if the first samples have one value per box.
+    Else False."""
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
     if len(boxes) != 1:
         return False
@@ -424,7 +428,7 @@ def _rows(value: Any) -> int | None:
 
 
 def _check_choice(name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool) -> None:
-    """Raises :class:`UsageError` where an image is no file and nobody said how to keep it."""
+    """Raises :class:`UsageError` if an image is not a file and no encoding is chosen."""
     asked = encoding or field.encoding
     if not main and asked not in (None, *_FURTHER):
         raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")
@@ -439,7 +443,7 @@ def _check_choice(name: str, field: Image, is_file: bool, value: Any, encoding: 
 
 
 def _file(value: Any, limit: int) -> bytes:
-    """The bytes of a file that is given by its path or its bytes. Raises :class:`ValueError`."""
+    """Reads a file given by its path or its bytes. Raises :class:`ValueError`."""
     if not isinstance(value, str) and not is_path(value):
         return bytes(value)
     try:

@@ -1,6 +1,7 @@
-"""Images with masks by name: ``images/a.jpg`` and ``masks/a.png``, and what Cityscapes, ADE20K and others make of it.
+"""Segmentation data sets: images paired with masks by name: ``images/a.jpg`` and ``masks/a.png``, and the variants
+of Cityscapes, ADE20K and others.
 
-Masks stay the files that they are, unless a palette says which class each of their colours is.
+Mask files stay unchanged, unless a palette maps their colours to classes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Json, Mask, Text
 from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.annotations import DRAWN, asked, find_further
+from packstore.sources.annotations import DRAWN, ambiguous_source, find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import is_file, join, lines_of, mask_field
@@ -54,25 +55,25 @@ _CITYSCAPES = {
 }
 _MEANINGS = re.compile(r".*(class|label|categor|palette|colou?r).*[.](txt|csv|tsv|json|ya?ml|xml|names)", re.I)
 _SCENES = "sceneCategories.txt"
-"""ADE20K's file of the scene of each image."""
+"""ADE20K's file with the scene of each image."""
 _LOOKED_AT, _PROBED, _FEW = 256, 32, 4
 _HEADER = 1 << 16
 
 
 class _OtherSizeError(ValueError):
-    """A mask is not of its image's size: what it says follows the name of the folder."""
+    """A mask differs in size from its image; the message follows the folder's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Folders of images and masks.
+    """Folders of images and of their masks.
 
     Attributes:
-        images: The folder of images.
-        masks: The folder of masks; folders in it are those in the folder of images.
-        tail: What the name of an image ends with, before its suffix, and that of its masks does not.
-        ends: By column, what the name of a mask ends with instead, and its suffix.
-        further: Ends of masks with other suffixes.
+        images: Folder of images.
+        masks: Folder of masks, with the same subfolders.
+        tail: Ending of image names before the suffix, which mask names lack.
+        ends: Ending of mask names with suffix, by column.
+        further: Endings of masks with other suffixes.
     """
 
     images: str
@@ -82,20 +83,21 @@ class _Pair:
     further: tuple[str, ...] = ()
 
     def base(self, image: str) -> str:
-        """The path of the mask of an image without its end."""
+        """Returns the path of an image's mask without its ending."""
         stem = (image[len(self.images) + 1 :] if self.images else image).rpartition(".")[0]
         return join(self.masks, stem.removesuffix(self.tail))
 
     def is_mask(self, file: str) -> bool:
-        """Whether a file in the folder of images is a mask."""
+        """Tells if a file in the folder of images is a mask."""
         return self.images == self.masks and any(map(file.endswith, (*self.ends.values(), *self.further)))
 
 
 class SegmentationSource(FileRowSource):
-    """Images with their masks, in the column ``mask``; of Cityscapes also ``instance_mask``, ``train_mask`` and
-    ``polygons``, of ADE20K the ``scene``, where these are. An image without a mask has none.
+    """Images with masks in the column ``mask``; for Cityscapes also ``instance_mask``, ``train_mask`` and
+    ``polygons``, for ADE20K the ``scene``, if they exist. An image without a mask has no value.
 
-    With a palette, masks in colour become class numbers, and ``mask_labels`` has the classes that each shows."""
+    With a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each.
+    """
 
     kind = "segmentation"
     left_images = "images in other folders"
@@ -147,7 +149,8 @@ class SegmentationSource(FileRowSource):
                 yield FileRow(image, values)
 
     def _mask_file(self, pair: _Pair, base: str) -> str:
-        """The mask of an image in a folder of masks with several suffixes; the first name if it has none."""
+        """Finds the mask of an image in a folder of masks with several suffixes; the first possible name if there is
+        none."""
         folder = base.rpartition("/")[0]
         if folder not in self._there:
             self._there[folder] = frozenset(self.tree.names(folder).files)
@@ -156,7 +159,7 @@ class SegmentationSource(FileRowSource):
         return base + next(names, ends[0])
 
     def _field(self) -> Mask | Image:
-        """How masks are declared: as images if some are no PNG files."""
+        """Declares masks; as images if some are not PNG files."""
         rows = chain.from_iterable(map(self.file_rows, self._pairs))
         files = (row.values["mask"].file for row in rows)
         if any(pair.further for pair in self._pairs.values()) and not all(
@@ -189,7 +192,7 @@ class SegmentationSource(FileRowSource):
 
     @cached_property
     def _scenes(self) -> dict[str, str]:
-        """The scene of each image, by its name without suffix."""
+        """Scene of each image, by its name without suffix."""
         if not is_file(self.tree, _SCENES):
             return {}
         pairs = (line.partition(" ") for _, line in lines_of(self.tree, _SCENES))
@@ -205,8 +208,8 @@ class SegmentationSource(FileRowSource):
 
 
 def _find_pairs(tree: Tree) -> dict[str, _Pair]:
-    """The folders of images and masks by split, in packing order; empty where there are none, or where they could be
-    paired in several ways."""
+    """Finds the folders of images and masks by split, in packing order; empty if there are none or several ways to
+    pair them."""
     folders = _folders(tree, "")
     found: dict[str, _Pair | None] = {}
     for kind in ("gtFine", "gtCoarse"):
@@ -246,8 +249,8 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
 
 
 def _add_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, _Pair | None]) -> None:
-    """Adds the splits that hold images directly and no folders, where another split has masks: many a test split
-    has none."""
+    """Adds splits that contain images directly and no folders, if another split has masks: many test splits have
+    none."""
     known = next(filter(None, found.values()), None)
     for name in splits:
         if known is None or found[name.lower()] is not None or _folders(tree, name):
@@ -263,8 +266,8 @@ def _places(pair: _Pair) -> tuple[str, ...]:
     return pair.images, pair.masks
 
 
-def _others(tree: Tree, pairs: Mapping[str, _Pair]) -> list[str]:
-    """Folders with images beside those of the pairs."""
+def _unpaired_folders(tree: Tree, pairs: Mapping[str, _Pair]) -> list[str]:
+    """Lists folders with images beside those of the pairs."""
     used = [place for pair in pairs.values() for place in _places(pair)]
     bases = {place.rpartition("/")[0] for place in used if place} | {""}
     beside = {join(base, name) for base in bases for name in _folders(tree, base)}
@@ -274,12 +277,12 @@ def _others(tree: Tree, pairs: Mapping[str, _Pair]) -> list[str]:
 
 
 def _related(one: str, other: str) -> bool:
-    """Whether one folder is in the other, or is it."""
+    """Tells if one folder contains the other or equals it."""
     return not one or not other or f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 def _named_pair(tree: Tree, base: str) -> _Pair | None:
-    """The folders in ``base`` whose names say that they hold images and masks, one each."""
+    """Pairs the folders in ``base`` whose names mean images and masks, if there is one each."""
     names = _folders(tree, base)
     images, masks = (
         [name for name in names if known.fullmatch(name)] or [name for name in names if _role(name)[0] == role]
@@ -291,15 +294,15 @@ def _named_pair(tree: Tree, base: str) -> _Pair | None:
 
 
 def _role(name: str) -> tuple[str | None, str]:
-    """Whether a word of a folder's name says that it holds images or masks, and the split among its words."""
+    """Tells by the words of a folder's name if it contains images or masks, and returns its split."""
     words = [word.lower() for word in _WORDS.findall(name)]
     role = next((r for r, p in (("mask", _MASK_WORD), ("image", _IMAGE_WORD)) if any(map(p.fullmatch, words))), None)
     return role, next((word for word in words if word in SPLIT_ORDER), "")
 
 
 def _pairs_by_split(tree: Tree, folders: Sequence[str]) -> dict[str, _Pair]:
-    """Pairs of folders whose names say a split and what they hold: ``images_train``, ``masks_train``. A split without a
-    folder of masks has none; empty if the names are not so."""
+    """Pairs folders whose names contain split and role: ``images_train``, ``masks_train``. A split without a folder
+    of masks has none; empty if the names differ."""
     by_role: dict[str | None, dict[str, str]] = {"image": {}, "mask": {}}
     for name in folders:
         role, split = _role(name)
@@ -321,8 +324,8 @@ def _pairs_by_split(tree: Tree, folders: Sequence[str]) -> dict[str, _Pair]:
 
 
 def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
-    """The pair of two folders, if half of the first images have a mask. In one folder, masks are told by the end of
-    their names. Raises :class:`_OtherSizeError` where these are not of the images' size."""
+    """Pairs two folders if half of the first images have a mask. In one folder, masks are told by the ending of
+    their names. Raises :class:`_OtherSizeError` if masks differ in size from images."""
     if images == masks and _folders(tree, images):
         return None  # folders may be classes
     if images == masks and not _has_mask_tails(tree, images):
@@ -330,8 +333,8 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
     some = _all_images(tree, images)
     few = some[:: max(1, len(some) // _FEW)]
     odd = ""
-    tails = _MASK_TAILS[images == masks :] if images == masks else (*_MASK_TAILS, *_own_tails(tree, masks))
-    image_tails = _IMAGE_TAILS if images == masks else (*_IMAGE_TAILS, *_own_tails(tree, images))
+    tails = _MASK_TAILS[images == masks :] if images == masks else (*_MASK_TAILS, *_common_tails(tree, masks))
+    image_tails = _IMAGE_TAILS if images == masks else (*_IMAGE_TAILS, *_common_tails(tree, images))
     listed: list[str] | None = None
     for tail in image_tails:
         for mask_tail, suffix in ((mask_tail, suffix) for mask_tail in tails for suffix in _MASK_SUFFIXES):
@@ -361,8 +364,8 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
 
 
 def _has_mask_tails(tree: Tree, folder: str) -> bool:
-    """Whether images of a folder end like masks of others there, in one way: with several masks an image, nobody knows
-    which is meant."""
+    """Tells if images of a folder end like masks of other images there, in exactly one way: with several masks an
+    image, it is unclear which is meant."""
     found = contents_of(tree).folders.get(folder)
     if found is None:
         return False
@@ -372,8 +375,8 @@ def _has_mask_tails(tree: Tree, folder: str) -> bool:
     )
 
 
-def _own_tails(tree: Tree, folder: str) -> list[str]:
-    """What nine in ten names in a folder end with: ``_training``."""
+def _common_tails(tree: Tree, folder: str) -> list[str]:
+    """Returns the endings of nine in ten names in a folder: ``_training``."""
     found = contents_of(tree).folders.get(folder)
     if found is None:
         return []
@@ -399,7 +402,7 @@ def _some_images(tree: Tree, top: str) -> Iterator[str]:
 
 
 def _same_size(tree: Tree, image: str, mask: str) -> bool:
-    """Whether both have the same size; True where a header cannot be read, which makes a bad sample."""
+    """Tells if both have the same size; True for an unreadable header, which makes a bad sample."""
     try:
         one, other = sniff(tree.start(image, _HEADER)), sniff(tree.start(mask, _HEADER))
     except HeaderError:
@@ -412,12 +415,13 @@ def _folders(tree: Tree, base: str) -> list[str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Images and masks by name; it is partial where other files name images, too, or other folders hold some."""
+    """Recognises images paired with masks by name; partial if other files name images, or other folders contain
+    some."""
     tree = open_tree(path)
     try:
         pairs = {} if tree is None else _find_pairs(tree)
     except _OtherSizeError as error:
-        raise asked(path, str(error)) from None
+        raise ambiguous_source(path, str(error)) from None
     if tree is None or not pairs:
         return Certainty.NO
     palette = find_palette(tree, _palette_folders(pairs))
@@ -425,18 +429,18 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     read = tuple(f" in {printable(pair.masks)}/" for pair in pairs.values() if "polygons" in pair.ends)
     phrases = (phrase for phrase in find_further(tree) if not phrase.startswith(known))
     further = [phrase for phrase in phrases if not any(place in f"{phrase}/" for place in read)]
-    odd = further or _others(tree, pairs) or any(_has_other_ends(tree, pair) for pair in pairs.values())
+    odd = further or _unpaired_folders(tree, pairs) or any(_has_other_ends(tree, pair) for pair in pairs.values())
     return Certainty.PARTIAL if odd else Certainty.CERTAIN
 
 
 def _palette_folders(pairs: Mapping[str, _Pair]) -> list[str]:
-    """Folders in which a palette may lie: those of the masks, and those above them."""
+    """Lists folders in which a palette may be: those of the masks, and their parents."""
     masks = [pair.masks for pair in pairs.values()]
     return ["", *(place.rpartition("/")[0] for place in masks), *masks]
 
 
 def _has_other_ends(tree: Tree, pair: _Pair) -> bool:
-    """Whether images of the folder of a pair end in a way that is neither that of images nor that of masks."""
+    """Tells if images in a pair's folder have an ending of neither images nor masks."""
     found = contents_of(tree).folders.get(pair.images)
     if found is None:
         return False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.sources.annotations import asked
+from packstore.sources.annotations import ambiguous_source
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.listing import is_passed_over
@@ -80,7 +80,7 @@ class NamedSource(FileRowSource):
         if tree is None or base is None:
             return Certainty.NO
         if missing := cls.missing(tree, base):
-            raise asked(path, f"looks like {cls.title} ({_shown(cls.signs)}), without {_shown(missing)}")
+            raise ambiguous_source(path, f"looks like {cls.title} ({_shown(cls.signs)}), without {_shown(missing)}")
         return Certainty.CERTAIN
 
     @abstractmethod
