@@ -40,9 +40,9 @@ class Reading:
 
     Attributes:
         mode: Name of the mode of all images.
-        depth: Conversion of values of more bits to 8 bits: ``scale`` (from the range of the file's bits, or of their dtype;
-            floating point from 0 … 1), ``clip`` (values above 255 become 255) or ``window:LO,HI`` (these become 0 and
-            255). None: unanswered.
+        depth: Conversion of values of more bits to 8 bits: ``scale`` (from the range of the file's bits, or of their
+            dtype; floating point from 0 … 1), ``clip`` (values above 255 become 255) or ``window:LO,HI`` (these become
+            0 and 255). None: unanswered.
         alpha: For a mode without alpha: ``drop`` or ``over:COLOUR``. None: unanswered, and dropped.
         frames: ``first``, or the number of a frame from 0. None: unanswered, and the first is read.
         chosen: The user named the mode. Else it is that of the first image, and no other loses channels for it.

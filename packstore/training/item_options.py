@@ -77,7 +77,7 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
 def choose_reading(
     manifest: Manifest, mode: str | None, depth: str | None, alpha: str | None, frames: str | None
 ) -> Reading:
-    """Returns how images are read: as the store says, unless the dataset asks for another mode, depth, alpha or frame."""
+    """Returns how images are read: as the store says, unless the dataset names mode, depth, alpha or frame."""
     recorded = Reading.recorded(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}
