@@ -953,7 +953,7 @@ def test_boxes_and_targets_of_one_pixel_are_resized_like_others(writable: bool, 
         rows = RowWriter(torch.from_numpy(found[0]), crops)
         alone = RowWriter(torch.from_numpy(found[1]), crops)
         rows.write_image(1, image)
-        in_thread(lambda r=alone: r.place(1, image))  # type: ignore[misc]
+        in_thread(lambda r=alone: r.write_image(1, image))  # type: ignore[misc]
         wide = torch.tensor(image[7 : 7 + box[0], 5 : 5 + box[1]]).permute(2, 0, 1)[None]
         expected = resize_by_products(wide, torch.tensor([[0, 0, *box]]), target)[0].permute(1, 2, 0).int().numpy()
         for each in found[:, 1]:
