@@ -248,7 +248,7 @@ def _plan_dataset(
         encoding=options.encoding,
         workers=options.workers,
     )
-    options = replace(options, encoding=source.asked(options.encoding))
+    options = replace(options, encoding=source.choose_encoding(options.encoding))
     return plan_source(source, destination, options, progress)
 
 

@@ -23,7 +23,7 @@ from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import check_destination, plan_source, resolve_format
 from packstore.packing.report import ConvertReport
 from packstore.sources.base import Entry, SourceOptions
-from packstore.sources.dataset import PROBED, StreamSource, key_of
+from packstore.sources.dataset import PROBED, StreamSource, index_key
 from packstore.sources.schema import Schema, make_schema
 from packstore.sources.values import nbytes_of
 
@@ -213,7 +213,7 @@ class Writer:
 
     def _hand_over(self, schema: Schema, split: str, index: int, sample: dict[str, Any]) -> None:
         """Checks a sample against the schema and queues it; sends the list when it is full."""
-        key = key_of(split, index)
+        key = index_key(split, index)
         try:
             taken = schema.take(sample)
         except ValueError as error:
@@ -294,4 +294,4 @@ class Writer:
 
 
 def _with_encoding(options: ConvertOptions, source: StreamSource) -> ConvertOptions:
-    return replace(options, encoding=source.asked(options.encoding), split=None)
+    return replace(options, encoding=source.choose_encoding(options.encoding), split=None)

@@ -1,7 +1,7 @@
-"""The names of a whole tree in one pass: what a layout is recognised by, and what a ledger counts.
+"""Summarises the names of a whole tree in one pass, to recognise layouts and to make ledgers.
 
 A folder's names become counts by suffix and hashes of stems, eight bytes a file, so that folders of any size can be
-compared. Nothing here depends on the order in which a file system lists.
+compared. Nothing depends on the order in which a file system lists.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ _TAIL = re.compile(r"(.*[^ _.-])[ _.-]+([^ _.-]+)", re.S)
 _NO_WORD = re.compile(
     r"\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
 )
-"""Ends of names that say nothing of what an image is: numbers, copies, versions."""
+"""Endings of names that do not describe an image: numbers, copies, versions."""
 _CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
 _ENDS_IN_WORD = re.compile(r"[ _.-][^ _.\d-]\w+$")
 _SUFFIXES = 64
-"""Numbered suffixes (``.0001``) must not fill the memory: those beyond so many of a folder count as one, ``""``."""
+"""Maximum number of suffixes per folder, since numbered ones (``.0001``) could fill the memory; further ones count as
+``""``."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameSet:
-    """The names of files of one kind in a folder.
+    """Names of the files of one kind in a folder.
 
     Attributes:
-        count: How many files there are.
-        stems: int64 ``(M,)``: hashes of their stems, sorted, each once. They hold for this process alone.
-        first: The first names by the alphabet, at most 64.
+        count: Number of files.
+        stems: int64 ``(M,)``: hashes of their stems, sorted and unique; valid in this process only.
+        first: First names in alphabetical order, at most 64.
     """
 
     count: int
@@ -66,15 +67,15 @@ class NameSet:
 
 @dataclass(slots=True)
 class FolderContents:
-    """The visible files and folders in one folder.
+    """Visible files and folders in one folder.
 
     Attributes:
         path: Path in the tree, ``""`` for its root.
         images: Files with the suffix of an image.
         others: All other files, by suffix in lower case.
         folders: Names of the folders in it, sorted.
-        tails: Of images ``a_WORD.png``, by the word: hashes of what stands before it, sorted. Numbers, ``copy`` and the
-            like are no words.
+        tails: For images ``a_WORD.png``: sorted hashes of the parts before the word, by word. Numbers, ``copy`` and the
+            like are not words.
     """
 
     path: str
@@ -90,14 +91,14 @@ class FolderContents:
 
     @property
     def other_names(self) -> Iterator[str]:
-        """The first names of the other files of each suffix."""
+        """First names of the other files, suffix by suffix."""
         for names in self.others.values():
             yield from names.first
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All folders of a tree by path, near ones first. Hidden folders and system folders are left out."""
+    """All folders of a tree by path, breadth first, without hidden and system folders."""
 
     folders: dict[str, FolderContents]
 
@@ -112,7 +113,7 @@ class Contents:
         return sum(folder.images.count for folder in self.folders.values())
 
     def stems(self, folders: Iterable[FolderContents] | None = None) -> NDArray[np.int64]:
-        """Hashes of the stems of all images, or of those in some folders: sorted, each once."""
+        """Returns sorted unique hashes of the stems of all images, or of those in some folders."""
         parts = [folder.images.stems for folder in (self.folders.values() if folders is None else folders)]
         return _unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
@@ -128,7 +129,7 @@ def contents_of(tree: Tree) -> Contents:
 
 
 def lone_image_folder(tree: Tree) -> str | None:
-    """The only folder with images in a tree, if it lies at the top and its name says no more than that (``images``)."""
+    """Returns the only folder with images in a tree, if it is at the top and has a generic name (``images``)."""
     if not any(map(_CALLED_IMAGES.fullmatch, map(str.lower, tree.names("").folders))):
         return None
     holding = [path for path, each in contents_of(tree).folders.items() if each.images.count]
@@ -137,7 +138,7 @@ def lone_image_folder(tree: Tree) -> str | None:
 
 @contextmanager
 def known_contents() -> Iterator[None]:
-    """Until its end, :func:`contents_of` lists each tree once: one kind of source after the other asks about a path."""
+    """Caches the contents of trees within the block: several kinds of sources ask about one path."""
     token = _known.set({})
     try:
         yield
@@ -149,7 +150,7 @@ _known: ContextVar[dict[str, Contents] | None] = ContextVar("known contents", de
 
 
 def _unique(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sorts numbers and keeps each once; many times as fast as numpy's own, which hashes them."""
+    """Sorts numbers and removes duplicates; many times faster than numpy's own, which hashes them."""
     ordered = np.sort(numbers)
     found: NDArray[np.int64] = ordered[
         np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])
@@ -158,23 +159,23 @@ def _unique(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def stem_of(name: str) -> str:
-    """The name without its last suffix."""
+    """Returns the name without its last suffix."""
     return name.rpartition(".")[0] or name
 
 
 def hash_stems(names: Iterable[str]) -> NDArray[np.int64]:
-    """Hashes the stems of names; sorted, each once."""
+    """Hashes the stems of names; sorted and unique."""
     return _unique(np.array([hash(name.rpartition(".")[0] or name) for name in names], np.int64))
 
 
 def suffix_of(name: str) -> str:
-    """Last suffix in lower case with its dot; ``""`` for none."""
+    """Returns the last suffix in lower case with its dot; ``""`` for none."""
     stem, dot, suffix = name.rpartition(".")
     return f".{suffix.lower()}" if stem and dot and suffix else ""
 
 
 def tail_of(stem: str) -> tuple[str, str] | None:
-    """Divides ``a_WORD`` into ``a`` and ``word``; None if it ends with no word."""
+    """Splits ``a_WORD`` into ``a`` and ``word``; None if it does not end with a word."""
     match = _TAIL.fullmatch(stem)
     return (match[1], match[2].lower()) if match and not _NO_WORD.fullmatch(match[2]) else None
 

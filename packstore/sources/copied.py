@@ -1,7 +1,7 @@
-"""Archives, record files and arrays at URLs, read from copies in the local cache.
+"""Reads archives, record files and arrays at URLs from copies in the local cache.
 
-Their readers map files and seek in them, so the objects are fetched whole, each once a machine, and opened through a
-folder of links. They stay in the cache as long as the source is open; their sum has to fit into its budget.
+Their readers map files and seek in them, so whole objects are fetched, once per machine, and opened through a folder of
+links. They stay in the cache while the source is open; together they must fit into its budget.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Objects = tuple[ObjectInfo, ...]
 
 
 class CopiedSource(Source):
-    """Wraps the source that copies of the objects at a URL are.
+    """Wraps a source that was opened from copies of the objects at a URL.
 
-    Its entries have no times of change, which copies do not share: :meth:`stamp` is of the objects.
+    Its entries have no times of change, which copies do not preserve; :meth:`stamp` is that of the objects.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class CopiedSource(Source):
     ) -> None:
         """
         Args:
-            path: Of an object, or of a folder of objects.
-            opener: Opens the source of the copies.
-            progress: Called when an object is there.
+            path: URL of an object, or of a folder of objects.
+            opener: Opens the copies as a source.
+            progress: Called after each object is fetched.
 
         Raises:
-            SourceError: They cannot be fetched, have no room in the cache, or are no source.
+            SourceError: The objects cannot be fetched, do not fit into the cache, or are not a source.
         """
-        store, found = listed(path)
+        store, found = list_objects(path)
         with ExitStack() as stack, _of(path):
             self._copy = str(place := stack.enter_context(copies(path, store, found, default_cache(), progress)))
             with self._named(path):
@@ -103,7 +103,7 @@ class CopiedSource(Source):
 
     def stamp(self) -> str:
         assert isinstance(self.path, RemotePath)
-        now = _stamp(listed(self.path)[1])
+        now = _stamp(list_objects(self.path)[1])
         if now != self._found:
             raise SourceError(f"{printable(str(self.path))} has changed since it was fetched; run this again")
         return now
@@ -118,7 +118,7 @@ class CopiedSource(Source):
 
     @contextmanager
     def _named(self, path: Path) -> Iterator[None]:
-        """Names objects by their URLs in messages."""
+        """Replaces paths of copies by URLs in messages."""
         try:
             yield
         except SampleError as error:
@@ -130,8 +130,9 @@ class CopiedSource(Source):
             raise
 
 
-def listed(path: RemotePath) -> tuple[ObjectStore, Objects]:
-    """The bucket of a URL, and the object there, or all below it, by name. Raises :class:`SourceError`."""
+def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
+    """Returns the bucket of a URL, and the object there or all objects below it, by name. Raises
+    :class:`SourceError`."""
     scheme, _, rest = str(path).partition("://")
     bucket, _, name = rest.partition("/")
     store = open_objects(f"{scheme}://{bucket}/")
@@ -152,9 +153,10 @@ def listed(path: RemotePath) -> tuple[ObjectStore, Objects]:
 def copies(
     path: RemotePath, store: ObjectStore, found: Objects, cache: Cache, progress: ProgressCallback
 ) -> Iterator[Path]:
-    """A file or folder that holds what ``found`` holds: links to files in the cache, which stay there meanwhile.
+    """Fetches objects into the cache and yields a path of links to them, which stay valid within the block.
 
-    Raises :class:`SourceError` where the cache has no room for all, and :class:`StoreError`."""
+    Raises :class:`SourceError` if the cache has no room for all, and :class:`StoreError`.
+    """
     name = str(path).partition("://")[2].partition("/")[2]
     total = sum(info.nbytes for info in found)
     if total > cache.budget:
@@ -196,7 +198,7 @@ def _link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held:
 
 
 def _inside(path: Path, name: str, top: str) -> str:
-    """The path of an object below the folder ``top``; empty for the object ``top`` itself."""
+    """Returns the path of an object below the folder ``top``; empty for the object ``top`` itself."""
     inside = name if not top else name[len(top) + 1 :]
     if inside and (any(part in ("", ".", "..") for part in inside.split("/")) or "\0" in inside):
         raise SourceError(f"{printable(str(path))} holds {printable(name)!r}, which can be the path of no file")
@@ -216,7 +218,7 @@ def _stamp(found: Objects) -> str:
 
 @contextmanager
 def _of(path: Path) -> Iterator[None]:
-    """A store that cannot be reached, or a cache that has no room, means that the source cannot be read."""
+    """Converts :class:`StoreError`, for an unreachable bucket or a full cache, to :class:`SourceError`."""
     try:
         yield
     except StoreError as error:

@@ -1,7 +1,6 @@
-"""Any dataset of a program as a source: a map-style or iterable ``Dataset`` of torch, a list, a generator.
+"""Packs datasets of a program: a map-style or iterable ``Dataset`` of torch, a list, a generator.
 
-A map-style dataset is read by index, so that an interrupted conversion goes on with the samples that are left; an
-iterable starts afresh.
+A map-style dataset is read by index, so an interrupted conversion can resume; an iterable starts afresh.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from packstore.sources.values import is_path, nbytes_of
 from packstore.sources.workers import Failed, Reading, Ref, read_by_workers
 
 PROBED = 16
-"""Samples that are looked at first: the first ones, and of a map-style dataset as many spread over the rest."""
+"""Number of samples that are probed: the first ones, and in a map-style dataset as many spread over the rest."""
 _BY_WORKERS = 1024
-"""A dataset of at least so many samples is read by worker processes unless the user says how many: below, starting
-them takes about as long as they save."""
+"""Minimum number of samples for worker processes, unless the user names their number: for fewer samples, starting
+processes takes about as long as they save."""
 KEY_DIGITS = 10
-"""Digits of a key that is made of an index, as many as a record's in LMDB."""
+"""Number of digits of a key made from an index, as for records in LMDB."""
 
 
 @dataclass
@@ -45,8 +44,8 @@ class _Part:
         data: The dataset.
         length: Number of samples; None for an iterable.
         in_memory: A list, which needs no worker processes.
-        rest: Of an iterable, what is left after the probes.
-        probes: Samples that were looked at, by index.
+        rest: Remaining samples of an iterable, after the probes.
+        probes: Probed samples, by index.
     """
 
     split: str
@@ -57,23 +56,23 @@ class _Part:
     probes: dict[int, Any]
 
 
-def key_of(split: str, index: int) -> str:
-    """The key of a sample that has none of its own."""
+def index_key(split: str, index: int) -> str:
+    """Makes the key of a sample without its own, from its split and index."""
     number = f"{index:0{KEY_DIGITS}}"
     return f"{split}/{number}" if split else number
 
 
 class MapStyle(Protocol):
-    """A dataset whose samples are read by index; it needs a length, too, which torch's ``Dataset`` does not declare."""
+    """Dataset whose samples are read by index; it also needs a length, which torch's ``Dataset`` does not declare."""
 
     def __getitem__(self, index: Any, /) -> Any: ...
 
 
 class SampleSource(Source):
-    """A source of samples that a program gives: what a :class:`Schema` makes of them.
+    """Base of sources whose samples come from a program and a :class:`Schema`.
 
     Attributes:
-        schema: How samples become records.
+        schema: Converts samples to records.
     """
 
     kind = "dataset"
@@ -88,7 +87,7 @@ class SampleSource(Source):
                 error.add_note(ref.trace)
             raise error
         digits = entry.key[-KEY_DIGITS:]
-        index = int(digits) if digits.isdecimal() and entry.key == key_of(entry.split, int(digits)) else None
+        index = int(digits) if digits.isdecimal() and entry.key == index_key(entry.split, int(digits)) else None
         try:
             return self.schema.sample(entry.key, ref)._replace(number=index)
         except ValueError as error:
@@ -99,26 +98,27 @@ class SampleSource(Source):
         return int(entry.ref.nbytes)
 
     def entry(self, split: str, index: int, sample: Taken | Failed) -> Entry:
-        """The entry of a sample that is there, with the size of its image."""
+        """Makes the entry of a sample in memory, with the size of its image."""
         size = nbytes_of(sample.values[self.schema.main]) if isinstance(sample, Taken) else 0
-        return Entry(key_of(split, index), split, (), size, sample)
+        return Entry(index_key(split, index), split, (), size, sample)
 
-    def asked(self, encoding: str | None) -> str:
-        """The encoding of the main image: as asked for, or as its field says, or its files as they are."""
+    def choose_encoding(self, encoding: str | None) -> str:
+        """Returns the encoding of the main image: the requested one, its field's, or ``original``. Raises
+        :class:`UsageError` if the first two differ."""
         declared = getattr(self.schema.fields[self.schema.main], "encoding", None)
         if encoding is not None and declared not in (None, encoding):
             raise UsageError(f"encoding={encoding!r} and packstore.Image({declared!r}) differ; give one of them")
         return encoding or declared or "original"
 
     def sizes(self, samples: Iterable[Taken | Failed]) -> tuple[int, int]:
-        """Bytes of a sample on average: of the main image, and of the rest."""
+        """Returns the mean bytes of a sample: of the main image, and of the rest."""
         good = [sample for sample in samples if isinstance(sample, Taken)]
         images = sum(nbytes_of(sample.values[self.schema.main]) for sample in good)
         number = max(1, len(good))
         return images // number, (sum(sample.nbytes for sample in good) - images) // number
 
-    def described(self, splits: Mapping[str, int], sizes: tuple[int, int], *, counted: bool) -> Survey:
-        """The survey of samples of these sizes, see :meth:`sizes`."""
+    def make_survey(self, splits: Mapping[str, int], sizes: tuple[int, int], *, counted: bool) -> Survey:
+        """Makes the survey of samples of these sizes, see :meth:`sizes`."""
         records, (image, values) = sum(splits.values()), sizes
         return Survey(
             splits=splits,
@@ -128,7 +128,7 @@ class SampleSource(Source):
             shape=None,
             size_bytes=image * records,
             size_counts={rounded_size(image): records},
-            key_bytes=sum(len(key_of(split, 0)) * number for split, number in splits.items()),
+            key_bytes=sum(len(index_key(split, 0)) * number for split, number in splits.items()),
             sampled=frozenset(column.name for column in self.schema.columns),
             value_bytes=values * records,
             gives_keys=True,
@@ -155,9 +155,9 @@ class DatasetSource(SampleSource):
             splits: Datasets by the name of their split; ``""`` for a dataset without splits.
             options: ``max_pixels`` and ``skip_bad`` are used.
             fields: Declarations by name, or None to infer them from the first samples of each split.
-            encoding: Of the main image, as the user asked for it.
-            further: Of other images that come as pixels, if they are not declared.
-            workers: Processes that read; None chooses, 1 reads in this process.
+            encoding: Requested encoding of the main image.
+            further: Encoding of other images that are pixels, unless declared.
+            workers: Number of reading processes; None chooses, 1 reads in this process.
         """
         first = next(iter(splits.values()))
         super().__init__(Path(type(first).__qualname__), options)
@@ -179,7 +179,7 @@ class DatasetSource(SampleSource):
         parts = self._chosen(split)
         counted = all(part.length is not None for part in parts)
         splits = {part.split: part.length or 0 if counted else 0 for part in parts}
-        return self.described(splits, self._sizes, counted=counted)
+        return self.make_survey(splits, self._sizes, counted=counted)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields samples; of an iterable dataset only once.
@@ -189,7 +189,7 @@ class DatasetSource(SampleSource):
         return chain.from_iterable(map(self._entries, self._chosen(split)))
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Reads the samples: in this process, or by worker processes."""
+        """Reads the samples, in this process or by worker processes."""
         for number, some in groupby(entries, lambda entry: self._number_of(entry)):
             part = self._parts[number]
             workers = self._worker_count(part)
@@ -207,21 +207,21 @@ class DatasetSource(SampleSource):
         return super().read(entry if isinstance(entry.ref, (Taken, Failed)) else self._read_here(entry))
 
     def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Samples that were looked at already."""
+        """Yields samples that were probed."""
         for part in self._chosen(split):
             for index, raw in islice(part.probes.items(), count):
                 yield self.entry(part.split, index, self._reading.named(index, raw))
 
     def identity(self) -> str:
-        """The types of the datasets."""
+        """Returns the types of the datasets."""
         types = [type(part.data) for part in self._parts]
         return ", ".join(
             f"{part.split}: {t.__module__}.{t.__qualname__}" for part, t in zip(self._parts, types, strict=True)
         )
 
     def stamp(self) -> str:
-        """A digest of the samples that were looked at when the source was opened. A dataset whose samples are random,
-        or whose order changes, has another one in each process."""
+        """Returns a digest of the probed samples. It differs in each process for a dataset whose samples are random
+        or change their order."""
         return self._stamp
 
     @cached_property
@@ -239,7 +239,7 @@ class DatasetSource(SampleSource):
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
-        """Bytes of a sample on average: of the main image, and of the rest."""
+        """Mean bytes of a sample: of the main image, and of the rest."""
         return self.sizes(entry.ref for entry in self.some(None, 0, PROBED))
 
     def _chosen(self, split: str | None) -> list[_Part]:
@@ -252,7 +252,7 @@ class DatasetSource(SampleSource):
         number, split = self._parts.index(part), part.split
         if part.length is not None:
             size = self._sizes[0]
-            key_at = getattr(part.data, "key_at", lambda index: key_of(split, index))
+            key_at = getattr(part.data, "key_at", lambda index: index_key(split, index))
             return (Entry(key_at(i), split, (), size, (number, i)) for i in range(part.length))
         samples, part.rest = chain(part.probes.values(), part.rest), _used_up(self.path)
         return (self.entry(split, index, self._reading.named(index, raw)) for index, raw in zip(count(), samples))
@@ -273,7 +273,7 @@ class DatasetSource(SampleSource):
         return entry._replace(ref=self._reading[entry.ref])
 
     def _probe(self) -> list[Any]:
-        """Looks at the first samples of each split, and returns them."""
+        """Reads the first samples of each split, keeps them as probes, and returns them."""
         for part in self._parts:
             if part.length is None:
                 part.probes = dict(enumerate(islice(part.rest, PROBED)))
@@ -288,7 +288,7 @@ class DatasetSource(SampleSource):
                 except Exception as error:
                     if not self.options.skip_bad:
                         reason = f"sample {index}: {type(error).__name__}: {error}"
-                        raise SampleError(key_of(part.split, index), reason) from error
+                        raise SampleError(index_key(part.split, index), reason) from error
         found = [raw for part in self._parts for raw in part.probes.values()]
         if not found:
             raise SourceError(f"{printable(str(self.path))} has no samples, so there is nothing to pack")
@@ -296,14 +296,14 @@ class DatasetSource(SampleSource):
 
 
 class StreamSource(SampleSource):
-    """Samples that a program hands over one by one."""
+    """Samples that a program adds one by one."""
 
     def __init__(self, path: Path, options: SourceOptions, schema: Schema, entries: Iterator[Entry]) -> None:
         """
         Args:
-            path: Stands for the source in messages.
-            options: How to read.
-            schema: How samples become records.
+            path: Name of the source in messages.
+            options: Options of the source.
+            schema: Converts samples to records.
             entries: The samples as :class:`Taken` in ``Entry.ref``; splits follow each other.
         """
         super().__init__(path, options)
@@ -313,7 +313,7 @@ class StreamSource(SampleSource):
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         sizes = self.sizes(entry.ref for entry in self._first)
-        return self.described({self._first[0].split: 0}, sizes, counted=False)
+        return self.make_survey({self._first[0].split: 0}, sizes, counted=False)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields samples, only once."""
@@ -321,12 +321,12 @@ class StreamSource(SampleSource):
         return found
 
     def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """The first samples."""
+        """Yields the first samples."""
         return islice(self._first, count)
 
 
 def _part(split: str, data: Any) -> _Part:
-    """A dataset and what can be done with it. Raises :class:`UsageError` for what is none."""
+    """Wraps a dataset with its properties. Raises :class:`UsageError` for other objects."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(data, torch_data.DataLoader):
         raise UsageError("a DataLoader gives batches; give its dataset, and workers= here")
@@ -343,7 +343,7 @@ def _part(split: str, data: Any) -> _Part:
 
 
 def _refuse_shared(splits: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` where two splits are one iterator: each sample would go to the first that asks."""
+    """Raises :class:`UsageError` if two splits are the same iterator: each sample would go to the first that reads."""
     seen: dict[int, str] = {}
     for split, data in splits.items():
         if isinstance(data, Iterator) and seen.setdefault(id(data), split) != split:
@@ -354,7 +354,7 @@ def _refuse_shared(splits: Mapping[str, Any]) -> None:
 
 
 def _classes(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The names of the classes that the datasets have, which must be the same."""
+    """Returns the class names of the datasets, which must be equal; None without any."""
     found: dict[str, tuple[str, ...]] = {}
     for split, data in splits.items():
         classes = getattr(_inner(data), "classes", None)
@@ -370,7 +370,7 @@ def _classes(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _inner(data: Any) -> Any:
-    """What a ``Subset`` is of."""
+    """Returns the dataset behind a ``Subset``."""
     while type(data).__name__ == "Subset" and hasattr(data, "dataset"):
         data = data.dataset
     return data

@@ -25,7 +25,7 @@ from packstore.sources.base import (
 from packstore.sources.beside import join
 from packstore.sources.contents import lone_image_folder
 from packstore.sources.folder import FolderSource
-from packstore.sources.labels import LabelsFile, LabelsSummary, Row, number_of, split_name
+from packstore.sources.labels import LabelsFile, LabelsSummary, Row, parse_number, split_name
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import (
     IMAGE_SUFFIXES,
@@ -125,7 +125,7 @@ class FlatSource(FolderSource):
             for row in labels.rows():
                 if row.split != split:
                     continue
-                label = number_of(row.label) if numbers is None else numbers.get(row.label)
+                label = parse_number(row.label) if numbers is None else numbers.get(row.label)
                 if label is None:
                     raise SourceError(
                         f"{labels.where(row.line)}: label {printable(row.label[:80])} is new: the file changed"

@@ -1,4 +1,4 @@
-"""A folder of image files, or an archive of one, as a source: reading them by their keys, in any number of threads."""
+"""A folder or archive of image files as a source; reads files by their keys, thread-safe."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _SURE = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix != ".hdr")
 
 
 class FolderSource(Source):
-    """A source whose samples are files below its folder, or in its archive.
+    """Source whose samples are files in its folder or archive.
 
     The key of a sample is its path relative to the folder, with ``/``; its ``ref`` is None, or
-    :data:`packstore.sources.listing.NO_FILE` or :data:`packstore.sources.listing.CYCLE` for what is not to be opened.
+    :data:`packstore.sources.listing.NO_FILE` or :data:`packstore.sources.listing.CYCLE` for entries that must not be
+    opened.
 
     Attributes:
-        by_suffix: The samples are the files with an image's suffix. Another file that is an image by its first bytes
-            is a bad sample: packed, it would differ from ``ImageFolder``; passed over, it would be lost.
+        by_suffix: Only files with an image's suffix are samples. Another file that is an image by its first bytes is a
+            bad sample: packing it would differ from ``ImageFolder``, leaving it out would lose it.
     """
 
     by_suffix = True
@@ -37,11 +38,11 @@ class FolderSource(Source):
         self.max_bytes = max_file_bytes(options.max_pixels)
 
     def name(self, directory: str = "") -> str:
-        """The folder, or a directory in it, for messages."""
+        """Returns the printable path of the folder, or of a directory in it."""
         return printable(f"{self.path}/{directory}" if directory else str(self.path))
 
     def read(self, entry: Entry) -> bytes:
-        """The bytes of the file. Raises :class:`SampleError` when it cannot be read or is not a file."""
+        """Reads the bytes of the file. Raises :class:`SampleError` if it cannot be read or is not a file."""
         if entry.ref is not None:
             reason = (
                 IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"
@@ -54,7 +55,7 @@ class FolderSource(Source):
         return self.tree.read(entry.key, entry.size_bytes, entry.modified_ns, self.max_bytes)
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[bytes | None]:
-        """Small files; see :meth:`Source.read_together`."""
+        """Reads small files together; see :meth:`Source.read_together`."""
         if any(entry.ref is not None or not entry.key.endswith(_SURE) for entry in entries):
             return [None] * len(entries)
         return self.tree.read_together([(entry.key, entry.size_bytes, entry.modified_ns) for entry in entries])

@@ -1,4 +1,4 @@
-"""Patterns of ``--ignore``: names of files and folders that a source treats as not there."""
+"""Patterns of ``--ignore``: names of files and folders that a source treats as absent."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from packstore.core.errors import UsageError, printable
 from packstore.sources.folder_names import Names
 
 IGNORED = "left out by --ignore"
-"""Why a file is left that a pattern matches."""
+"""Reason for a file that a pattern matches, for the ledger."""
 _SET = re.compile(r"\[(!?)(\]?[^]/]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class IgnoreRules:
-    """Patterns as git has them in ``.gitignore``: ``*``, ``?``, ``[a-z]``, ``**``.
+    """Patterns in the syntax of ``.gitignore``: ``*``, ``?``, ``[a-z]``, ``**``.
 
-    A pattern without a slash matches the name of a file or folder anywhere, another one the path from the root. Behind
-    a slash at its end it matches folders alone. A folder that matches hides all that is in it.
+    A pattern without a slash matches the name of a file or folder anywhere; with a slash, the path from the root. With
+    a slash at its end it matches only folders. A matching folder hides everything in it.
 
     Attributes:
-        expression: Matches a path that ends in ``/`` if it is a folder's.
-        prefix: Path of the folder from which on paths are given, as the patterns name it, with a slash.
+        expression: Matches paths; a folder's path ends in ``/``.
+        prefix: Path of the base folder of all given paths, relative to the patterns' root, with a slash.
     """
 
     expression: re.Pattern[str] | None = None
@@ -37,13 +37,13 @@ class IgnoreRules:
         return self.expression is not None
 
     def hides(self, path: str, is_directory: bool = False) -> bool:
-        """Whether a path from the root, or a folder above it, matches."""
+        """Tells if a pattern matches a path from the root, or a folder above it."""
         if self.expression is None or not path:
             return False
         return self.expression.match(f"{self.prefix}{path}/" if is_directory else self.prefix + path) is not None
 
     def visible(self, directory: str, names: Names) -> Names:
-        """The names in a directory that do not match."""
+        """Returns the names in a directory that no pattern matches."""
         prefix = f"{directory}/" if directory else ""
         return Names(
             [name for name in names.files if not self.hides(prefix + name)],
@@ -51,20 +51,22 @@ class IgnoreRules:
         )
 
     def reason(self, directory: str, name: str) -> str | None:
-        """Why a file is left if a pattern matches it, else None."""
+        """Returns the reason for a file that a pattern matches, else None."""
         return IGNORED if self.hides(f"{directory}/{name}" if directory else name) else None
 
 
 @lru_cache
 def ignore_rules(patterns: tuple[str, ...]) -> IgnoreRules:
-    """Compiles patterns. Raises :class:`UsageError` for one that can match nothing, or would do something else."""
+    """Compiles patterns. Raises :class:`UsageError` for a pattern that can match nothing, or means something else in
+    git."""
     if not patterns:
         return IgnoreRules()
     return IgnoreRules(re.compile("|".join(f"(?:{_translate(each)})" for each in patterns), re.S))
 
 
 def check_patterns(patterns: object) -> tuple[str, ...]:
-    """``patterns`` as a tuple. Raises :class:`UsageError` for anything but text, and as :func:`ignore_rules` does."""
+    """Returns ``patterns`` as a tuple. Raises :class:`UsageError` for anything but text, and as
+    :func:`ignore_rules`."""
     given = (patterns,) if isinstance(patterns, str) else patterns
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
         raise UsageError(f"ignore should be patterns such as '*.txt' or 'masks', got {patterns!r}")
@@ -73,14 +75,14 @@ def check_patterns(patterns: object) -> tuple[str, ...]:
 
 
 def pattern_of(path: str) -> str:
-    """The pattern that matches a name anywhere or, with a slash, a path."""
+    """Returns the pattern that matches this name anywhere or, with a slash, this path."""
     path = re.sub(r"([\\\[*?])", r"\\\1", path)
     return f"[{path[0]}]{path[1:]}" if path[0] in "!#" else path
 
 
 @contextmanager
 def ignoring(root: Path, rules: IgnoreRules) -> Iterator[None]:
-    """Until its end, trees that are opened hide what the rules match, and :func:`is_ignored` knows them."""
+    """Applies rules within the block: newly opened trees hide matching entries, and :func:`is_ignored` knows them."""
     token = _active.set((root, rules))
     try:
         yield
@@ -89,7 +91,7 @@ def ignoring(root: Path, rules: IgnoreRules) -> Iterator[None]:
 
 
 def active_rules(root: Path) -> IgnoreRules:
-    """The rules for a tree with this root: none outside the source that is being opened."""
+    """Returns the active rules for a tree with this root; none outside the source that is being opened."""
     active = _active.get()
     inside = None if active is None or not active[1] else _inside(root, active[0])
     if active is None or inside is None:
@@ -98,19 +100,19 @@ def active_rules(root: Path) -> IgnoreRules:
 
 
 def is_ignored(path: Path) -> bool:
-    """Whether a path of the source that is being opened is to be treated as not there."""
+    """Tells if the active rules hide a path."""
     active = _active.get()
     inside = None if active is None or not active[1] else _inside(path, active[0])
     return active is not None and bool(inside) and active[1].hides(inside or "", path.is_dir())
 
 
 def visible_paths(folder: Path) -> Iterator[Path]:
-    """The paths in a folder that are not ignored, in any order. Raises :class:`OSError`."""
+    """Yields the paths in a folder that are not ignored, unordered. Raises :class:`OSError`."""
     return (path for path in folder.iterdir() if not is_ignored(path))
 
 
 def _inside(path: Path, root: Path) -> str | None:
-    """The path from ``root`` on, ``""`` for itself; None for one outside."""
+    """Returns the path relative to ``root``, ``""`` for itself; None for a path outside."""
     base = root if path.is_relative_to(root) else root.absolute()
     if not path.is_relative_to(base):
         return None
@@ -121,7 +123,7 @@ _active: ContextVar[tuple[Path, IgnoreRules] | None] = ContextVar("ignored paths
 
 
 def _translate(pattern: str) -> str:
-    """A regular expression for the beginning of a path that the pattern hides."""
+    """Returns a regular expression for the beginnings of paths that the pattern hides."""
     body = pattern.removeprefix("/").removesuffix("/")
     parts = body.split("/")
     if not body or "\0" in pattern or any(part in ("", ".", "..") for part in parts):

@@ -45,26 +45,26 @@ from packstore.sources.npy_files import with_arrays
 from packstore.sources.splits import find_splits
 
 _LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
-"""A folder that is alone under such a name in each split is no class."""
+"""Names of a folder that is no class if it is the only one in each split."""
 _NO_IMAGES = re.compile(
     r"runs?|logs?|checkpoints?|ckpts?|weights|models?|scripts?|src|code|docs?|tools?|utils?|notebooks?|results?|"
     r"outputs?|meta(data)?|splits?|tensorboard|wandb|lightning_logs|mlruns|bin|configs?|annotations?|labels?|labeltxt"
 )
-"""Folders under such names beside class folders are no classes without images."""
+"""Names of folders without images that are not classes beside class folders."""
 _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 
 
 @dataclass(frozen=True, slots=True)
 class _SplitFolder:
-    """The folder of one split, or the root of a source without splits.
+    """Folder of one split, or the root of a source without splits.
 
     Attributes:
         split: Name of the split; ``""`` without splits.
         directory: Path relative to the root; ``""`` for the root itself.
-        classes: Its class directories, sorted; empty where images lie in it directly.
-        images: Number of images that lie in it directly.
+        classes: Class directories, sorted; empty if it contains images directly.
+        images: Number of images directly in it.
         above: Identities of its directory and of those above it.
-        cycles: What stands here for other splits that are links to a folder above them: bad samples.
+        cycles: Bad samples in place of other splits that are links to a folder above.
     """
 
     split: str
@@ -80,11 +80,11 @@ class _SplitFolder:
 
 
 class ImageFolderSource(FolderSource):
-    """An image folder as torchvision's ``ImageFolder`` reads it, with splits.
+    """Image folder as torchvision's ``ImageFolder`` reads it, with splits.
 
-    Splits whose images lie in them directly have no labels; such splits can be packed together, or one by one, but not
-    together with labelled ones. Where other folders with images lie beside splits, one split can be packed alone;
-    naming the kind takes all folders as classes instead.
+    Splits that contain images directly have no labels; they can be packed together or one by one, but not together with
+    labelled splits. With other image folders beside the splits, a single split can be packed; naming the kind makes all
+    folders classes instead.
     """
 
     kind = "imagefolder"
@@ -94,7 +94,7 @@ class ImageFolderSource(FolderSource):
         super().__init__(path, options)
         self.tree = with_arrays(self.tree)
         self._listed: dict[str, list[tuple[str, str, Listing]]] = {}
-        """What the last survey listed, by split: spares :meth:`entries` the same listing."""
+        """Listings of the last survey by split, for :meth:`entries`."""
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples: lists all directories, with one ``stat`` a file.
@@ -172,7 +172,8 @@ class ImageFolderSource(FolderSource):
                     )
 
     def _split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
-        """The folders of all splits in packing order, or the root. Counts in ``ignored`` what lies beside them."""
+        """Lists the folders of all splits in packing order, or the root. Counts other entries beside them in
+        ``ignored``."""
         above = self.tree.above
         root = self.tree.list("", ignored)
         loose, above = len(root.images), (*above, root.identity)
@@ -215,7 +216,7 @@ class ImageFolderSource(FolderSource):
         return [replace(first, cycles=tuple(cycles)), *others]
 
     def _is_no_class(self, name: str, above: tuple[Identity, ...]) -> bool:
-        """Whether a folder at the top holds files, no image among them, and has a name that says so: ``logs``."""
+        """Tells if a top folder contains files but no images, and has a name of a non-class: ``logs``."""
         return (
             not self.options.named
             and _NO_IMAGES.fullmatch(name.lower()) is not None
@@ -224,7 +225,7 @@ class ImageFolderSource(FolderSource):
         )
 
     def _within_images(self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None) -> dict[str, _SplitFolder]:
-        """The folders ``train/images`` instead of ``train``, if each split has just this one: it is no class."""
+        """Replaces ``train`` by ``train/images``, if that is the only folder in each split and so no class."""
         names = {folder.classes for folder in folders.values() if folder.classes or folder.images}
         if self.options.named or len(names) != 1:
             return folders
@@ -248,7 +249,8 @@ class ImageFolderSource(FolderSource):
         return found
 
     def _choose(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
-        """The folders to pack. Raises :class:`SourceError` for an unknown split and for labels that only some have."""
+        """Chooses the folders to pack. Raises :class:`SourceError` for an unknown split, and if only some splits
+        have labels."""
         if split is not None:
             chosen = [folder for folder in folders if folder.split == split.lower()] if split else []
             if not chosen:
@@ -267,7 +269,7 @@ class ImageFolderSource(FolderSource):
         return folders
 
     def _list_anew(self, folder: _SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
-        """:meth:`_list`, which it keeps where all splits together have at most ``_KEPT_FILES``."""
+        """Does :meth:`_list`, and keeps the listings if all splits together have at most ``_KEPT_FILES``."""
         room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
         kept: list[tuple[str, str, Listing]] = []
         for found in self._list(folder, ignored):
@@ -281,8 +283,8 @@ class ImageFolderSource(FolderSource):
             self._listed[folder.split] = kept
 
     def _list(self, folder: _SplitFolder, ignored: Counter[str] | None) -> Iterator[tuple[str, str, Listing]]:
-        """Class, path relative to the root, and listing of each directory, in order; the class of what is none is
-        empty."""
+        """Yields class, path relative to the root, and listing of each directory, in order; the class is empty for a
+        directory without one."""
         for link in folder.cycles:
             yield "", "", link
         if not folder.classes:
@@ -309,7 +311,7 @@ class ImageFolderSource(FolderSource):
     def _check_classes(
         self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_SplitFolder], ignored: Counter[str]
     ) -> None:
-        """Raises :class:`SourceError` for classes that have no image in any split."""
+        """Raises :class:`SourceError` for classes without an image in any split."""
         empty = [name for name in classes if not per_class[name]]
         for folder in others:
             prefix = f"{folder.directory}/"
@@ -342,10 +344,10 @@ def _count_loose(ignored: Counter[str] | None, images: int, kind: str) -> None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A folder is one as soon as an image lies in a folder below it.
+    """Recognises a folder as soon as a folder in it contains an image.
 
-    A single folder called like images is no class. Without any image it is possible where there are folders: opened as
-    one, it says which of them are empty.
+    A single folder with a name like images is not a class. Folders without any image are possible: opened as an image
+    folder, the source says which are empty.
     """
     tree = open_tree(path)
     if tree is None:

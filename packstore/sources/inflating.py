@@ -1,6 +1,6 @@
-"""A gzip file, or a compressed file in a zip, that is read at any position without unpacking it to disk.
+"""Reads a gzip file, or a compressed file in a zip, at any position without unpacking it to disk.
 
-Python's ``gzip`` starts over at each step back. This keeps the decompressor's state every 16 MiB, and goes on from
+Python's ``gzip`` starts over at each step back. This keeps the decompressor's state every 16 MiB, and continues from
 there.
 """
 
@@ -19,14 +19,15 @@ _GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for a gzip header and tra
 
 
 class GzipReader(io.RawIOBase):
-    """The content of a gzip file (RFC 1952, several members allowed) as a seekable file. For one thread at a time.
+    """Content of a gzip file (RFC 1952, several members allowed) as a seekable file. Not thread-safe.
 
-    Reading raises :class:`EOFError` for a file that is cut off, and :class:`zlib.error` for a damaged one. The checksum
-    of a member is checked at its end.
+    Reading raises :class:`EOFError` for a truncated file, and :class:`zlib.error` for a damaged one. The checksum of a
+    member is verified at its end.
     """
 
     def __init__(self, path: Path, deflated: tuple[int, int] | None = None) -> None:
-        """``deflated``: where the file holds a bare deflate stream (RFC 1951) instead, as start and size in bytes."""
+        """``deflated``: start and size in bytes of a bare deflate stream (RFC 1951), if the file contains that
+        instead."""
         super().__init__()
         self._file = path.open("rb")
         start, size = deflated or (0, 0)
@@ -47,7 +48,7 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to a position from the start or from the current one; the position of the end is unknown."""
+        """Seeks from the start or from the current position; the position of the end is unknown."""
         if whence == io.SEEK_CUR:
             offset += self._position
         elif whence != io.SEEK_SET:
@@ -62,9 +63,10 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """The next ``size`` bytes; fewer only at the end, since ``tarfile`` takes any shorter read for the end.
+        """Reads the next ``size`` bytes; fewer only at the end, since ``tarfile`` takes any shorter read for the
+        end.
 
-        Memory grows with what is read, not with what a broken header asks for. Raises :class:`ValueError` for more than
+        Memory grows with the bytes read, not with the size in a broken header. Raises :class:`ValueError` for more than
         256 MiB at once.
         """
         if size < 0:
@@ -84,7 +86,7 @@ class GzipReader(io.RawIOBase):
         return len(data)
 
     def _step(self, size: int) -> bytes:
-        """The next bytes, at most ``size``; empty at the end."""
+        """Inflates the next bytes, at most ``size``; empty at the end."""
         data = b""
         while not data:
             pending, ended = self._inflate.unconsumed_tail, False
@@ -113,7 +115,7 @@ class GzipReader(io.RawIOBase):
 
 
 class InflatedFile:
-    """A gzip file (RFC 1952, several members allowed) or a zlib stream (RFC 1950) that is read once, in order."""
+    """Content of a gzip file (RFC 1952, several members allowed) or zlib stream (RFC 1950), read once, in order."""
 
     def __init__(self, file: IO[bytes], window_bits: int = _GZIP) -> None:
         self._file, self._bits = file, window_bits
@@ -126,7 +128,7 @@ class InflatedFile:
         return
 
     def read(self, size: int) -> bytes:
-        """The next ``size`` bytes; fewer only at the end. Raises :class:`zlib.error` or :class:`EOFError`."""
+        """Reads the next ``size`` bytes; fewer only at the end. Raises :class:`zlib.error` or :class:`EOFError`."""
         parts: list[bytes] = []
         while size and (part := self._step(size)):
             parts.append(part)
@@ -150,7 +152,7 @@ class InflatedFile:
 
 
 def _after_padding(data: bytes, file: IO[bytes]) -> bytes:
-    """What comes after a member: ``data``, then ``file``, without the zeros that some programs fill a block with."""
+    """Returns the data after a member: ``data``, then ``file``, without zeros that pad a block."""
     zeros = 0
     while True:
         rest = data.lstrip(b"\0")

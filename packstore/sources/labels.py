@@ -1,6 +1,7 @@
-"""The labels file of a flat folder: CSV with a column of files, one of labels and optionally ``split``, by its header.
+"""Reads the labels file of a flat folder: CSV with a header, a column of files, one of labels and optionally
+``split``.
 
-Columns may have other usual names, such as ``image`` and ``class``; a file may be named again if the lines agree.
+Columns may have other usual names, such as ``image`` and ``class``; a file may occur again if the lines agree.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _MAX_LINE = 1 << 20
 
 
 class Row(NamedTuple):
-    """One line of a labels file.
+    """Line of a labels file.
 
     Attributes:
-        line: Its number in the file, from 1 (of its last line where a quoted field has several).
+        line: Number of the line, from 1 (of the last line for a multi-line quoted field).
         file: Path relative to the folder, with ``/``, without ``.`` and empty parts.
         label: The label as written, without blanks around it.
-        split: Name of the split, or ``""`` without that column.
+        split: Name of the split; ``""`` without that column.
     """
 
     line: int
@@ -52,12 +53,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LabelsSummary:
-    """What a labels file names.
+    """Summary of a labels file.
 
     Attributes:
-        classes: The sorted names of the classes, or None when all labels are class numbers.
-        splits: The names of the splits in packing order; ``("",)`` without that column.
-        rows: Number of files that it names.
+        classes: Sorted class names; None if all labels are class numbers.
+        splits: Names of the splits in packing order; ``("",)`` without that column.
+        rows: Number of files in it.
     """
 
     classes: tuple[str, ...] | None
@@ -66,18 +67,19 @@ class LabelsSummary:
 
 
 class LabelsFile:
-    """A labels file. Each use reads it from the start, so that memory does not grow with its length."""
+    """Labels file. Each use reads it from the start, so memory does not grow with its length."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._repeats: set[int] = set()
-        """Lines that name a file again and say the same; known after :meth:`summary`."""
+        """Lines that repeat a file with the same label and split; known after :meth:`summary`."""
 
     def where(self, line: int) -> str:
         return f"{printable(str(self.path))}, line {line}"
 
     def rows(self) -> Iterator[Row]:
-        """All rows in the file's order. Raises :class:`SourceError` for a malformed row, naming its line."""
+        """Yields all rows in the file's order. Raises :class:`SourceError`, which names the line, for a malformed
+        row."""
         try:
             with open(self.path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=self._open) as file:
                 reader = csv.reader(self._lines(file), strict=True)
@@ -91,7 +93,7 @@ class LabelsFile:
             raise SourceError(f"{printable(str(self.path))} cannot be read: {error.strerror or error}") from None
 
     def _lines(self, file: TextIO) -> Iterator[str]:
-        """The lines of the file. Raises :class:`SourceError` for one so long that it is none."""
+        """Yields the lines of the file. Raises :class:`SourceError` for a line that is too long for CSV."""
         number = 0
         while line := file.readline(_MAX_LINE):
             number += 1
@@ -163,10 +165,10 @@ class LabelsFile:
         return "/".join(parts)
 
     def summary(self) -> LabelsSummary:
-        """Summary of the whole file, from one pass (two where some labels look like numbers and others do not).
+        """Summarises the whole file in one pass (two if only some labels look like numbers).
 
-        Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file named twice with other
-        labels or splits, too many splits.
+        Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file with different labels
+        or splits, too many splits.
         """
         names: set[str] = set()
         splits: set[str] = set()
@@ -181,7 +183,7 @@ class LabelsFile:
                     raise SourceError(
                         f"{self.where(row.line)}: more than {_MAX_SPLITS} splits; is this column a split?"
                     )
-            number = number_of(row.label)
+            number = parse_number(row.label)
             if number is None:
                 names.add(row.label)
                 continue
@@ -208,7 +210,7 @@ class LabelsFile:
         )
 
     def _find_repeats(self, suspects: set[int]) -> set[int]:
-        """Lines that name a file again. Raises :class:`SourceError` if its label or split is another one."""
+        """Finds lines that repeat a file. Raises :class:`SourceError` if its label or split differs."""
         first: dict[str, Row] = {}
         repeats = set()
         for row in self.rows():
@@ -226,8 +228,8 @@ class LabelsFile:
         return repeats
 
 
-def number_of(label: str) -> int | None:
-    """The integer that ``label`` is, or None for a name. Of 20 digits and more it is 2^64, whatever their value: Python
+def parse_number(label: str) -> int | None:
+    """Parses ``label`` as an integer; None for a name. From 20 digits on returns 2^64 whatever the value: Python
     takes quadratic time to parse digits, and refuses many."""
     found = _INTEGER.fullmatch(label)
     if found is None:
@@ -241,10 +243,10 @@ def _shown(text: str) -> str:
 
 
 def split_name(name: str) -> str:
-    """``name``, in lower case where it is one of those that packstore knows."""
+    """Returns ``name``, in lower case if it is a known split."""
     return name.lower() if name.lower() in SPLIT_ORDER else name
 
 
 def file_hash(file: str) -> int:
-    """XXH3-64 of a file's relative path."""
+    """Hashes a file's relative path with XXH3-64."""
     return xxhash.xxh3_64_intdigest(file.encode("utf-8", "surrogatepass"))

@@ -1,7 +1,8 @@
-"""The ledger of a source: every file with its role, from a listing of its own, whatever the source has looked at.
+"""The ledger of a source: every file with its role, from a listing of its own, independent of what the source has
+read.
 
-A source claims what it uses while it is surveyed; what nobody claimed is left, and why. So no file has two roles, none
-is missing, and the counts add up to what lies there.
+A source claims the files that it uses while it is surveyed; files without a claim are left out, with a reason. So no
+file has two roles, none is missing, and the counts add up to all files.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _MASK = (1 << 128) - 1
 
 
 class Role(StrEnum):
-    """What becomes of a file: its content is packed; it is read for what it says of others; it is evidence (class
-    list, card); or it is left."""
+    """Role of a file: packed as content; annotation, read for data about others; evidence (class list, card); or
+    left out."""
 
     PACKED = "packed"
     ANNOTATION = "annotation"
@@ -43,15 +44,15 @@ _USED = (Role.PACKED, Role.ANNOTATION, Role.EVIDENCE)
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Every file of a source by role, and what is left of what lies in files.
+    """Every file of a source by role, and the parts of files that are left out.
 
     Attributes:
         files: Number of files of each role.
-        left: Files that are left, by reason; at most some forty reasons.
-        members: What is left of records, arrays and columns in packed files, by reason.
+        left: Number of files left out, by reason; at most some forty reasons.
+        members: Number of records, arrays and columns in packed files that are left out, by reason.
         suffixes: Number of all files by suffix, see :func:`counted_suffix`.
-        used: Digest of the paths and roles of all files that are not left: 32 hexadecimal digits, or empty for none.
-        others: Digest of the paths of those that are left, likewise.
+        used: Digest of the paths and roles of all files that are used: 32 hexadecimal digits, or empty for none.
+        others: Digest of the paths of files left out: 32 hexadecimal digits, or empty for none.
         named: Compressed lines ``role<TAB>path`` of all files that are not packed.
     """
 
@@ -64,7 +65,7 @@ class Ledger:
     named: bytes = field(default=b"", repr=False, compare=False)
 
     def count(self, role: Role) -> int:
-        """Number of files of a role."""
+        """Returns the number of files with a role."""
         return self.files.get(role, 0)
 
     @property
@@ -74,11 +75,11 @@ class Ledger:
 
     @property
     def passed_over(self) -> dict[str, int]:
-        """All that is not kept, files and members of files, by reason."""
+        """Number of files and parts of files that are left out, by reason."""
         return {**self.left, **self.members}
 
     def names(self, role: Role) -> Iterator[str]:
-        """Paths of the files of a role other than ``PACKED``, folder by folder."""
+        """Yields the paths of files with a role other than ``PACKED``, folder by folder."""
         rest = b""
         unpacker = zlib.decompressobj()
         for start in range(0, len(self.named), 1 << 16):
@@ -90,7 +91,7 @@ class Ledger:
 
 
 class Claims:
-    """Files that a source uses, by role: some eight bytes a file."""
+    """Files that a source uses, by role; takes some eight bytes a file."""
 
     def __init__(self) -> None:
         self._hashes: dict[Role, dict[str, array[int]]] = {role: {} for role in _USED}
@@ -105,7 +106,7 @@ class Claims:
         self._of(role, folder).extend(map(hash, names))
 
     def take(self, folder: str, role: Role) -> array[int]:
-        """Hashes of the claimed names in a folder, in the order in which they were claimed."""
+        """Returns the hashes of claimed names in a folder, in the order of the claims."""
         return self._hashes[role].get(folder, _NO_HASHES)
 
     def _of(self, role: Role, folder: str) -> array[int]:
@@ -121,12 +122,12 @@ def make_ledger(
     reason: Callable[[str, str], str | None],
     members: Mapping[str, int],
 ) -> Ledger:
-    """Gives each listed file its role.
+    """Assigns each listed file its role.
 
     Args:
         listing: Folders with the names of their files, see :func:`list_files`.
-        claims: What the source uses.
-        reason: Why a file is left, by folder and name; None for the usual reason.
+        claims: Files that the source uses.
+        reason: Returns the reason for leaving out a file, by folder and name; None for the usual reason.
         members: See :attr:`Ledger.members`.
     """
     files: Counter[str] = Counter()
@@ -162,18 +163,18 @@ def make_ledger(
 
 
 def list_files(tree: Tree) -> Iterator[tuple[str, Sequence[str]]]:
-    """Lists all files of a tree, folder by folder, hidden ones among them."""
+    """Lists all files of a tree, folder by folder, hidden ones included."""
     for folder, names in tree.every():
         yield folder, names.files
 
 
 def replaced_members(tree: Tree) -> dict[str, int]:
-    """Counts files of an archive that are no more, as unpacking it leaves them."""
+    """Counts files of an archive that later ones of the same name replace, as unpacking does."""
     return {"files replaced by later ones of the same name": tree.replaced} if tree.replaced else {}
 
 
 def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
-    """Counts names by suffix. Beyond 256 suffixes, further ones count as ``""``."""
+    """Counts names by suffix. Beyond 256 suffixes, others count as ``""``."""
     names = list(names)
     common = common_suffix("\0".join(("", *names, ""))) if names else ""
     if common:
@@ -186,18 +187,18 @@ def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
 
 
 def counted_suffix(name: str) -> str:
-    """Last suffix in lower case with its dot; ``""`` for none, a number, or one that is longer than 12 characters."""
+    """Returns the last suffix in lower case with its dot; ``""`` for none, a number, or more than 12 characters."""
     stem, _, suffix = name.rpartition(".")
     return f".{suffix.lower()}" if stem and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
 
 def file_counts(ledger: Ledger) -> FileCounts:
-    """The ledger as a manifest has it."""
+    """Returns the ledger's counts for a manifest."""
     return FileCounts(**{role.value: ledger.count(role) for role in Role}, used=ledger.used, others=ledger.others)
 
 
 def _reason_above(folder: str) -> str | None:
-    """Why the files of a folder are left if one of its own names says so: hidden, or the system's."""
+    """Returns the reason for leaving out all files of a folder by its path: hidden, or the system's; else None."""
     for part in folder.split("/"):
         why = reason_for(part) if part else ""
         if why in ("hidden", "system files"):

@@ -1,4 +1,4 @@
-"""Datasets within a folder that is none: what people download often lies a folder deeper, or in an archive."""
+"""Finds data sets nested in a folder: downloads are often a folder deeper, or in an archive."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _LIKE_SPLIT = re.compile(
 
 
 def find_within(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """What lies in a folder, or alone in a folder there, and is certain to be of a kind; of files of one suffix, the
-    first ones. ``certain`` says what a path is, and may raise :class:`PackstoreError` for what is damaged."""
+    """Finds paths in a folder, or in an only folder there, that are certain to be of a kind; tests only the first
+    files of each suffix. ``certain`` returns a path's kind, and may raise :class:`PackstoreError` for damaged files."""
     found = []
     tried: Counter[str] = Counter()
     for place in _visible(path):
@@ -55,8 +55,8 @@ def find_within(path: Path, certain: Callable[[Path], Kind | None]) -> list[tupl
 
 
 def only_folder(path: Path) -> Path | None:
-    """The only folder in a folder, where that has no name of a split and holds folders and no images itself; beside it,
-    there may be files that are no images."""
+    """Returns the only folder in a folder, if it has no split's name, contains folders, and no images are directly
+    in either."""
     folders = [place for place in _visible(path) if place.is_dir()]
     if len(folders) != 1 or folders[0].name.lower() in SPLIT_ORDER:
         return None
@@ -66,8 +66,8 @@ def only_folder(path: Path) -> Path | None:
 
 
 def folders_like_splits(path: Path) -> list[str]:
-    """The names of the folders in a folder or an archive, where all begin like those of splits (``train2017``,
-    ``test_images``, ``trainA``) or are folds, and one at least is not that of a split; else none."""
+    """Lists the folders in a folder or archive if all of them begin like split names (``train2017``,
+    ``test_images``, ``trainA``) or are folds, and at least one is not a split's exact name; else none."""
     tree = open_tree(path)
     found = [] if tree is None else tree.names("").folders
     names = [name for name in found if not is_passed_over(name)]
@@ -78,12 +78,12 @@ def folders_like_splits(path: Path) -> list[str]:
 
 
 def unlike_classes(contents: Contents) -> tuple[str, list[str]] | None:
-    """Says why the folders of images of a tree seem to be no classes, and which of them could be given instead; None
-    if they seem to be.
+    """Returns why a tree's folders of images do not seem to be classes, and the folders to use instead; None if they
+    do.
 
-    They are none if all have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``); if one is
-    called ``images`` and others are not; if some hold images and another one nothing but folders of images; and if
-    several hold folders of the same names, as domains and cameras do.
+    They are not classes if all have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``); if
+    one is called ``images`` and others are not; if some contain images and another only folders of images; and if
+    several contain folders of equal names, as domains and cameras do.
     """
     holding = {place for path, each in contents.folders.items() if each.images.count for place in _at_and_above(path)}
     tops = [name for name in contents.folders[""].folders if name in holding]
@@ -123,7 +123,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _visible(path: Path) -> list[Path]:
-    """What lies in a folder, sorted, without what is hidden; nothing where it cannot be listed."""
+    """Lists a folder, sorted, without hidden entries; empty if it cannot be listed."""
     try:
         names = [place.name for place in path.iterdir()] if isinstance(path, RemotePath) else os.listdir(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Why a file is no source, for people."""
+"""Errors for paths that are not a source, or that need a decision of the user."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN = 8
 _HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
 _PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html)\b", re.I | re.S)
 _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07", b"7z\xbc\xaf\x27\x1c")
-"""How gzip, zip, bzip2, xz, RAR and 7z files begin."""
+"""First bytes of gzip, zip, bzip2, xz, RAR and 7z files."""
 
 
 def unrecognised(path: Path) -> SourceError:
-    """The error for a path that is of no kind."""
+    """Returns the error for a path of no known kind."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
     if path.is_file() and not start:
@@ -41,8 +41,8 @@ def unrecognised(path: Path) -> SourceError:
 
 
 def incomplete(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]]) -> AmbiguousSourceError:
-    """The error for a path of one kind that would leave out what else seems to annotate the images: each with what
-    ``--ignore`` takes for it."""
+    """Returns the error for a path of a kind that would leave out suspected annotations; ``found`` are their phrases
+    and patterns for ``--ignore``."""
     more = ", ".join(phrase for phrase, _ in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
     patterns = list(dict.fromkeys(pattern for _, each in found for pattern in each))
     answers, ignore = [Answer(("--source", kind.name))], ""
@@ -58,7 +58,7 @@ def incomplete(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]
 
 
 def undecided(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
-    """The error for a path that is of each of ``kinds`` to a part: which of them it is, the user has to say."""
+    """Returns the error for a path that several ``kinds`` match partially, so that the user must choose."""
     could_be = " or ".join(title(kind) for kind in kinds)
     answers = [Answer(("--source", kind.name)) for kind in kinds]
     shown = " or ".join(f"--source {kind.name}" for kind in kinds)
@@ -66,13 +66,13 @@ def undecided(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
 
 
 def with_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError:
-    """The same error with one more answer before the others: a kind to name."""
+    """Adds the answer to name a kind, before the other answers of an error."""
     said = f"{error}; or pack {title(kind)} as one sample with --source {kind.name}"
     return AmbiguousSourceError(said, [Answer(("--source", kind.name)), *error.answers], error.source)
 
 
 def or_as(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSourceError:
-    """The same error with further kinds that the path could be of as answers."""
+    """Adds further possible kinds to the answers of an error."""
     if not kinds:
         return error
     more = ", or ".join(f"as {title(kind)} with --source {kind.name}" for kind in kinds)
@@ -81,7 +81,8 @@ def or_as(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSource
 
 
 def lies_within(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None = None) -> AmbiguousSourceError:
-    """The error for a folder that seems to be no dataset, but holds some. ``kind`` is that of which it may be."""
+    """Returns the error for a folder that is no dataset but contains some; ``kind`` is a kind that would also match
+    it."""
     shown = ", ".join(f"{printable(place.relative_to(path).as_posix())} ({title(each)})" for place, each in found)
     advice = "give that" if len(found) == 1 else "give one of them"
     answers = [Answer(source=place) for place, _ in found]
@@ -94,7 +95,7 @@ def lies_within(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None
 
 
 def like_splits(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
-    """The error for an image folder of ``kind`` whose folders seem to be splits by their names."""
+    """Returns the error for an image folder whose folders have names like splits."""
     shown, is_folder = ", ".join(map(printable, folders)), path.is_dir()
     give = "give one of them" if is_folder else "unpack it and give one of them"
     return AmbiguousSourceError(
@@ -106,7 +107,7 @@ def like_splits(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourc
 
 
 def no_classes(path: Path, why: str, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
-    """The error for an image folder of ``kind`` whose folders seem to be no classes; ``why`` continues its name."""
+    """Returns the error for an image folder whose folders do not seem to be classes; ``why`` continues its name."""
     is_folder = path.is_dir()
     shown = ", ".join(map(printable, folders[:_SHOWN])) + (" …" if len(folders) > _SHOWN else "")
     give = f"give one of them ({shown})" if is_folder else f"unpack it, and give one of them ({shown})"
@@ -118,7 +119,7 @@ def no_classes(path: Path, why: str, folders: Sequence[str], kind: str) -> Ambig
 
 
 def only_unpacked(path: Path, tree: Tree) -> SourceError:
-    """The error for an archive without images."""
+    """Returns the error for an archive without images."""
     passed: Counter[str] = Counter()
     for _ in tree.walk("", tree.above, passed, skip_cycles=True):
         continue
@@ -127,12 +128,12 @@ def only_unpacked(path: Path, tree: Tree) -> SourceError:
 
 
 def title(kind: Kind) -> str:
-    """What a kind is, in few words."""
+    """Returns the description of a kind in a few words."""
     return re.sub(r" \(.*\)|[,:].*", "", kind.help)
 
 
 def not_a_folder(path: Path) -> SourceError:
-    """The error for a file where a folder of images has to be."""
+    """Returns the error for a file in place of a folder of images."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
     return _one_image(name) if _is_image(start) else SourceError(
@@ -141,7 +142,7 @@ def not_a_folder(path: Path) -> SourceError:
 
 
 def refuse_page(path: Path) -> None:
-    """Raises :class:`SourceError` for a web page that was saved in place of data."""
+    """Raises :class:`SourceError` for a web page that was saved instead of data."""
     if _PAGE.match(first_bytes(path, 512)):
         raise SourceError(
             f"{printable(str(path))} is a web page (HTML), and no {printable(path.suffix) or 'data'}: its server asks "
@@ -150,7 +151,7 @@ def refuse_page(path: Path) -> None:
 
 
 def first_bytes(path: Path, size: int = 8) -> bytes:
-    """The first ``size`` bytes of a file; none where ``path`` is no regular file."""
+    """Reads the first ``size`` bytes of a file; empty if ``path`` is not a regular file."""
     if not path.is_file():
         return b""
     try:

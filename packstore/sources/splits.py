@@ -1,4 +1,4 @@
-"""Splits or classes: told by the names of the top folders and by what is in them."""
+"""Tells splits from classes, by names and contents of the top folders."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The top folders of an image folder that has splits, each tuple sorted.
+    """Top folders of an image folder that has splits; each tuple is sorted.
 
     Attributes:
-        splits: Those that are splits.
-        others: Other folders with images: neither known as splits nor classes.
-        empty: Folders without any image: annotations, tools, text.
+        splits: Folders that are splits.
+        others: Other folders with images, which may be splits or classes.
+        empty: Folders without images: annotations, tools, text.
     """
 
     splits: tuple[str, ...]
@@ -28,7 +28,7 @@ class Splits:
     empty: tuple[str, ...] = ()
 
     def describe(self, root: str) -> str:
-        """The message about ``others``; ``root`` is the printable name of the image folder."""
+        """Returns the message about ``others``; ``root`` is the printable name of the image folder."""
         one = self.splits[0].lower()
         return (
             f"{root} holds splits ({_listed(self.splits)}) and beside them other folders with images "
@@ -38,12 +38,11 @@ class Splits:
 
 
 def find_splits(tree: Tree, directories: Collection[str], above: tuple[Identity, ...]) -> Splits | None:
-    """The splits among the top ``directories`` of ``tree``, or None where all of these are classes.
+    """Finds the splits among the top ``directories`` of ``tree``; None if all are classes.
 
-    Where all top folders have names of splits, they are splits, whatever they hold. Beside other folders they are
-    splits if one of them holds folders of images: a class that happens to be called ``train`` holds its images
-    directly.
-    ``above`` identifies the root of ``tree`` and the directories above it.
+    If all top folders have names of splits, they are splits, whatever their content. Beside other folders they are
+    splits if one of them contains folders of images: a class named ``train`` contains its images directly. ``above``
+    identifies the root of ``tree`` and the directories above it.
     """
     names = sorted(directories)
     splits = tuple(name for name in names if name.lower() in SPLIT_ORDER)

@@ -1,4 +1,4 @@
-"""A packstore store as a source: records pass through as they are, each checked against its checksum."""
+"""A packstore store as a source: records pass through unchanged; each checksum is verified."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from packstore.stores.records import ProvenRecords
 
 _CHUNK = 4096
 _OF_OTHERS = ("lmdb", "hdf5")
-"""Formats in which others keep images, too."""
+"""Formats that other programs use for images too."""
 
 
 class StoreSource(Source):
-    """Any packstore store, with all of its columns.
+    """Packstore store, with all of its columns.
 
-    The columns of ``Entry.labels`` are its scalar int64 columns; the values of the others come with each sample, as
-    they lie at rest. ``Entry.ref`` is the number of the record.
+    ``Entry.labels`` has its scalar int64 columns; the values of other columns come with each sample in stored form.
+    ``Entry.ref`` is the number of the record.
     """
 
     kind = "store"
@@ -112,9 +112,9 @@ class StoreSource(Source):
                     yield Entry(self.reader.key(record), name, values, size, record)
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        """The record's bytes, or for a tensor encoding its array; with the values of its other columns.
+        """Reads a record: its bytes, or for a tensor encoding its array; with the values of its other columns.
 
-        Raises :class:`CorruptRecordError` when they do not match the record's checksums.
+        Raises :class:`CorruptRecordError` if they do not match the record's checksums.
         """
         image = self.image(entry)
         return Sample(image, self._values(entry), at_rest=True) if self._sampled else image
@@ -144,13 +144,13 @@ class StoreSource(Source):
         return self.reader.part_places()
 
     def _values(self, entry: Entry) -> dict[str, Any]:
-        """What a record has at rest in the columns whose values come with samples, once its whole row is checked."""
+        """Reads the stored values of a record's columns that come with samples, after verifying its whole row."""
         row = self._records.row(entry.ref)
         values = ((name, row[name]) for name in self._sampled)
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
 
     def _array(self, record: int, data: Buffer) -> NDArray[Any]:
-        """Like ``reader.array``, from bytes that are already read and checked, and that stay valid."""
+        """Wraps bytes that are already verified, and stay valid, as an array."""
         image = self.manifest.image
         shape = image.shape if image.kind == "fixed" else tuple(self.reader.value("shape", record).tolist())
         return as_image_array(data, image, shape, f"record {record} of {printable(str(self.path))}")
@@ -162,7 +162,7 @@ class StoreSource(Source):
         self.reader.close()
 
     def _ranges(self, split: str | None) -> list[tuple[str, int, int]]:
-        """(name, first record, one after the last) of the chosen splits."""
+        """Returns (name, first record, end) of the chosen splits."""
         splits = self.manifest.splits
         if split is None:
             return [(s.name, s.start, s.stop) for s in splits] or [("", 0, self.manifest.records)]
@@ -177,8 +177,8 @@ def _is_label(column: Column) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """By its outward form; of a format that others write as well, also by its manifest: what has none is a damaged
-    store, or a file of others."""
+    """Recognises a store by its first bytes or layout; in formats that other programs use, also by its manifest: a
+    file without one is a damaged store, or not a store."""
     if not looks_like_store(path, first_bytes(path, START_BYTES)):
         return Certainty.NO
     format = recognise_store(path)

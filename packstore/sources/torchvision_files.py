@@ -1,4 +1,4 @@
-"""Datasets of torchvision that read image files: these files with labels or masks, without decoding anything."""
+"""Reads torchvision's image datasets as files with labels or masks, without decoding."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Files(Sequence[dict[str, Any]]):
-    """The samples of a dataset of image files and labels or masks: key, path of the image and the other of each.
+    """Samples of a dataset of image files and labels or masks: key, path of the image, and the label or mask.
 
     The key is the path relative to the dataset's root.
     """
 
     def __init__(self, dataset: Any, images: Sequence[Any], others: Sequence[Any], name: str) -> None:
-        """``others`` are called ``name``; the paths of files where they are masks."""
+        """``others`` are the labels or masks, under ``name``; masks are paths."""
         self._root = Path(dataset.root)
         self._images = images
         self._others = others
@@ -33,13 +33,14 @@ class Files(Sequence[dict[str, Any]]):
         return {"key": self.key_at(index), "image": path, self._name: other}
 
     def key_at(self, index: int) -> str:
-        """The key of a sample: its image's path from the dataset's root; its number if the image lies elsewhere."""
+        """Returns the key of a sample: its image's path relative to the dataset's root; its number for an image
+        elsewhere."""
         path = Path(self._images[index])
         return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else f"{index:010}"
 
 
 class Chosen(Sequence[dict[str, Any]]):
-    """Some of the samples of another sequence: a ``Subset``."""
+    """Subset of the samples of another sequence."""
 
     def __init__(self, files: Files | Chosen, indices: Sequence[int]) -> None:
         self._files = files
@@ -56,8 +57,7 @@ class Chosen(Sequence[dict[str, Any]]):
 
 
 class InSplit(Sequence[dict[str, Any]]):
-    """The samples of another sequence with the name of their split before their keys: files of the same name lie in
-    several splits."""
+    """Samples of another sequence with their split as key prefix, since splits may contain files of equal names."""
 
     def __init__(self, files: Files | Chosen, split: str) -> None:
         self._files = files
@@ -74,8 +74,8 @@ class InSplit(Sequence[dict[str, Any]]):
 
 
 def files_of(dataset: Any) -> Files | Chosen | None:
-    """The files of a dataset of torchvision, or of a ``Subset`` of one; None where only the dataset itself knows its
-    samples: it transforms its images, or has a loader or a ``__getitem__`` of its own."""
+    """Returns the files of a torchvision dataset, or of a ``Subset`` of one; None if only the dataset knows its
+    samples: it transforms images, or has its own loader or ``__getitem__``."""
     if type(dataset).__name__ == "Subset" and type(dataset).__module__.startswith("torch.utils.data"):
         files = files_of(dataset.dataset)
         return None if files is None else Chosen(files, dataset.indices)
@@ -95,7 +95,7 @@ _OURS = "torchvision.datasets"
 
 
 def _lists(dataset: Any) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:
-    """Lists of a dataset that may be images and labels, or images and masks."""
+    """Yields lists of a dataset that may be images and labels, or images and masks."""
     found = vars(dataset)
     for name in ("samples", "_samples"):  # ImageFolder and the like; GTSRB, Imagenette, StanfordCars
         pairs = found.get(name)

@@ -1,6 +1,7 @@
-"""A user's values as plain ones: bytes of files, numpy arrays, numbers, strings; whatever library they came from.
+"""Converts a user's values to plain ones, whatever library they come from: bytes of files, numpy arrays, numbers,
+strings.
 
-PIL and torch are not loaded for this: an object of theirs is known by its type, and then they are loaded already.
+Does not load PIL or torch: their objects are recognised by type, and if one exists, its library is loaded already.
 """
 
 from __future__ import annotations
@@ -20,34 +21,35 @@ from packstore.images.reading import Reading, bring
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 LABEL_NAMES = ("label", "target", "class", "y", "cls")
-"""Of whole numbers that are labels, in formats that do not say which are."""
+"""Names of whole numbers that are labels, in formats without declarations."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def is_pil(value: Any) -> bool:
-    """Whether a value is an image of Pillow."""
+    """Tells if a value is a Pillow image."""
     return any(base.__module__ == "PIL.Image" and base.__name__ == "Image" for base in type(value).__mro__)
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of torch."""
+    """Tells if a value is a torch tensor."""
     return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(value).__mro__)
 
 
 def is_path(value: Any) -> bool:
-    """Whether a value is a path; a plain string is one where an image or a mask is expected."""
+    """Tells if a value is a path object; a plain string is a path only as an image or mask."""
     return isinstance(value, PurePath)
 
 
 def is_file(value: Any) -> bool:
-    """Whether the value of an image or a mask is a file: its path or its bytes."""
+    """Tells if the value of an image or mask is a file: a path or bytes."""
     return isinstance(value, (bytes, bytearray, memoryview, str, PurePath))
 
 
 def array_of(value: Any) -> NDArray[Any]:
-    """A tensor, or whatever numpy understands, as an array; bfloat16 as float32.
+    """Converts a tensor, or anything numpy understands, to an array; bfloat16 to float32.
 
-    Raises :class:`ValueError` for a tensor without values of its own, as sparse ones and those of ``meta``."""
+    Raises :class:`ValueError` for a tensor without values of its own, such as a sparse or ``meta`` tensor.
+    """
     if not is_tensor(value):
         return np.asarray(value)
     try:
@@ -58,7 +60,8 @@ def array_of(value: Any) -> NDArray[Any]:
 
 
 def dtype_name(value: Any) -> str:
-    """Name of the dtype of a tensor or array. Raises :class:`ValueError` for one that no column has."""
+    """Returns the name of a tensor's or array's dtype. Raises :class:`ValueError` for a dtype that columns do not
+    support."""
     name = str(value.dtype).removeprefix("torch.") if is_tensor(value) else np.asarray(value).dtype.name
     if name not in ITEM_SIZE:
         raise ValueError(f"found {name} values; a column holds one of {', '.join(ITEM_SIZE)}")
@@ -66,7 +69,7 @@ def dtype_name(value: Any) -> str:
 
 
 def nbytes_of(value: Any) -> int:
-    """About how much memory a value takes, or how large its file is."""
+    """Estimates the memory that a value takes, or the size of its file."""
     if type(value) is bytes:
         return len(value)
     if value is None or type(value) in (int, float, bool):
@@ -98,10 +101,10 @@ def _file_size(path: Any) -> int:
 
 
 def plain(field: Field, value: Any) -> Any:
-    """A value without the libraries that made it: files stay paths or bytes; images become arrays of their mode, masks
-    arrays ``(H, W)``, tensors arrays. Doing it twice changes nothing.
+    """Converts a value to plain types: files stay paths or bytes; images become arrays of their mode, masks arrays
+    ``(H, W)``, tensors arrays. Idempotent.
 
-    Raises :class:`ValueError` with what was found and what is expected.
+    Raises :class:`ValueError` that names the found and the expected value.
     """
     if value is None:
         return None
@@ -131,7 +134,7 @@ def _kinds(value: Any) -> str:
 
 
 def _pixels(value: Any, mode: str | None) -> NDArray[Any]:
-    """Pixels of a mode, ``(H, W, C)``; of floating point ``(C, H, W)``. Gray becomes RGB if that is the mode."""
+    """Converts pixels to a mode, ``(H, W, C)``; floating point to ``(C, H, W)``. Gray becomes RGB for an RGB mode."""
     array = _channels_last(value)
     if not array.size:
         raise ValueError(f"found an image without pixels, of shape {array.shape}")
@@ -147,9 +150,10 @@ def _pixels(value: Any, mode: str | None) -> NDArray[Any]:
 
 
 def infer_mode(values: Sequence[Any]) -> str | None:
-    """The name of the mode that holds the pixels of all ``values``, the first samples; None for RGB.
+    """Returns the name of a mode for the pixels of all ``values``, the first samples; None for RGB.
 
-    Raises :class:`ValueError` for pixels whose mode has to be declared."""
+    Raises :class:`ValueError` for pixels whose mode must be declared.
+    """
     modes = {_mode_of(value) for value in values}
     if len(modes) > 1 and all(mode.dtype == "uint8" for mode in modes):
         has_alpha = any(mode.has_alpha for mode in modes)
@@ -183,7 +187,7 @@ def _mode_of(value: Any) -> Mode:
 
 
 def _channels_last(value: Any) -> NDArray[Any]:
-    """An image as ``(H, W, C)``, whatever it came as. Raises :class:`ValueError`."""
+    """Converts an image to ``(H, W, C)``. Raises :class:`ValueError`."""
     if is_pil(value):
         return pixels_of_pillow(value)
     array = array_of(value)
@@ -213,15 +217,15 @@ def _mask(value: Any, field: Mask) -> NDArray[Any]:
 
 
 def mask_dtype(array: NDArray[Any]) -> str:
-    """The dtype in which a mask is kept that comes as this array."""
+    """Returns the dtype in which a mask array is stored."""
     kept = {"uint8": "uint8", "uint16": "uint16", "int32": "int32", "bool": "uint8"}
     return kept.get(array.dtype.name, "int32")
 
 
 def infer(name: str, values: Sequence[Any]) -> Field:
-    """The field of a name, from its values in the first samples, none of which is None.
+    """Infers the field of a name from its values in the first samples, none of which is None.
 
-    Raises :class:`ValueError` where it has to be declared.
+    Raises :class:`ValueError` if it must be declared.
     """
     value = values[0]
     known = _by_library(name, value)
@@ -266,12 +270,12 @@ _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp"
 
 
 def names_an_image(name: str) -> bool:
-    """Whether images are usually called so."""
+    """Tells if a name is usual for images."""
     return name.lower() in _IMAGE_NAMES
 
 
 def looks_like_mask(name: str) -> bool:
-    """Whether masks are usually called so."""
+    """Tells if a name is usual for masks."""
     return "mask" in name or "segmentation" in name
 
 
@@ -305,7 +309,7 @@ def _of_file(name: str, value: Any) -> Field:
 
 
 def _dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
-    """Name of the dtype that holds all ``values``, which are ``arrays``."""
+    """Returns a dtype for all ``values``, whose arrays are ``arrays``."""
     full = [(array, dtype_name(value)) for array, value in zip(arrays, values, strict=True) if array.size]
     names = {name for _, name in full} or {dtype_name(values[0])}
     if len(names) == 1:
@@ -317,7 +321,7 @@ def _dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
 
 
 def _of_arrays(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:
-    """The field of numbers. ``as_lists``: they came as lists, whose lengths say nothing of a fixed shape."""
+    """Infers the field of numbers. ``as_lists``: they were lists, whose lengths do not prove a fixed shape."""
     first, dtype = arrays[0], _dtype(arrays, arrays if as_lists else values)
     whole = all(array.dtype.kind in "iu" or not array.size for array in arrays)
     if first.ndim == 0:

@@ -23,7 +23,7 @@ from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, 
 from packstore.sources.arrays.classes import parse_names, with_text_labels
 from packstore.sources.arrays.stored import ArrayInfo, Blocks, OpenArrays, block_rows, row_bytes
 from packstore.sources.base import SPLIT_ORDER, Certainty, Source, SourceOptions
-from packstore.sources.dataset import key_of
+from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource
@@ -139,7 +139,7 @@ class ArraySource(RowSource):
             if part.split == split:
                 size, rest = self._sizes[number]
                 for row in range(part.length):
-                    yield Row(key_of(split, index), (number, row), size, rest)
+                    yield Row(index_key(split, index), (number, row), size, rest)
                     index += 1
 
     def values(self, ref: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import PIL.Image
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
 from packstore.sources.bridges.guard import guard, list_opened
 from packstore.sources.bridges.torchvision_objects import relative_name
-from packstore.sources.dataset import key_of
+from packstore.sources.dataset import index_key
 from packstore.sources.torchvision_files import InSplit, files_of
 from packstore.sources.values import array_of, is_pil
 
@@ -45,7 +45,7 @@ class Samples(Sequence[dict[str, Any]]):
 
     def key_at(self, index: int) -> str:
         """The key of a sample, before it is read."""
-        return key_of(self._split, index) if self._files is None else self._files.key_at(self._order[index])
+        return index_key(self._split, index) if self._files is None else self._files.key_at(self._order[index])
 
     def __getitem__(self, index: Any) -> Any:
         found = (self._read if self._files is None else self._files.__getitem__)(self._order[index])

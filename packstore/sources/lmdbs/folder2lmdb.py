@@ -15,7 +15,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
 from packstore.core.pickle_machine import PickleError, UnsupportedPickleError, run
 from packstore.sources.base import Kind
-from packstore.sources.dataset import key_of
+from packstore.sources.dataset import index_key
 from packstore.sources.lmdbs.base import Database, LmdbSource, RefusedLmdbError
 from packstore.sources.rows import Row
 
@@ -53,7 +53,7 @@ class Folder2LmdbSource(LmdbSource):
         """Yields the rows; the size is that of the pickle."""
         for number, _ in self.numbered(split):
             for index, size in enumerate(self._sizes[number]):
-                yield Row(key_of(split, index), (number, index), max(0, size), 8)
+                yield Row(index_key(split, index), (number, index), max(0, size), 8)
 
     def values(self, ref: Any) -> dict[str, Any]:
         number, index = ref

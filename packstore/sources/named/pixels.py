@@ -16,7 +16,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
 from packstore.sources.arrays.stored import ArrayInfo, Blocks, OpenArrays
 from packstore.sources.base import SourceOptions
-from packstore.sources.dataset import key_of
+from packstore.sources.dataset import index_key
 from packstore.sources.rows import Row, RowSource, in_packing_order
 
 
@@ -88,7 +88,7 @@ class PixelSource(RowSource):
         for number, part in enumerate(self._parts):
             if part.split == split:
                 for row in range(part.length):
-                    yield Row(key_of(split, index), (number, row), size)
+                    yield Row(index_key(split, index), (number, row), size)
                     index += 1
 
     def values(self, ref: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty
-from packstore.sources.dataset import key_of
+from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource, in_packing_order
@@ -40,7 +40,7 @@ class ShardSource(RowSource):
         return in_packing_order(split for split, _ in self.shards)
 
     def rows(self, split: str) -> Iterator[Row]:
-        keys = (key_of(split, number) for number in count())
+        keys = (index_key(split, number) for number in count())
         numbers = (number for number, (its, _) in enumerate(self.shards) if its == split)
         return chain.from_iterable(self.shard_rows(number, keys) for number in numbers)
 

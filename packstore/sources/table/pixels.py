@@ -28,7 +28,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.contents import contents_of, suffix_of
-from packstore.sources.dataset import key_of
+from packstore.sources.dataset import index_key
 from packstore.sources.given import parse_given
 from packstore.sources.ignoring import pattern_of
 from packstore.sources.ledger import Claims, Role
@@ -150,7 +150,7 @@ class PixelTableSource(TableSource):
         number = self._split_names.index(split)
         chosen = np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist()
         for index, image in enumerate(chosen):
-            yield Row(key_of(split, index), image, math.prod(self._shape))
+            yield Row(index_key(split, index), image, math.prod(self._shape))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         if self._pixels is None:
