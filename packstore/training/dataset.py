@@ -532,7 +532,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         if column.name == "image":
             return self.pictures
         if column.form == "files":
-            return self.lists_of(column)
+            return self.list_reader(column)
         return self._pictures(column) if column.traits.has_images else Values(column, self.device, self.max_pixels)
 
 

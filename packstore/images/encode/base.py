@@ -117,7 +117,8 @@ class SourceImages:
         return image, info
 
     def unified(self) -> str | None:
-        """Returns how the latest file of this thread was converted to the mode, see :class:`packstore.images.losses.Examined`."""
+        """Returns how the latest file of this thread was converted to the mode, see
+        :class:`packstore.images.losses.Examined`."""
         found: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
         return found
 

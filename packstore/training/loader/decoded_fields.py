@@ -257,8 +257,8 @@ class ImageField(Field):
 
 
 @dataclass(eq=False)
-class ImageListRows(Rows):
-    """Lists of images: decoded, and nothing else."""
+class ImageListRows(ColumnRows):
+    """Rows of lists of images, decoded and otherwise unchanged."""
 
     lists: ImageListReader
     files: list[Sequence[Buffer] | None]
@@ -281,26 +281,26 @@ class ImageListRows(Rows):
         return failed
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        pixels = [image.reshape(-1) for images in some(self.images, kept) for image in images]
+        pixels = [image.reshape(-1) for images in select_rows(self.images, kept) for image in images]
         return [torch.from_numpy(np.concatenate(pixels) if pixels else np.empty(0, np.uint8))]
 
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        rows = some(self.images, kept)
-        images = iter(apart(next(there), [image.shape for images in rows for image in images]))
+        rows = select_rows(self.images, kept)
+        images = iter(split_flat(next(there), [image.shape for images in rows for image in images]))
         finish = self.lists.pictures.finish
         found = [[finish(next(images)) for _ in range(len(row))] for row in rows]
-        return [None if files is None else row for files, row in zip(some(self.files, kept), found, strict=True)]
+        return [None if files is None else row for files, row in zip(select_rows(self.files, kept), found, strict=True)]
 
 
 class ImageListField(Field):
-    """A column of lists of images."""
+    """Column of lists of images."""
 
     def __init__(self, lists: ImageListReader, optional: bool) -> None:
-        """``lists`` reads and decodes the column; ``optional``: a record may have no list."""
+        """``lists`` reads and decodes the column; ``optional`` allows records without a list."""
         super().__init__(lists.pictures.column, optional)
         self._lists = lists
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> Rows:
+    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
         missing = self.missing(context)
         files: list[Sequence[Buffer] | None] = [None] * len(context.numbers)
         for row, record in enumerate(context.numbers):
