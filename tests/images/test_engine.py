@@ -190,7 +190,7 @@ def test_normalised_gray_is_that_of_torch(dtype: torch.dtype) -> None:
     for count in (256, 1, 7, 25):
         pixels = torch.arange(256, dtype=torch.uint8)[:count].view(1, 1, count, 1)
         expected = torch.empty(pixels.shape, dtype=dtype)
-        normalizer.rows(pixels, expected)
+        normalizer.write_rows(pixels, expected)
         whole = np.array([[0, 0, 1, count]])
         for planes, engine in itertools.product((False, True), engines()):
             out = torch.full((3, *(expected.permute(0, 3, 1, 2) if planes else expected).shape[1:]), 7, dtype=dtype)

@@ -112,7 +112,7 @@ class Assembler:
         )
         self._has_shapes = not self._encoded and column.kind == "ragged"
         self._mode = column.pixels if not self._encoded else decoder.reading.pixels
-        self._for_engine = self._mode in MODES or (column.layout == "CHW" and has_kernel(column))
+        self._for_engine = self._mode in MODES or (column.layout == "CHW" and engine_supports(column))
         self._view: Callable[[int], Any] = self._views.view if self._main else partial(stored_bytes, reader, column)
         self._own_sizes = False
         self._finish = finish
