@@ -8,10 +8,10 @@ Data = bytes | bytearray | memoryview
 
 
 class HeaderError(ValueError):
-    """Bytes are no image, or not a whole one.
+    """Error for bytes that are no image, or not a complete one.
 
     Attributes:
-        reason: Follows the name of a file in messages: ``"is empty"``, ``"is truncated: …"``.
+        reason: Text to follow a file's name in messages: ``"is empty"``, ``"is truncated: …"``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -20,21 +20,21 @@ class HeaderError(ValueError):
 
 
 class ImageInfo(NamedTuple):
-    """What the header of an image file says.
+    """Parsed header of an image file.
 
     Attributes:
         kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif``, ``heif``, ``jp2``
             (JPEG 2000), ``jxl`` (JPEG XL), ``exr``, ``hdr`` (Radiance) or ``npy``.
-        width: In pixels, at least 1.
-        height: In pixels, at least 1.
-        components: Samples a pixel as stored: 1 for gray and for palettes, 2 gray with alpha, 3, 4 (CMYK in a JPEG,
+        width: Width in pixels, at least 1.
+        height: Height in pixels, at least 1.
+        components: Samples per pixel as stored: 1 for gray and for palettes, 2 gray with alpha, 3, 4 (CMYK in a JPEG,
             alpha elsewhere).
-        precision: Bits a sample (a palette index counts as a sample; 24-bit BMP says 8).
+        precision: Bits per sample (a palette index counts as a sample; 24-bit BMP says 8).
         sof: The frame marker of a JPEG: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, 0xC3 lossless, 0xC9 and
             0xCA arithmetic-coded …; 0 for other kinds.
         adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
-        app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 where there is none.
-        app1_alone: It is the only one, and segment follows segment.
+        app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 without one.
+        app1_alone: That segment is the only APP1, and no stray bytes lie between segments.
     """
 
     kind: str
@@ -49,5 +49,5 @@ class ImageInfo(NamedTuple):
 
     @property
     def progressive(self) -> bool:
-        """Whether it is a progressive JPEG."""
+        """Tells if the image is a progressive JPEG."""
         return self.sof in (0xC2, 0xC6, 0xCA, 0xCE)

@@ -1,6 +1,6 @@
-"""The header of a HEIF or AVIF file: ISO base media boxes (ISO/IEC 14496-12) with image items (ISO/IEC 23008-12).
+"""Parses headers of HEIF and AVIF files: ISO base media boxes (ISO/IEC 14496-12) with image items (ISO/IEC 23008-12).
 
-The size of the primary item is its ``ispe`` property; what is shown of it, ``clap`` and ``irot`` say.
+The size of the primary item is its ``ispe`` property; ``clap`` crops it and ``irot`` rotates it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _MAX_BOXES = 4096
 
 
 class HeifHeader(NamedTuple):
-    """What the boxes say.
+    """Parsed header of a HEIF or AVIF file.
 
     Attributes:
         kind: ``avif`` or ``heif``.
-        width: Of the primary item as it is coded, in pixels.
-        height: Likewise.
-        shown: Width and height as they are shown: cropped by ``clap``, turned by ``irot``.
-        has_data: A box for the images' data is there.
-        end: Where the last top-level box ends, in bytes: a file with less is truncated.
-        bits: Bits a sample.
+        width: Coded width of the primary item, in pixels.
+        height: Coded height of the primary item, in pixels.
+        shown: Displayed width and height: cropped by ``clap``, rotated by ``irot``.
+        has_data: The file has a box for the images' data.
+        end: End of the last top-level box, in bytes: a shorter file is truncated.
+        bits: Bits per sample.
     """
 
     kind: str
@@ -36,17 +36,17 @@ class HeifHeader(NamedTuple):
 
 
 class BadBoxesError(ValueError):
-    """Boxes that are cut off, or contradict each other; the text follows "is damaged: "."""
+    """Error for boxes that are truncated or contradict each other; its text follows "is damaged: "."""
 
 
 def is_heif(start: bytes) -> bool:
-    """Whether a file that begins with ``start`` (at least 12 bytes) is one of either kind."""
+    """Tells if a file that begins with ``start`` (at least 12 bytes) is HEIF or AVIF."""
     return start[4:8] == b"ftyp" and start[8:12] in (*AVIF_BRANDS, *HEIF_BRANDS)
 
 
 def heif_header(data: bytes) -> HeifHeader:
-    """Reads the boxes of a whole file. Raises :class:`BadBoxesError`, and :class:`IndexError` for one that is cut off
-    within its header."""
+    """Parses the boxes of a whole file. Raises :class:`BadBoxesError`, and :class:`IndexError` for a box that is
+    truncated within its header."""
     kind = ""
     meta: tuple[int, int] | None = None
     has_data, end = False, 0
@@ -72,7 +72,7 @@ def heif_header(data: bytes) -> HeifHeader:
     size: tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
     turns = bits = 0
-    for index in _associated(data, properties[b"ipma"], primary):
+    for index in _property_numbers(data, properties[b"ipma"], primary):
         if not 1 <= index <= len(kinds):
             raise BadBoxesError(f"HEIF property {index} of {len(kinds)}")
         name, start, _ = kinds[index - 1]
@@ -94,7 +94,8 @@ def heif_header(data: bytes) -> HeifHeader:
 
 
 def _coded_bits(data: bytes, name: bytes, start: int) -> int:
-    """Bits a sample by the configuration of a decoder (AV1 in ISOBMFF 2.3.3, ISO/IEC 14496-15 8.3.3); 0 for others."""
+    """Returns the bits per sample in a decoder's configuration (AV1 in ISOBMFF 2.3.3, ISO/IEC 14496-15 8.3.3); 0 for
+    other boxes."""
     if name == b"av1C":
         flags = data[start + 2]
         return 8 + 2 * (flags >> 6 & 1) + 2 * (flags >> 5 & flags >> 6 & 1)
@@ -102,7 +103,7 @@ def _coded_bits(data: bytes, name: bytes, start: int) -> int:
 
 
 def _boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> Iterator[tuple[bytes, int, int]]:
-    """Name, start and end of the content of each box. At the top, one may end beyond the data."""
+    """Yields name, start and end of the content of each box. With ``top``, a box may end beyond the data."""
     count = 0
     while start + 8 <= stop:
         size, name, header = _number(data, start, 4), data[start + 4 : start + 8], 8
@@ -117,8 +118,8 @@ def _boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> Iterator
         start += size
 
 
-def _associated(data: bytes, place: tuple[int, int], item: int) -> Iterator[int]:
-    """Numbers, from 1 on, of the properties of an item: the ``ipma`` box."""
+def _property_numbers(data: bytes, place: tuple[int, int], item: int) -> Iterator[int]:
+    """Yields the numbers, from 1 on, of an item's properties, from the ``ipma`` box."""
     at, stop = place
     version, wide = data[at], data[at + 3] & 1
     entries = _number(data, at + 4, 4)

@@ -1,4 +1,4 @@
-"""The types of pixels that hold arrays of other types, exactly."""
+"""Converts arrays to the dtypes of image modes, exactly."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from packstore.core.errors import DecodeError
 
 EXACT = {"uint8": "uint8", "bool": "uint8", "int8": "int16", "uint16": "uint16", "int16": "int16", "int32": "int32",
          "float16": "float32", "float32": "float32"}  # fmt: skip
-"""The dtype of a mode that holds every value of a dtype."""
+"""Dtype of a mode that can represent every value of a dtype."""
 _IF_SMALL = {"uint32": "int32", "int64": "int32", "uint64": "int32", "float64": "float32"}
-"""The dtype of a mode that may hold the values of a dtype; each is compared."""
+"""Dtype of a mode that can represent small values of a dtype; each value is compared after the conversion."""
 
 
 def mode_dtype(dtype: np.dtype[Any]) -> str | None:
-    """The dtype of the mode that holds values of a dtype, or may hold them; None if there is none."""
+    """Returns the dtype of the mode that can represent values of a dtype, all or small ones; None if there is none."""
     name = dtype.newbyteorder("=").name
     return EXACT.get(name) or _IF_SMALL.get(name)
 
 
 def hold_values(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """Returns values in the dtype of a mode. Raises :class:`DecodeError` if none holds them all."""
+    """Converts an array to the dtype of a mode. Raises :class:`DecodeError` if a value would change, or no mode
+    fits; ``what`` is the subject of that message."""
     name, target = array.dtype.newbyteorder("=").name, mode_dtype(array.dtype)
     if target is None:
         raise DecodeError(f"{what} of {name} values, which packstore does not read")

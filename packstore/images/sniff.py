@@ -1,8 +1,8 @@
-"""Recognises an image file by its content, in microseconds: kind, size, what a decoder must know, whether it ends.
+"""Parses the header of an image file in microseconds: kind, size, and details for decoders; checks its end.
 
-:func:`sniff` reads the header, :func:`check_header` also looks for the end of the image, which a truncated file lacks.
-Neither decodes anything. Written after ITU-T T.81 (JPEG) and T.800 (JPEG 2000), the PNG and GIF89a specifications, RFC
-9649 (WebP), TIFF 6.0 with BigTIFF, Microsoft's BITMAPINFOHEADER and netpbm's format pages.
+:func:`sniff` parses the header, :func:`check_header` also searches for the end of the image, which a truncated file
+lacks. Neither decodes anything. Written after ITU-T T.81 (JPEG) and T.800 (JPEG 2000), the PNG and GIF89a
+specifications, RFC 9649 (WebP), TIFF 6.0 with BigTIFF, Microsoft's BITMAPINFOHEADER and netpbm's format pages.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ MAX_PIXELS = 178_956_970
 """Largest image, in pixels; a larger one is refused as a decompression bomb. Pillow's default limit."""
 
 LFS_POINTER = b"version https://git-lfs"
-"""How a file begins that stands for another one, which a clone did not fetch."""
+"""First bytes of a Git LFS pointer: a small file in place of a large one that the clone did not fetch."""
 IS_LFS_POINTER = "is a pointer of Git LFS without the file itself: run git lfs pull in its folder"
 
 
 def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
-    """Why an image of this size is refused, to follow the name of a file; None if it is not."""
+    """Returns why an image of this size is refused, as a text to follow a file's name; None if it is accepted."""
     if width * height <= max_pixels:
         return None
     return (
@@ -56,7 +56,8 @@ def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
 
 
 def unread_bits(info: ImageInfo) -> str | None:
-    """Why an image of so many bits a sample is refused, to follow the name of a file; None if it is not."""
+    """Returns why an image of so many bits per sample is refused, as a text to follow a file's name; None if it is
+    accepted."""
     if info.precision in _READABLE_BITS.get(info.kind, (info.precision,)):
         return None
     return (
@@ -66,27 +67,27 @@ def unread_bits(info: ImageInfo) -> str | None:
 
 
 def max_file_bytes(max_pixels: int) -> int:
-    """Largest file of an image of ``max_pixels``: 8 bytes a pixel (16 bits RGBA, not compressed), and 64 MiB for
-    everything else in it."""
+    """Returns the largest accepted size of a file with an image of ``max_pixels``: 8 bytes per pixel (16 bits RGBA,
+    not compressed), and 64 MiB for everything else in it."""
     return 8 * max_pixels + (64 << 20)
 
 
 def sniff(data: Data) -> ImageInfo:
-    """Reads the header of ``data``, a whole file. Raises :class:`HeaderError`, and nothing else, if it is no image or
-    its header is broken."""
+    """Parses the header of ``data``, a whole file. Raises :class:`HeaderError`, and nothing else, if ``data`` is no
+    image or its header is broken."""
     return _look(data if type(data) is bytes else bytes(data), False)
 
 
 def check_header(data: Data) -> ImageInfo:
-    """Like :func:`sniff`, and raises :class:`HeaderError` also when the end of the image is missing.
+    """Parses the header as :func:`sniff`, and raises :class:`HeaderError` also if the end of the image is missing.
 
-    Bytes after the end are allowed, as in many a file on the web.
+    Bytes after the end are allowed, as many files on the web have them.
     """
     return _look(data if type(data) is bytes else bytes(data), True)
 
 
 def begins_like_image(start: bytes) -> bool:
-    """Whether the first 16 bytes of a file are surely an image's, of a kind that packstore reads or not."""
+    """Tells if the first 16 bytes of a file identify an image, of a kind that packstore reads or not."""
     if start.startswith(_SURE):
         return True
     return start[:4] + start[8:12] == b"RIFFWEBP" or is_heif(start) or unread_kind(start) is not None
@@ -117,7 +118,7 @@ def _look(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _jpeg(data: bytes, whole: bool) -> ImageInfo:
-    """Walks the segments up to the first scan: an earlier end-of-image marker belongs to a thumbnail."""
+    """Parses the segments up to the first scan: an earlier end-of-image marker belongs to a thumbnail."""
     global _latest
     # The result depends on the bytes up to the scan alone, which are often the same in images of one size and encoder.
     known = _latest
@@ -187,8 +188,8 @@ _SKIPPED = frozenset((0xDC, *range(0xE0, 0xF0), 0xFE))
 
 
 def _next_marker(data: bytes, at: int) -> int:
-    """Position of the next marker, from one that begins no segment: fill bytes, markers without a segment, stray bytes
-    (which libjpeg skips with a warning)."""
+    """Returns the position of the next marker, from one that begins no segment: skips fill bytes, markers without a
+    segment, and stray bytes (which libjpeg skips with a warning)."""
     marker = data[at + 1]
     if data[at : at + 4] == b"\xff\xd9\xff\xd8":  # tables end, and the image that uses them begins: T.81, B.4
         return at + 4
@@ -371,8 +372,8 @@ def _tiff(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _check_tiff_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple[str, int, int]) -> None:
-    """Raises :class:`HeaderError` where strips or tiles lie beyond the end. They may be as many as the file has bytes,
-    so numpy counts them, in uint64 without overflow."""
+    """Raises :class:`HeaderError` if strips or tiles lie beyond the end of the file. They may be as many as the file
+    has bytes, so numpy counts them, in uint64 without overflow."""
     import numpy as np
 
     length, size = min(offsets[1], counts[1]), np.uint64(len(data))
@@ -390,7 +391,8 @@ def _tiff_numbers(data: bytes, letter: str, length: int, at: int) -> NDArray[np.
 
 
 def _jp2(data: bytes, whole: bool) -> ImageInfo:
-    """Finds the codestream (T.800 Annex A) and reads its size marker; in a JP2 file (Annex I) it lies in a box."""
+    """Finds the codestream (T.800 Annex A) and parses its size marker; in a JP2 file (Annex I) the codestream lies
+    in a box."""
     at = 0
     while data[at : at + 4] != _CODESTREAM:
         length, name = struct.unpack_from(">I4s", data, at)
@@ -425,7 +427,7 @@ def _jp2(data: bytes, whole: bool) -> ImageInfo:
 _MOST_JP2_BITS = 38  # T.800, table A.11
 _CODESTREAM = b"\xff\x4f\xff\x51"
 JPEG_2000 = (_CODESTREAM, b"\0\0\0\x0cjP  \r\n\x87\n")
-"""How files of JPEG 2000 begin: a codestream alone, a JP2 file."""
+"""First bytes of JPEG 2000 files: of a plain codestream, and of a JP2 file."""
 _READABLE_BITS = {"jpeg": (8,), "tiff": (1, 2, 4, 8, 16, 32, 64)}
 _MAX_SAMPLES = 16
 _TIFF_TAGS = frozenset((256, 257, 258, 273, 277, 279, 324, 325))
@@ -481,4 +483,4 @@ _SURE = (
     *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *JPEG_2000),
     *(magic for name, kind in KINDS.items() if name != "npy" for magic in kind.magics),  # arrays are more than images
 )
-"""First bytes that are those of images and of nothing else."""
+"""First bytes that only image files have."""

@@ -1,4 +1,4 @@
-"""Kinds of images that packstore does not read, by suffix and by first bytes: they are named, never passed over."""
+"""Recognises images that packstore does not read, by suffix and first bytes, so that messages can name their kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNREAD_SUFFIXES = {
     **dict.fromkeys((".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".sr2", ".srf", ".raf"), _RAW),
     **dict.fromkeys((".orf", ".rw2", ".pef", ".srw", ".x3f", ".3fr", ".erf", ".kdc", ".mrw", ".iiq"), _RAW),
 }
-"""Suffixes in lower case, and what a file with one is."""
+"""Kinds of files by suffix, in lower case."""
 
 RADIANCE = (b"#?RADIANCE", b"#?RGBE")
 """First bytes of Radiance HDR, the images among the many kinds of headers that end in ``.hdr``."""
@@ -29,18 +29,19 @@ _MAGICS = (
     (b"IIU\0", _RAW),
 )
 _SOURCES = {"a DICOM": "dicom", "a NIfTI": "nifti"}
-"""Kinds of sources that read files which are no images by themselves."""
+"""Names of the sources that read a kind."""
 _DICOM = b"DICM"
-"""Behind 128 bytes of anything, which may be the header of a TIFF."""
+"""Follows 128 arbitrary bytes, which may be the header of a TIFF."""
 _ORDERS: tuple[Literal["little", "big"], ...] = ("little", "big")
 _NIFTI_SIZES = (348, 540)
 UNREAD_BYTES = 348
-"""Bytes of a file that tell its kind."""
+"""Number of first bytes that identify a kind."""
 _STARTS = tuple(magic for magic, _ in _MAGICS)
 
 
 def unread_kind(start: bytes) -> str | None:
-    """``a JPEG XL`` for the first bytes of one, and so on; None for what is no image, or one that is read."""
+    """Returns the kind of an unread image by the first bytes of its file, such as ``a Photoshop``; None for no
+    image, or a kind that packstore reads."""
     if start[128:132] == _DICOM:
         return "a DICOM"
     if not start.startswith(_STARTS):  # one call for nearly all
@@ -49,7 +50,8 @@ def unread_kind(start: bytes) -> str | None:
 
 
 def unread_file(name: str, start: bytes) -> str | None:
-    """Likewise, of a file by its name and its first :data:`UNREAD_BYTES`: a header ``.hdr`` is of many kinds."""
+    """Returns the kind of an unread image by name and first :data:`UNREAD_BYTES` bytes of its file; None as
+    :func:`unread_kind`. A ``.hdr`` may be of several kinds."""
     lower = name.lower()
     if lower.endswith(".hdr"):
         radiance = start.startswith(RADIANCE)
@@ -65,7 +67,7 @@ def _header_kind(start: bytes) -> str:
 
 
 def unread_reason(kind: str) -> str:
-    """Why such a file is no sample, to follow its name."""
+    """Returns why a file of ``kind`` is refused, as a text to follow its name."""
     if (source := _SOURCES.get(kind)) is not None:
         return f"is {kind} image: pack a folder of them with --source {source}, and other images by themselves"
     return f"is {kind} image, which packstore does not read: convert it to PNG, TIFF or JPEG"

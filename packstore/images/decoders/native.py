@@ -34,7 +34,7 @@ _PILLOW = {
 _WITH_ALPHA = {"L": "LA", "RGB": "RGBA"}
 _TIFF_KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
 _VALUES = 16
-"""Most values for each pixel that an image may have: a large one of few channels, or a small one of many."""
+"""Limit of an image's values, per pixel of the limit of pixels: a large image has few channels, a small one many."""
 _HEIF = ("avif", "heif")
 _JP2_CHANNELS = 4  # that Pillow reads
 _DEEP_AVIF = "an AVIF with more bits than Pillow reads"
@@ -43,13 +43,13 @@ _NETPBM = re.compile(rb"P([2356])((?:\s|#[^\r\n]*[\r\n])+)(\d{1,9})\s+(\d{1,9})\
 
 
 class Description(NamedTuple):
-    """The mode, frames and transparency of an image file.
+    """Mode, frames and transparency of an image file.
 
     Attributes:
-        mode: The mode as which all of it is read.
-        frames: How many frames, or pages of a TIFF that are no smaller versions of others.
+        mode: Mode that can represent the whole image.
+        frames: Number of frames, or of pages of a TIFF without smaller versions of others.
         transparent: Some pixel of the first frame is not opaque.
-        is_certain: The mode holds all values; else each has to be compared.
+        is_certain: The mode can represent every value; else each value must be compared after decoding.
     """
 
     mode: Mode
@@ -59,13 +59,13 @@ class Description(NamedTuple):
 
 
 def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description | None:
-    """Reads the header of a file, and its alpha if it has one; of a TIFF that of a page. None for a file that cannot be
-    opened."""
+    """Reads mode and frames from the header of a file, and decodes its alpha if it has one; of a TIFF, those of one
+    page. None for a file that cannot be opened."""
     if info.kind == "jpeg":
         return Description(parse_mode("L" if info.components == 1 else "RGB"))
     if info.kind in KINDS:
         return _describe_kind(bytes(data), info)
-    found = pillow.describe(data, _place_of(data, info, frame))
+    found = pillow.describe(data, _pillow_frame(data, info, frame))
     if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
         tags = found.tags if found is not None else _page_tags(data, frame)
         mode, dtype = _tiff_mode(tags), _tiff_dtype(tags)
@@ -81,18 +81,19 @@ def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description |
 
 
 def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
-    """The pixels of a file, ``(H, W, C)``, freshly owned, and their mode.
+    """Decodes an image in the mode that represents it exactly; returns its pixels, ``(H, W, C)``, freshly allocated,
+    and the mode.
 
-    Values are those that the file codes, except that 65,535 is opaque: with alpha, 9 to 15 bits become 16.
+    Values stay as coded, except that 65,535 is opaque: with alpha, 9 to 15 bits are scaled to 16.
 
     Args:
-        data: The file.
-        max_pixels: A larger image is refused.
+        data: The bytes of the file.
+        max_pixels: Limit of the image's pixels.
         frame: Number of a frame or page, from 0.
-        gray: Of a JPEG in colour give its luma alone, as libjpeg does.
+        gray: Return only the luma of a colour JPEG, as libjpeg does.
 
     Raises:
-        DecodeError: Damaged, too large, without such a frame, or of a kind that a missing library reads.
+        DecodeError: The image is damaged, too large, has no such frame, or needs a library that is missing.
     """
     try:
         info = sniff(data)
@@ -112,7 +113,7 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
     if info.kind == "jp2" and not frame and not _pillow_reads_jp2(data, info):
         return _stretch(*_jp2(data, info), info)
     if info.kind == "tiff":
-        found = pillow.describe(data, _place_of(data, info, frame))
+        found = pillow.describe(data, _pillow_frame(data, info, frame))
         if found is None or not _pillow_reads_all(found.tags):
             return _tiff(data, frame, max_pixels)
 
@@ -124,11 +125,11 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
             array = array.astype(np.uint16)
         return array.reshape(*array.shape[:2], mode.channels), mode
 
-    return pillow.read(data, max_pixels, _place_of(data, info, frame), gray, convert)
+    return pillow.read(data, max_pixels, _pillow_frame(data, info, frame), gray, convert)
 
 
 def _check_values(info: ImageInfo, max_pixels: int) -> None:
-    """Raises :class:`DecodeError` for more values than :data:`_VALUES` for each pixel that an image may have."""
+    """Raises :class:`DecodeError` if an image has more than :data:`_VALUES` values per allowed pixel."""
     values = info.width * info.height * info.components
     if values > _VALUES * max_pixels:
         raise DecodeError(
@@ -139,7 +140,7 @@ def _check_values(info: ImageInfo, max_pixels: int) -> None:
 
 
 def _stretch(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """Stretches fewer bits than the dtype has to its range: values beside alpha, and those of less than 8 bits."""
+    """Scales values of fewer bits than the dtype to its range: those with alpha, and those below 8 bits."""
     unused = 0 if mode.dtype not in ("uint8", "uint16") else 8 * pixels.itemsize - info.precision
     if unused <= 0 or (mode.dtype == "uint16" and not mode.has_alpha):
         return pixels, mode
@@ -174,8 +175,8 @@ def _decode_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDArray[Any]
     return pixels, mode
 
 
-def _place_of(data: memoryview, info: ImageInfo, frame: int) -> int:
-    """The number by which Pillow knows a frame: of a TIFF it counts smaller versions, too."""
+def _pillow_frame(data: memoryview, info: ImageInfo, frame: int) -> int:
+    """Returns Pillow's number of a frame: in a TIFF, Pillow also counts smaller versions."""
     if not frame or info.kind != "tiff":
         return frame
     try:
@@ -188,7 +189,7 @@ def _place_of(data: memoryview, info: ImageInfo, frame: int) -> int:
 
 
 def pixels_of_pillow(image: Any) -> NDArray[Any]:
-    """The pixels of an image of Pillow's, ``(H, W, C)``, in the mode that holds all of it."""
+    """Converts a Pillow image to pixels, ``(H, W, C)``, in the mode that represents it completely."""
     has_alpha = "A" in image.getbands() or "transparency" in image.info
     found = _PILLOW.get(image.mode, "RGB")
     mode = parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)
@@ -209,7 +210,7 @@ def _mode_of_pillow(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
 
 
 def _netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """Samples as they are stored: Pillow would stretch a maximum below 65,535 to it."""
+    """Reads the samples as stored: Pillow would scale a maximum below 65,535 to it."""
     match, count = _NETPBM.match(data), info.width * info.height * info.components
     if match is None:
         raise DecodeError("damaged image: a netpbm header with comments between its numbers; write it without them")
@@ -224,7 +225,7 @@ def _netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
 
 
 def _deep_heif(data: memoryview, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
-    """An AVIF or HEIF of more than 8 bits, to which Pillow would reduce it: the values as they are coded."""
+    """Decodes an AVIF or HEIF of more than 8 bits without reducing it to 8, as Pillow would."""
     try:
         if info.kind == "avif":
             pixels = np.asarray(_imagecodecs(_DEEP_AVIF).avif_decode(bytes(data), index=frame))
@@ -246,18 +247,18 @@ def _deep_heif(data: memoryview, info: ImageInfo, frame: int) -> tuple[NDArray[A
 
 
 def _jp2_is_signed(data: memoryview, info: ImageInfo) -> bool:
-    """Whether a component of a JPEG 2000 has negative values (T.800 A.5.1)."""
+    """Tells if a component of a JPEG 2000 is signed (T.800 A.5.1)."""
     at = bytes(data).find(JPEG_2000[0]) + 42
     return any(depth & 0x80 for depth in data[at : at + 3 * info.components : 3])
 
 
 def _pillow_reads_jp2(data: memoryview, info: ImageInfo) -> bool:
-    """Whether Pillow has a mode for every bit and channel of a JPEG 2000."""
+    """Tells if Pillow has a mode for every bit and channel of a JPEG 2000."""
     return info.precision <= 8 and info.components <= _JP2_CHANNELS and not _jp2_is_signed(data, info)
 
 
 def _jp2_mode(data: memoryview, info: ImageInfo, found: pillow.Description | None) -> Mode:
-    """The mode of a JPEG 2000 that Pillow has none for."""
+    """Returns the mode of a JPEG 2000 that Pillow cannot represent."""
     signed, bits = _jp2_is_signed(data, info), info.precision
     dtypes = (8, "int16" if signed else "uint8"), (16, "int16" if signed else "uint16"), (38, "int32")
     dtype = next(name for most, name in dtypes if bits <= most)
@@ -270,7 +271,7 @@ def _jp2_mode(data: memoryview, info: ImageInfo, found: pillow.Description | Non
 
 
 def _jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """A JPEG 2000 of more than 8 bits or four components."""
+    """Decodes a JPEG 2000 of more than 8 bits or four components, by imagecodecs."""
     mode = _jp2_mode(data, info, pillow.describe(data))
     try:
         array = np.asarray(_imagecodecs(_DEEP_JP2).jpeg2k_decode(bytes(data)))
@@ -293,7 +294,7 @@ def _imagecodecs(what: str) -> Any:
 
 
 def _pillow_reads_all(tags: Any) -> bool:
-    """Whether Pillow has a mode for every bit and channel of a TIFF."""
+    """Tells if Pillow has a mode for every bit and channel of a TIFF."""
     if tags is None:
         return False
     bits, samples, kind = tags.get(258, (1,)), int(tags.get(277, 1)), tags.get(339, (1,))
@@ -306,7 +307,7 @@ def _pillow_reads_all(tags: Any) -> bool:
 
 
 def _tiff_mode(tags: Any) -> Mode | None:
-    """The mode that holds all of a TIFF's values; None for a dtype that no mode holds."""
+    """Returns the mode that can represent all values of a TIFF; None for a dtype that no mode represents."""
     dtype = _tiff_dtype(tags)
     try:
         return None if dtype is None else _mode(int(tags.get(277, 1)), mode_dtype(dtype) or "", tags.get(338))

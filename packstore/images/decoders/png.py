@@ -1,4 +1,4 @@
-"""Decodes PNG of 16 bits a sample in colour or with alpha, of which Pillow reads only the high bytes.
+"""Decodes PNG of 16 bits a sample in colour or with alpha; Pillow reads only their high bytes.
 
 Written after the PNG specification (third edition): chunks in 5, interlacing in 8, filters in 9.
 """

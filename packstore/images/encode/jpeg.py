@@ -1,4 +1,4 @@
-"""The encoding ``jpeg``: images encoded again, usually shrunk first."""
+"""The encoding ``jpeg``: re-encodes images, usually after resizing them."""
 
 from __future__ import annotations
 

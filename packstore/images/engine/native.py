@@ -39,7 +39,7 @@ MODES = (RGB, GRAY)
 """Modes of the pixels that it makes, of bytes."""
 _CHANNELS = tuple(mode.channels for mode in MODES)
 _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
-"""In the order of ``engine.h``; uint16 for bfloat16."""
+"""Dtypes of pixels in the order of ``engine.h``; uint16 stands for bfloat16."""
 _AGAIN = "install packstore again on this machine (in a clone: pip install -v .), which compiles it"
 _PADDING = ("constant", "edge", "reflect", "symmetric")
 
@@ -49,7 +49,7 @@ _INDEX_SHARE, _INDEX_SPARE = 16, 64
 """An index has at most this share of its file's bytes, and so many more; others are not worth their bytes."""
 
 _TOGETHER, _PIXELS_TOGETHER = 16, 1 << 24
-"""How many whole images a call makes, at most, and of how many pixels where it makes more than one."""
+"""Limits of a call that decodes several whole images: number of images, and of their pixels."""
 
 _thread = threading.local()
 
@@ -66,15 +66,15 @@ class _Form(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Form:
-    """What is made of all images of a call.
+    """Output format of all images of a call.
 
     Attributes:
-        planes: Whether rows are ``(C, h, w)`` and not ``(h, w, C)``.
-        padding: What is shown outside of pixels that are not resized, where the sources are pixels: ``"constant"``
-            (``fill``), ``"edge"``, ``"reflect"`` or ``"symmetric"``. Outside of all others are zeros.
-        fill: In the units of the source.
-        scale: What bytes of each channel are multiplied with, before rows of floating point; or one for all channels.
-        shift: What is added then, likewise. Both operations are rounded in float32.
+        planes: Rows are ``(C, h, w)``; else ``(h, w, C)``.
+        padding: Padding around sources that are pixels and not resized: ``"constant"`` (``fill``), ``"edge"``,
+            ``"reflect"`` or ``"symmetric"``. All other sources are padded with zeros.
+        fill: Constant of the padding, in the units of the source.
+        scale: Factor of bytes of each channel on conversion to floating point; or one factor for all channels.
+        shift: Summand after the factor, likewise. Both operations are rounded in float32.
     """
 
     planes: bool = False
@@ -85,11 +85,11 @@ class Form:
 
 
 class Places(NamedTuple):
-    """Buffers that lie in memory.
+    """Addresses of buffers in memory.
 
     Attributes:
         at: Address and number of bytes of each, int64 ``(N, 2)``.
-        kept: What keeps them there.
+        kept: Object that keeps the buffers alive.
     """
 
     at: NDArray[np.int64]
@@ -97,10 +97,11 @@ class Places(NamedTuple):
 
 
 class Requests:
-    """Images, what is wanted of each, and where it goes; for :meth:`Engine.run`, from many threads.
+    """Requests to the engine: for each image its source, crop and destination; for :meth:`Engine.run`, from many
+    threads.
 
     Attributes:
-        channels: Of what is wanted: 3, or 1 for gray, which is the luma of JPEG files.
+        channels: Channels of the output: 3, or 1 for gray, which is the luma of JPEG files.
     """
 
     def __init__(
@@ -113,13 +114,13 @@ class Requests:
         """
         Args:
             sources: ``N`` JPEG files; or pixels of images, ``(H, W, C)``, or with a floating point ``dtype`` planes,
-                ``(C, H, W)``, with as many channels as is wanted, 3 or 1.
-            pixels: Height and width of each, ``(N, 2)``, where they are no JPEG files.
+                ``(C, H, W)``, with the channels of the output, 3 or 1.
+            pixels: Height and width of each image, ``(N, 2)``; None for JPEG files.
             dtype: uint8, float32, float16, or uint16 for bfloat16.
-            indexes: Of JPEG files, the seek index of each (:meth:`Engine.make_indexes`), empty for none. One that is
-                not the file's own is counted in :attr:`Engine.unindexed`, and the file decoded without.
+            indexes: Seek index of each JPEG file (:meth:`Engine.make_indexes`), empty bytes for none. An index of
+                another file is counted in :attr:`Engine.unindexed`, and the file decoded without it.
         """
-        self._kept: list[Any] = [(sources, indexes)]  # what addresses are those of
+        self._kept: list[Any] = [(sources, indexes)]  # owners of the addresses
         self._kind = _KINDS.index(dtype)
         self._form: _Form | None = None
         self.channels = 3
@@ -135,8 +136,8 @@ class Requests:
 
     @classmethod
     def of_array(cls, images: NDArray[Any], places: NDArray[np.int64]) -> Requests:
-        """Of the images at ``places``, ``(N,)``, of uint8 ``(M, H, W, C)``, or of floating point ``(M, C, H, W)``, with
-        3 channels or 1."""
+        """Creates requests for the images at ``places``, ``(N,)``, of uint8 ``(M, H, W, C)``, or of floating point
+        ``(M, C, H, W)``, with 3 channels or 1."""
         size = images.shape[1:3] if images.dtype == np.uint8 else images.shape[2:]
         channels = images.shape[3] if images.dtype == np.uint8 else images.shape[1]
         if not images.flags.c_contiguous or channels not in _CHANNELS or len(size) != 2:
@@ -182,11 +183,20 @@ class Requests:
         programs: Program | None = None,
         sampling: NDArray[np.int64] | None = None,
     ) -> None:
-        """Says what is wanted: the arrays of :class:`packstore.training.augment.base.Crops`, and the rows that it is
-        written to: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, C)`` or as ``form`` says, of the
-        windows' size; C is 3, or 1 for gray. ``programs``, ``(N, n)``, of sources of bytes in RGB, run on the windows'
-        bytes before they are converted. ``sampling``, ``(N,)``: how bytes are resized, 0 bilinear, 1 nearest,
-        2 bicubic, 3 box, 4 Lanczos; others are refused."""
+        """Sets crops, sizes and destination of all images.
+
+        Args:
+            boxes: As in :class:`packstore.training.augment.base.Crops`, as are ``sizes``, ``windows`` and ``mirrored``.
+            sizes: Sizes to which boxes are resized.
+            windows: Windows of the resized boxes.
+            mirrored: Images to mirror; None for none.
+            out: Rows to write: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, C)`` or in the layout of
+                ``form``, of the windows' size; C is 3, or 1 for gray.
+            form: Format of the rows.
+            programs: Steps ``(N, n)`` to run on the windows' bytes before their conversion; only for RGB bytes.
+            sampling: Filter of each image's resizing, ``(N,)``, for bytes: 0 bilinear, 1 nearest, 2 bicubic, 3 box,
+                4 Lanczos; images with others are refused.
+        """
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
         if out.shape[0] != len(fields) or (windows[:, 2:] != size).any() or channels not in ((3,), (1,)):
@@ -223,7 +233,8 @@ class Requests:
         sampling: NDArray[np.int64],
         images: Sequence[NDArray[np.uint8]],
     ) -> None:
-        """As :meth:`want`, of JPEG files, each into bytes ``(h, w, C)`` of its own, of its window's size."""
+        """Sets crops and sizes of JPEG files as :meth:`want`, and as destination of each an image ``(h, w, C)``,
+        uint8, of its window's size."""
         fields = self._fields
         if self._kind != 3 or len(images) != len(fields):
             raise ValueError(f"{len(images)} images for {len(fields)} files")
@@ -238,7 +249,7 @@ class Requests:
         self._kept.append(images)
 
     def want_whole(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
-        """Says that all pixels of the JPEG files from ``first`` on are wanted, and what they are written to."""
+        """Sets destinations of whole images for the JPEG files from ``first`` on."""
         self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
         self.channels = _channels_of(images)
         fields = self._fields[first : first + len(images)]
@@ -362,8 +373,8 @@ class Engine:
     def decode(
         self, data: Any, max_pixels: int, box: tuple[int, int, int, int] | None = None, channels: int = 3
     ) -> NDArray[np.uint8] | None:
-        """The pixels of a JPEG file, or of a box of it: uint8 ``(h, w, 3)``, RGB; or with ``channels=1`` its luma,
-        ``(h, w, 1)``. None where it is refused."""
+        """Decodes a JPEG file, or a box of it: uint8 ``(h, w, 3)``, RGB; with ``channels=1`` only its luma, ``(h, w,
+        1)``. None if the engine refuses the file."""
         if box is None and channels != 3:
             return next(self.decode_each([data], max_pixels, channels))
         if box is None:
@@ -526,7 +537,7 @@ def _need_library() -> ctypes.CDLL:
 
 
 def engine_problem() -> str | None:
-    """Says why the engine cannot be loaded, and what to do; None if it can."""
+    """Returns why the engine cannot be loaded, with the remedy; None if it can be loaded."""
     return _library()[1]
 
 
@@ -616,7 +627,7 @@ def _places(sources: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def _factors(form: Form, channels: int) -> Any:
-    """What ``struct form`` has of scale and shift: three of each."""
+    """Builds the fields of ``struct form`` for scale and shift: three numbers each."""
     if not {len(form.scale), len(form.shift)} <= {1, channels}:
         raise ValueError(f"{form} for rows of {channels} channels")
     scale, shift = (factors * (3 // len(factors)) for factors in (form.scale, form.shift))
@@ -624,7 +635,8 @@ def _factors(form: Form, channels: int) -> Any:
 
 
 def _channels_of(images: Sequence[NDArray[np.uint8]]) -> int:
-    """Channels of images ``(h, w, C)``. Raises :class:`ValueError` if they differ, or the engine makes no such."""
+    """Returns the number of channels of images ``(h, w, C)``. Raises :class:`ValueError` if they differ, or the
+    engine does not support it."""
     found = {image.shape[2] for image in images} or {3}
     if len(found) > 1 or not found <= {*_CHANNELS}:
         raise ValueError(f"images of {sorted(found)} channels")

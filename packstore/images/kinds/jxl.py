@@ -19,7 +19,7 @@ _CODESTREAM = b"\xff\x0a"
 _BOXES = b"\0\0\0\x0cJXL \r\n\x87\n"
 MAGICS = (_BOXES, _CODESTREAM)
 _HEAD = 1 << 16
-"""Most bytes of a codestream that its header can take: names of extra channels are short."""
+"""Maximum bytes of a codestream's header: names of extra channels are short."""
 _RATIOS = ((1, 1), (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
 _GRAY, _ALPHA, _SPOT, _FILTER = 1, 0, 2, 5
 _MOST_BITS = {True: 32, False: 16}
@@ -39,7 +39,7 @@ class _Header(NamedTuple):
 
 
 class _Bits:
-    """Reads a codestream bit by bit, the lowest first. Raises :class:`IndexError` behind its end."""
+    """Reads a codestream bit by bit, the lowest first. Raises :class:`IndexError` past its end."""
 
     def __init__(self, data: bytes) -> None:
         self._value, self._left = int.from_bytes(data, "little"), 8 * len(data)
@@ -53,7 +53,7 @@ class _Bits:
         return found
 
     def u32(self, *choices: tuple[int, int]) -> int:
-        """One of four numbers: an offset, and so many bits to be added to it."""
+        """Reads one of four kinds of numbers: an offset, and a number of bits to add to it."""
         offset, bits = choices[self.u(2)]
         return offset + self.u(bits)
 

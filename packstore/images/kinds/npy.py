@@ -1,5 +1,5 @@
 """numpy's ``.npy`` as an image: an array of two axes is gray, one of three has its channels last, or first if only the
-first axis is as short as channels are."""
+first axis is short enough for channels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 MAGICS = (b"\x93NUMPY",)
 _FEW = 4
-"""Most channels by which an axis is told from height and width."""
+"""Largest length of an axis that is taken for channels."""
 _LONGEST = 10_000
 """Bytes of a header: numpy's own limit."""
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    shape, dtype, at, _ = _read(data)
+    shape, dtype, at, _ = _parse_header(data)
     nbytes = math.prod(shape) * dtype.itemsize
     if whole and len(data) - at != nbytes:
         what = "truncated" if len(data) - at < nbytes else "damaged"
@@ -37,7 +37,7 @@ def read_header(data: bytes, whole: bool) -> ImageInfo:
 def mode(data: bytes, info: ImageInfo) -> Mode:
     from packstore.core.modes import mode_of, parse_mode
 
-    dtype = _mode_dtype(_read(data)[1])
+    dtype = _mode_dtype(_parse_header(data)[1])
     usual = mode_of(info.components, dtype)
     return parse_mode(f"multi:{info.components}:{dtype}") if usual.has_alpha and info.components == 2 else usual
 
@@ -47,7 +47,7 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
 
     from packstore.images.held import hold_values
 
-    shape, dtype, at, fortran = _read(data)
+    shape, dtype, at, fortran = _parse_header(data)
     array = np.frombuffer(data, dtype, math.prod(shape), at).reshape(shape, order="F" if fortran else "C")
     if len(shape) == 2:
         array = array[..., None]
@@ -56,8 +56,8 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
     return np.ascontiguousarray(hold_values(array, "an array"))
 
 
-def _read(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
-    """Shape, dtype, where the values begin, and whether the first axis runs fastest."""
+def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
+    """Parses the header: returns shape, dtype, offset of the values, and if they are in Fortran order."""
     from numpy.lib import format as npy
 
     place = 10 if data[6:7] == b"\1" else 12
@@ -89,7 +89,8 @@ def _mode_dtype(dtype: Any) -> Any:
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether the first axis is that of channels. Raises :class:`HeaderError` if first and last axis may be."""
+    """Tells if the first axis is that of channels. Raises :class:`HeaderError` if both the first and the last axis
+    may be."""
     if len(shape) == 2 or shape[0] > _FEW:
         return False
     if shape[2] <= _FEW:

@@ -23,11 +23,11 @@ _END = re.compile(rb"\n\r?\n")
 _SIZE = re.compile(rb"([+-])([XY]) +(\d{1,9}) +([+-])([XY]) +(\d{1,9})\r?\n")
 _FORMAT = re.compile(rb"^FORMAT=\s*(\S+)", re.M)
 _SHORTEST, _LONGEST = 8, 0x7FFF
-"""Widths of scanlines that the newer run-length coding is for."""
+"""Widths of scanlines for which the newer run-length coding is defined."""
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    size = _size(data)
+    size = _match_size(data)
     columns, rows = int(size[6]), int(size[3])
     width, height = (columns, rows) if size[2] == b"Y" else (rows, columns)
     return ImageInfo("hdr", width, height, 3, 32)
@@ -42,7 +42,7 @@ def mode(data: bytes, info: ImageInfo) -> Mode:
 def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
     import numpy as np
 
-    size = _size(data)
+    size = _match_size(data)
     rows, columns, at = int(size[3]), int(size[6]), size.end()
     # Four bytes code at most 127 of each of a pixel's four.
     if rows * columns > 64 * (len(data) - at):
@@ -53,16 +53,16 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
         if len(start) < 4:
             raise HeaderError(f"is truncated: Radiance ends in scanline {row} of {rows}")
         if _SHORTEST <= columns <= _LONGEST and start[:2] == b"\2\2" and start[2] << 8 | start[3] == columns:
-            at = _newer(data, at + 4, coded[row])
+            at = _read_new_rle(data, at + 4, coded[row])
         else:
-            at = _older(data, at, coded[row])
+            at = _read_old_rle(data, at, coded[row])
     values = np.ldexp(coded[..., :3].astype(np.float32), coded[..., 3:].astype(np.int32) - 136)
     values[coded[..., 3] == 0] = 0
     return np.ascontiguousarray(_turned(values, size), dtype=np.float32)
 
 
-def _size(data: bytes) -> re.Match[bytes]:
-    """The line of the size. Raises :class:`HeaderError` for colours that are not RGB."""
+def _match_size(data: bytes) -> re.Match[bytes]:
+    """Finds and matches the line of the size. Raises :class:`HeaderError` for colours that are not RGB."""
     end = _END.search(data)
     if end is None:
         raise IndexError
@@ -77,8 +77,8 @@ def _size(data: bytes) -> re.Match[bytes]:
     return size
 
 
-def _newer(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
-    """Reads a scanline whose four bytes are coded one after the other; returns where it ends."""
+def _read_new_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
+    """Reads a scanline in the newer run-length coding, byte plane by byte plane, into ``row``; returns its end."""
     import numpy as np
 
     width = len(row)
@@ -100,8 +100,9 @@ def _newer(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
     return at
 
 
-def _older(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
-    """Reads a scanline of whole pixels, of which ``1 1 1 n`` repeats the last; returns where it ends."""
+def _read_old_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
+    """Reads a scanline in the older coding into ``row``: whole pixels, and ``1 1 1 n`` repeats the last; returns its
+    end."""
     import numpy as np
 
     width, done, shift = len(row), 0, 0
