@@ -252,7 +252,7 @@ def _further(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> 
             few = names.count <= _ALIKE
             if suffix not in _NO_SIDECARS and names.count in counts and not _is_work(folder.path):
                 yield Finding(
-                    f"as many {suffix} files as images in {_shown(folder.path)}",
+                    f"as many {suffix} files as images in {_printable_folder(folder.path)}",
                     _suffix_patterns(images, folder, suffix),
                     folder.path,
                 )
@@ -360,7 +360,8 @@ def _place(path: Path, folder: str) -> str:
     return printable(str(path / folder) if path.is_dir() else f"{folder} (unpack the archive)")
 
 
-def _shown(folder: str) -> str:
+def _printable_folder(folder: str) -> str:
+    """Formats a folder for messages."""
     return printable(folder) or "the folder itself"
 
 
@@ -388,7 +389,7 @@ def _sidecars(images: Contents, folders: Iterable[FolderContents], known: NDArra
             if _is_work(folder.path):
                 continue
             if len(known) and suffix not in _NO_SIDECARS and names.shared(known) >= enough:
-                phrase = f"a {suffix} file for each image in {_shown(folder.path)}"
+                phrase = f"a {suffix} file for each image in {_printable_folder(folder.path)}"
                 yield Finding(phrase, _suffix_patterns(images, folder, suffix), folder.path)
 
 
@@ -422,7 +423,9 @@ def _masks(contents: Contents) -> dict[str, str]:
             if _MASKS.fullmatch(other) or _counts_alike(contents, mask, image):
                 continue
             if 2 * mask.images.shared(image.images) >= len(image.images.stems):
-                found[mask.path] = f"{printable(mask.path)} has files of the same names as {_shown(image.path)}"
+                found[mask.path] = (
+                    f"{printable(mask.path)} has files of the same names as {_printable_folder(image.path)}"
+                )
                 break
     by_path = {folder.path: folder for folder, _ in holding}
     for mask, _ in holding:

@@ -187,7 +187,7 @@ def folder_contents(path: str, names: Names, hidden: bool = False) -> FolderCont
     plain = len(names.files) == names.text.count("\0") - 1 and "\0." not in names.text
     if plain and suffix.lower() in _IMAGE_ENDINGS:  # most folders; a system's files have other suffixes
         images = NameSet.of_suffix(names.text, suffix, names.files)
-        return FolderContents(path, images, {}, folders, _tails(names.files))
+        return FolderContents(path, images, {}, folders, _stems_by_word(names.files))
     visible = names.files if hidden else [name for name in names.files if not is_passed_over(name)]
     found: list[str] = []
     others: dict[str, list[str]] = {}
@@ -198,10 +198,11 @@ def folder_contents(path: str, names: Names, hidden: bool = False) -> FolderCont
             suffix = suffix_of(name)
             others.setdefault(suffix if suffix in others or len(others) < _SUFFIXES else "", []).append(name)
     by_suffix = {suffix: NameSet.of(each) for suffix, each in others.items()}
-    return FolderContents(path, NameSet.of(found), by_suffix, folders, _tails(found))
+    return FolderContents(path, NameSet.of(found), by_suffix, folders, _stems_by_word(found))
 
 
-def _tails(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def _stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """Collects the images named ``stem_WORD``: returns the sorted hashes of their stems, by word in lower case."""
     shapes = set("\0".join(images).translate(_DIGITS).split("\0"))
     if not any(tail_of(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
         return {}

@@ -59,7 +59,7 @@ class CopiedSource(Source):
             self._end = weakref.finalize(self, _close, os.getpid(), stack.pop_all())
         self.kind, self.normalization = self._source.kind, self._source.normalization
         self.evidence = self._source.evidence
-        self._found = _stamp(found)
+        self._found = _digest_objects(found)
         top = str(path).partition("://")[2].partition("/")[2]
         self._states = {_inside(path, o.name, top): object_state(o) for o in found}
 
@@ -72,7 +72,7 @@ class CopiedSource(Source):
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         with self._named(self.path):
             entries = self._source.entries(split)
-        return self._unchanging(entries)
+        return self._without_change_times(entries)
 
     def read(self, entry: Entry) -> ImageData | Sample:
         with self._named(self.path):
@@ -99,11 +99,11 @@ class CopiedSource(Source):
         return self._source.nbytes(entry)
 
     def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        return self._unchanging(self._source.some(split, records, count))
+        return self._without_change_times(self._source.some(split, records, count))
 
     def stamp(self) -> str:
         assert isinstance(self.path, RemotePath)
-        now = _stamp(list_objects(self.path)[1])
+        now = _digest_objects(list_objects(self.path)[1])
         if now != self._found:
             raise SourceError(f"{printable(str(self.path))} has changed since it was fetched; run this again")
         return now
@@ -111,7 +111,8 @@ class CopiedSource(Source):
     def close(self) -> None:
         self._end()
 
-    def _unchanging(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+    def _without_change_times(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        """Yields entries without times of change: those of the links differ in each run."""
         with self._named(self.path):
             for entry in entries:
                 yield entry._replace(changed_ns=0)
@@ -209,7 +210,8 @@ def _shown(store: ObjectStore, info: ObjectInfo) -> str:
     return printable(f"{store.url}/{info.name}")
 
 
-def _stamp(found: Objects) -> str:
+def _digest_objects(found: Objects) -> str:
+    """Digests names, sizes and ETags (or times) of objects."""
     digest = hashlib.sha256()
     for info in found:
         digest.update(repr((info.name, info.nbytes, info.etag or info.modified)).encode("utf-8", "surrogatepass"))

@@ -190,7 +190,7 @@ class DatasetSource(SampleSource):
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """Reads the samples, in this process or by worker processes."""
-        for number, some in groupby(entries, lambda entry: self._number_of(entry)):
+        for number, some in groupby(entries, lambda entry: self._part_number(entry)):
             part = self._parts[number]
             workers = self._worker_count(part)
             if workers < 2:
@@ -257,7 +257,8 @@ class DatasetSource(SampleSource):
         samples, part.rest = chain(part.probes.values(), part.rest), _used_up(self.path)
         return (self.entry(split, index, self._reading.named(index, raw)) for index, raw in zip(count(), samples))
 
-    def _number_of(self, entry: Entry) -> int:
+    def _part_number(self, entry: Entry) -> int:
+        """Returns the number of the part, that is the dataset, from which an entry comes."""
         if isinstance(entry.ref, (Taken, Failed)):
             return next(number for number, part in enumerate(self._parts) if part.split == entry.split)
         return int(entry.ref[0])

@@ -157,6 +157,7 @@ class ImageFolderSource(FolderSource):
         return self._entries(chosen, numbers)
 
     def _entries(self, chosen: Sequence[_SplitFolder], numbers: dict[str, int]) -> Iterator[Entry]:
+        """Yields the entries of the chosen split folders; ``numbers`` maps classes to labels."""
         for folder in chosen:
             split = folder.split
             for label, directory, listing in self._listed.get(split) or self._list(folder, None):

@@ -105,7 +105,7 @@ class Claims:
         """Claims files of one folder."""
         self._of(role, folder).extend(map(hash, names))
 
-    def take(self, folder: str, role: Role) -> array[int]:
+    def hashes(self, folder: str, role: Role) -> array[int]:
         """Returns the hashes of claimed names in a folder, in the order of the claims."""
         return self._hashes[role].get(folder, _NO_HASHES)
 
@@ -141,7 +141,7 @@ def make_ledger(
         prefix = f"{folder}/" if folder else ""
         count_suffixes(names, suffixes)
         for role in _USED:
-            claimed = claims.take(folder, role)
+            claimed = claims.hashes(folder, role)
             if not claimed:
                 continue
             hashes = array("q", map(hash, rest))

@@ -123,7 +123,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _visible(path: Path) -> list[Path]:
-    """Lists a folder, sorted, without hidden entries; empty if it cannot be listed."""
+    """Lists a folder, sorted, without hidden and ignored entries; empty if it cannot be listed."""
     try:
         names = [place.name for place in path.iterdir()] if isinstance(path, RemotePath) else os.listdir(path)
     except OSError:

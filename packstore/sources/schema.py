@@ -394,7 +394,7 @@ def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] |
 
 
 def _find_main(fields: Mapping[str, Field]) -> str:
-    """Returns the name of the main image. Raises :class:`UsageError` if there is none."""
+    """Returns the name of the main image. Raises :class:`UsageError` if there is none, or it is optional."""
     images = [name for name, field in fields.items() if isinstance(field, Image)]
     main = "image" if "image" in images else next(iter(images), None)
     if main is None:
@@ -410,7 +410,7 @@ def _boxes_of(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
     if len(boxes) != 1:
         return False
-    pairs = [(_rows(values.get(name)), _rows(values.get(boxes[0]))) for values in samples]
+    pairs = [(_length_of(values.get(name)), _length_of(values.get(boxes[0]))) for values in samples]
     differing = next((number for number, (rows, others) in enumerate(pairs) if rows != others), None)
     if differing is None:
         return boxes[0]
@@ -423,7 +423,7 @@ def _boxes_of(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[
     return False
 
 
-def _rows(value: Any) -> int | None:
+def _length_of(value: Any) -> int | None:
     return len(value) if isinstance(value, Sized) and getattr(value, "shape", None) != () else None
 
 

@@ -242,7 +242,7 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
         for split in [split for split, each in found.items() if each is None]:
             place = next(name for name in _folders(tree, known.images.rpartition("/")[0]) if name.lower() == split)
             images, masks = (join(top.rpartition("/")[0], place) for top in (known.images, known.masks))
-            if not next(_some_images(tree, masks), None):
+            if not next(_images_below(tree, masks), None):
                 found[split] = replace(known, images=images, masks=masks)
     pairs = {split: each for split, each in found.items() if each is not None}
     return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(found) else {}
@@ -267,13 +267,13 @@ def _places(pair: _Pair) -> tuple[str, ...]:
 
 
 def _unpaired_folders(tree: Tree, pairs: Mapping[str, _Pair]) -> list[str]:
-    """Lists folders with images beside those of the pairs."""
+    """Lists folders with images next to the folders of the pairs, without related ones and drawn masks."""
     used = [place for pair in pairs.values() for place in _places(pair)]
     bases = {place.rpartition("/")[0] for place in used if place} | {""}
     beside = {join(base, name) for base in bases for name in _folders(tree, base)}
     beside = {place for place in beside if not DRAWN.fullmatch(place)}
     free = (place for place in sorted(beside) if not any(_related(place, each) for each in used))
-    return [place for place in free if next(_some_images(tree, place), None)]
+    return [place for place in free if next(_images_below(tree, place), None)]
 
 
 def _related(one: str, other: str) -> bool:
@@ -390,10 +390,11 @@ def _hashes(names: Iterable[str]) -> NDArray[np.int64]:
 
 
 def _all_images(tree: Tree, top: str) -> list[str]:
-    return list(_some_images(tree, top))
+    return list(_images_below(tree, top))
 
 
-def _some_images(tree: Tree, top: str) -> Iterator[str]:
+def _images_below(tree: Tree, top: str) -> Iterator[str]:
+    """Yields the paths of images below a folder, folder by folder."""
     waiting = [top]
     for folder in waiting:  # grows meanwhile
         names = tree.names(folder)

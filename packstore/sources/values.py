@@ -228,7 +228,7 @@ def infer(name: str, values: Sequence[Any]) -> Field:
     Raises :class:`ValueError` if it must be declared.
     """
     value = values[0]
-    known = _by_library(name, value)
+    known = _infer_by_type(name, value)
     if known is not None:
         return known
     if isinstance(value, (bytes, bytearray, memoryview)) or is_path(value):
@@ -279,7 +279,8 @@ def looks_like_mask(name: str) -> bool:
     return "mask" in name or "segmentation" in name
 
 
-def _by_library(name: str, value: Any) -> Field | None:
+def _infer_by_type(name: str, value: Any) -> Field | None:
+    """Infers the field of a Pillow image or a torchvision tensor; None for other types."""
     if is_pil(value):
         numbers = value.mode in ("P", "1", "I", "I;16") and not names_an_image(name)
         return Mask() if numbers or looks_like_mask(name) else Image()
