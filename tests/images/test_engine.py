@@ -64,12 +64,10 @@ from tests.makers.engine_checks import (
     save,
 )
 from tests.makers.jpegs import segments
+from tests.makers.sanitizers import build_sanitized
 from tests.makers.tiers import SEED, examples
 
-Need = Callable[[str, bool], None]
 SOURCE = ROOT / "packstore" / "images" / "engine"
-FILES = sorted(SOURCE.glob("*.c"))
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def engines() -> list[Engine]:
@@ -384,16 +382,7 @@ def test_gray_of_damaged_files_is_that_of_libjpeg_turbo(choice: st.DataObject) -
 @pytest.fixture(scope="module")
 def fuzzer(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, list[Path]]:
     """``engine_fuzz.c`` with sanitizers, and seeds for it."""
-    folder = tmp_path_factory.mktemp("fuzz")
-    program = folder / "engine_fuzz"
-    command = ["gcc", "-std=gnu11", "-O1", "-g1", "-ffp-contract=off", *SANITIZERS]
-    sources = [ROOT / "tests" / "makers" / "engine_fuzz.c", *FILES]
-    built = (
-        shutil.which("gcc") is not None
-        and not subprocess.run([*command, *sources, "-o", program], check=False).returncode
-    )
-    need: Need = request.getfixturevalue("need")
-    need("sanitizers", built)
+    program, folder = build_sanitized("engine_fuzz", request), tmp_path_factory.mktemp("fuzz")
     for name, (data, _) in good().items():
         if len(data) < 20_000:
             (folder / f"{name}.jpg").write_bytes(data)

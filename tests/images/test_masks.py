@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
-import shutil
 import struct
 import subprocess
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,10 @@ from packstore import DecodeError
 from packstore.images import masks
 from packstore.images.engine import native, png_rows
 from packstore.images.masks import decode_mask, read_mask_header
-from tests.conftest import ROOT
 from tests.makers.engine_checks import guarded
+from tests.makers.sanitizers import build_sanitized
 from tests.makers.typed import png
 
-Need = Callable[[str, bool], None]
 RNG = np.random.default_rng(0)
 CONTENTS = {
     "flat": np.zeros((40, 300), np.uint8),
@@ -122,13 +119,8 @@ def test_nothing_behind_the_stream_is_read() -> None:
 
 
 @pytest.mark.slow
-def test_sanitizers_find_nothing(tmp_path: Path, need: Need) -> None:
-    source, program = ROOT / "tests" / "makers" / "png_fuzz.c", tmp_path / "png_fuzz"
-    command = ["gcc", "-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    png_c = ROOT / "packstore" / "images" / "engine" / "png.c"
-    built = shutil.which("gcc") is not None
-    built = built and not subprocess.run([*command, source, png_c, "-o", program], check=False).returncode
-    need("sanitizers", built)
+def test_sanitizers_find_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    program = build_sanitized("png_fuzz", request)
     seeds = []
     for name, level, strategy in itertools.product(CONTENTS, (0, 9), (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FIXED)):
         seeds.append(tmp_path / f"{name}{level}{strategy}")

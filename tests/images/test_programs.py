@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +32,7 @@ from packstore.images.programs import (
     warp_flags,
 )
 from tests.conftest import ROOT
+from tests.makers.sanitizers import build_sanitized
 from tests.makers.tiers import SEED
 from tests.makers.torchvision import import_torchvision
 
@@ -414,16 +414,8 @@ def test_programs_need_bytes() -> None:
 
 
 @pytest.fixture(scope="module")
-def fuzzer(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """``programs_fuzz.c`` with sanitizers."""
-    program: Path = tmp_path_factory.mktemp("fuzz") / "programs_fuzz"
-    command = ["gcc", "-std=gnu11", "-O1", "-g1", "-ffp-contract=off", "-Wno-psabi"]
-    command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    sources = [ROOT / "tests" / "makers" / "programs_fuzz.c", *sorted(ENGINE.glob("*.c"))]
-    gcc = shutil.which("gcc") is not None
-    built = gcc and not subprocess.run([*command, *sources, "-o", program], check=False).returncode
-    request.getfixturevalue("need")("sanitizers", built)
-    return program
+def fuzzer(request: pytest.FixtureRequest) -> Path:
+    return build_sanitized("programs_fuzz", request)
 
 
 def fuzz(fuzzer: Path, count: int, seed: int) -> tuple[int, int]:

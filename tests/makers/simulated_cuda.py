@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import random
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 NONSENSE = 0xA5
 TOTAL = 16 << 30
@@ -56,10 +56,10 @@ class Stream:
     def run(self, until: int | None = None) -> None:
         """Does the work up to number ``until``, all of it by default."""
         until = self.queued if until is None else until
-        while self.done < until:
-            work = self.work.popleft()
-            self.done += 1
-            with torch.inference_mode():  # where memory of either kind of tensors may be written
+        with torch.inference_mode():  # where memory of either kind of tensors may be written
+            while self.done < until:
+                work = self.work.popleft()
+                self.done += 1
                 work()
 
     synchronize = run
@@ -267,13 +267,12 @@ class Simulation(TorchDispatchMode):
         return self.dispatch(func, args, kwargs or {})
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if torch.is_inference_mode_enabled():  # in which what is made of other operations comes here as it is
+        facts = facts_of(func)
+        if facts.is_composite and torch.is_inference_mode_enabled():  # in which it comes here as it is
             with self:
-                value = func.decompose(*args, **kwargs)
-            if value is not NotImplemented:
-                return value
-        name, kwargs = func._schema.name.removeprefix("aten::"), dict(kwargs)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+                return func.decompose(*args, **kwargs)
+        name, kwargs = facts.name, dict(kwargs)
+        tensors = tensors_of((*args, *kwargs.values()))
         there = any(isinstance(tensor, SimulatedTensor) for tensor in tensors)
         asked = kwargs.get("device")
         to_cuda = asked is not None and torch.device(asked).type == "cuda"
@@ -288,7 +287,7 @@ class Simulation(TorchDispatchMode):
         if name in ("_to_copy", "copy_"):
             return self._copy(func, name, args, kwargs)
         if asked is not None and not to_cuda:
-            return func(*tree_map(as_meta, args), **kwargs)  # made elsewhere, like a tensor here: empty_like(x, "cpu")
+            return func(*each(as_meta, args), **kwargs)  # made elsewhere, like a tensor here: empty_like(x, "cpu")
         if name not in _MIXING and not name.endswith("_like"):
             for tensor in tensors:
                 if tensor.ndim and not isinstance(tensor, SimulatedTensor):
@@ -296,54 +295,42 @@ class Simulation(TorchDispatchMode):
                         "Expected all tensors to be on the same device, but found at least two devices, "
                         f"cuda:0 and cpu! (in {name})"
                     )
-        return self._operate(func, name, args, kwargs)
+        return self._operate(func, facts, args, kwargs)
 
-    def _operate(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if kwargs.pop("device", None) is not None and not func._schema.is_mutable:
-            elsewhere, here = {"device": "meta"}, {"device": "cpu"}
-        else:
-            elsewhere, here = {}, {}
-        aliases = [argument.alias_info for argument in func._schema.arguments]
-        masks = name.startswith("index") and any(
-            t.dtype in (torch.bool, torch.uint8) for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor)
+    def _operate(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> Any:
+        on_device = kwargs.pop("device", None) is not None and not facts.is_mutable
+        masks = facts.name.startswith("index") and any(
+            tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_of(args[1:2])
         )
-        if name in _WAITING or masks:
+        inside = each(held, args), each(held, kwargs)
+        if facts.name in _WAITING or masks:
             self.launched += 1
-            self._wait(name)
-            return tree_map(self._given, func(*tree_map(held, args), **tree_map(held, kwargs)))
-        if func._schema.is_mutable:
+            self._wait(facts.name)
+            return each(self._given, func(*inside[0], **inside[1]))
+        if facts.is_mutable:
             self.launched += 1
-            values = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-            changed = [
-                values[a.name] for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write
-            ]
-            inside = tree_map(held, args), tree_map(held, kwargs)
+            values = dict(zip(facts.arguments, args, strict=False)) | kwargs
+            changed = [values[name] for name in facts.changed]
             self._queue(lambda: void(func(*inside[0], **inside[1])))
             return changed[0] if len(changed) == 1 else tuple(changed)
-        if any(alias is not None for alias in aliases):  # a view
-            block = next(a.block for a in tree_leaves(args) if isinstance(a, SimulatedTensor))
-            found = func(*tree_map(held, args), **kwargs)
-            return tree_map(lambda t: SimulatedTensor(t, block) if isinstance(t, torch.Tensor) else t, found)
-        result = tree_map(
-            lambda t: self.take(t) if isinstance(t, torch.Tensor) else t,
-            func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs), **elsewhere),
-        )
-        if not name.startswith(("empty", "new_empty")):
+        if facts.is_view:
+            block = next(tensor.block for tensor in tensors_of(args) if isinstance(tensor, SimulatedTensor))
+            return each(lambda tensor: SimulatedTensor(tensor, block), func(*inside[0], **inside[1]))
+        result = each(self.take, shape_of(func, args, kwargs | ({"device": "meta"} if on_device else {})))
+        if not facts.name.startswith(("empty", "new_empty")):
             self.launched += 1
-            inside = tree_map(held, args), tree_map(held, kwargs) | here
-            targets = [held(leaf) for leaf in tree_leaves(result)]
+            if on_device:
+                inside[1]["device"] = "cpu"
+            targets = each(held, tensors_of((result,)))
 
             def work() -> None:
-                made = tree_flatten(func(*inside[0], **inside[1]))[0]
-                for target, value in zip(targets, made, strict=True):
+                for target, value in zip(targets, tensors_of((func(*inside[0], **inside[1]),)), strict=True):
                     target.copy_(value)
 
             self._queue(work)
         return result
 
-    def _given(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
+    def _given(self, value: torch.Tensor) -> SimulatedTensor:
         result = self.take(value)
         self._queue(lambda: void(result.held.copy_(value)))
         return result
@@ -356,7 +343,7 @@ class Simulation(TorchDispatchMode):
             target = args[0]
         else:
             asked = kwargs.pop("device", None)
-            shape = func(as_meta(source), **kwargs)
+            shape = shape_of(func, (source,), kwargs)
             if asked is not None and torch.device(asked).type == "cpu":
                 target = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
             else:
@@ -380,14 +367,80 @@ def void(_: Any) -> None:
     """For work whose value nobody wants."""
 
 
-def held(value: Any) -> Any:
-    return value.held if isinstance(value, SimulatedTensor) else value
+def held(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.held if isinstance(tensor, SimulatedTensor) else tensor
 
 
-def as_meta(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+def as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+# Arguments and results of operations: tensors and other values, and lists, tuples and dicts of these.
+
+
+def each(function: Callable[[Any], Any], values: Any) -> Any:
+    """``values`` with ``function`` applied to the tensors."""
+    if isinstance(values, torch.Tensor):
+        return function(values)
+    if isinstance(values, dict):
+        return {name: each(function, value) for name, value in values.items()}
+    if type(values) in (tuple, list):
+        return type(values)([each(function, value) for value in values])
+    return values
+
+
+def tensors_of(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif type(value) in (tuple, list):
+            found += tensors_of(value)
+    return found
+
+
+class Facts(NamedTuple):
+    """Of an operation."""
+
+    name: str
+    is_composite: bool  # made of other operations
+    is_mutable: bool
+    is_view: bool
+    arguments: list[str]
+    changed: list[str]
+
+
+@functools.cache
+def facts_of(func: Any) -> Facts:
+    schema = func._schema
+    aliases = {argument.name: argument.alias_info for argument in schema.arguments}
+    return Facts(
+        schema.name.removeprefix("aten::"),
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd),
+        schema.is_mutable,
+        any(alias is not None for alias in aliases.values()),
+        [*aliases],
+        [name for name, alias in aliases.items() if alias is not None and alias.is_write],
+    )
+
+
+def shape_of(func: Any, args: Any, kwargs: Any) -> Any:
+    """Result of an operation on tensors without values. Torch finds it in Python: each is asked for once."""
+    key = func, _key(args), _key(kwargs)
+    if key not in _shapes:
+        _shapes[key] = func(*each(as_meta, args), **each(as_meta, kwargs))
+    return _shapes[key]
+
+
+_shapes: dict[Any, Any] = {}
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, dict):
+        return tuple((name, _key(each)) for name, each in value.items())
+    return tuple(map(_key, value)) if isinstance(value, (tuple, list)) else (type(value), value)
 
 
 _running: list[Simulation] = []
