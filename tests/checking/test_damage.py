@@ -20,6 +20,7 @@ from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
 from packstore.stores.pth.layout import expected_headers
 from packstore.testing.records import append, make_records, write
+from tests.makers.tiers import turns
 from tests.makers.tools import load_tool
 
 SUFFIXES = ("lmdb", "h5", "pth")
@@ -131,16 +132,17 @@ def test_bytes_of_records(source: Path, tmp_path: Path, rng: random.Random, suff
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.sampled(1, per="suffix")
-@pytest.mark.parametrize("first", range(SLICES))
+@pytest.mark.parametrize("turn", turns(SLICES // 3))
 @pytest.mark.parametrize(("suffix", "encoding"), STORES)
 def test_every_byte(
-    packed: Callable[[str, str], Any], rng: random.Random, suffix: str, encoding: str, first: int
+    packed: Callable[[str, str], Any], rng: random.Random, suffix: str, encoding: str, turn: int
 ) -> None:
-    """In each ``SLICES``-th block, from that of number ``first`` on."""
+    """In each ``SLICES``-th block; in soak in all."""
     store = packed(suffix, encoding)
     tally = flips.Tally()
-    for place in telling_places(store, first, rng):
-        flips.flip(store, place, rng.randrange(1, 256), tally)
+    for first in range(turn - 1, SLICES, SLICES // 3) if turn else [rng.randrange(SLICES)]:
+        for place in telling_places(store, first, rng):
+            flips.flip(store, place, rng.randrange(1, 256), tally)
     assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
     idle = [int(line.split()[3]) for line in tally.shown if line.startswith("idle")]
     if suffix == "pth":

@@ -55,6 +55,12 @@ def examples(count: int) -> settings:
     return settings(max_examples=max(1, count * settings().max_examples // 40))
 
 
+def turns(count: int) -> list[Any]:
+    """Values of a parameter: 0 for the default tier, and ``count`` more for soak, in which each does more. Pytest takes
+    half a millisecond a case in each process, even for those that it leaves out."""
+    return [0, *(pytest.param(turn, marks=pytest.mark.soak) for turn in range(1, count + 1))]
+
+
 FAST_CASES, FAST_SECONDS = 1, 0.15
 """Cases of a test that ``fast`` takes at most, and processor time of a test that should be marked ``slow``."""
 
@@ -92,7 +98,10 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
                 continue
             if len(group) > FAST_CASES:
                 item.add_marker("slow")
-        if mark := item.get_closest_marker("sampled"):
+        marks = {mark.name: mark for mark in reversed([*item.iter_markers()])}  # the closest of each name
+        if "soak" in marks:
+            continue
+        if mark := marks.get("sampled"):
             group = grids[test, *(str(params[name]) for name in mark.kwargs.get("per", "").split())]
             group.append(item)
             if mark.args and len(group) > mark.args[0]:
@@ -101,8 +110,8 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
             if len(group) > mark.kwargs.get("fast", FAST_CASES):
                 item.add_marker("slow")
                 continue
-        slow = item.get_closest_marker("slow") is not None
-        if item.get_closest_marker("soak") or (mark and slow):
+        slow = "slow" in marks
+        if mark and slow:
             continue
         group = drawn[test, slow]
         group.append(item)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.makers.datasets import make_folder
+from tests.makers.tiers import turns
 from tests.makers.tools import load_tool
 
 killing: Any = load_tool("killing.py")
@@ -44,9 +45,9 @@ def killer(images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: ra
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("case", killing.CASES)
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("turn", range(40))
+@pytest.mark.parametrize("turn", turns(8))
 def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwrite: bool, turn: int) -> None:
-    for _ in range(2):
+    for _ in range(10 if turn else 2):
         killer.at_random(case, overwrite=overwrite)
     assert killer.tally.losses == []
 
@@ -55,14 +56,17 @@ def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwr
 @pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.parametrize("first", range(80))
+@pytest.mark.parametrize("turn", turns(10))
 @pytest.mark.parametrize("case", [case for case in killing.CASES if case not in killing.WRITERS])
-def test_killed_at_system_calls_nothing_is_lost(killer: Any, case: str, first: int, need: Any) -> None:
-    """At each 80th call, from that of number ``first`` on. A writer works in a thread whose calls are not counted."""
+def test_killed_at_system_calls_nothing_is_lost(
+    killer: Any, case: str, turn: int, need: Any, rng: random.Random
+) -> None:
+    """At each 80th call, in soak at all. A writer works in a thread whose calls are not counted."""
     need("strace", killing.can_trace())
-    calls = killer.at_calls(case, 80, first)
+    every, first = (10, turn - 1) if turn else (80, rng.randrange(80))
+    calls = killer.at_calls(case, every, first)
     assert calls >= 5  # an index takes few
-    assert killer.tally.kills == len(range(first, calls, 80))
+    assert killer.tally.kills == len(range(first, calls, every))
     assert killer.tally.losses == []
 
 

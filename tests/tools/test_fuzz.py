@@ -24,6 +24,7 @@ from packstore.core.manifest import Manifest
 from tests.conftest import ROOT
 from tests.makers.fuzz_targets import CORPUS, TARGETS, WRITTEN, seeds, signed
 from tests.makers.fuzzing import Target, fuzz
+from tests.makers.tiers import turns
 
 COUNT = 240
 SLOW = {
@@ -50,12 +51,13 @@ SLOW = {
 
 @pytest.mark.slow
 @pytest.mark.sampled(1, per="target")
-@pytest.mark.parametrize("turn", range(50))
+@pytest.mark.parametrize("turn", turns(10))
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_parsers_answer_whatever_they_are_given(target: Target, turn: int, rng: random.Random) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result = fuzz(target, seeds(target.name), rng=rng, count=SLOW.get(target.name, COUNT))
+        count = SLOW.get(target.name, COUNT) * (5 if turn else 1)
+        result = fuzz(target, seeds(target.name), rng=rng, count=count)
     assert not result.finds, "\n".join(f"{find.what}\n{find.trace}\n{find.data[:500]!r}" for find in result.finds)
     assert result.answered, "not even a seed is accepted, so nothing behind the first check was reached"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +22,11 @@ class Case:
     def add_marker(self, mark: str | pytest.MarkDecorator) -> None:
         self.marks.append(getattr(pytest.mark, mark) if isinstance(mark, str) else mark)
 
+    def iter_markers(self) -> Iterator[pytest.Mark]:
+        return (mark.mark for mark in self.marks)
+
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return next((mark.mark for mark in self.marks if mark.name == name), None)
+        return next((mark for mark in self.iter_markers() if mark.name == name), None)
 
 
 def tiers(*marks: pytest.MarkDecorator) -> dict[str, list[tuple[int, str]]]:
@@ -59,6 +63,12 @@ def test_cases_are_in_one_tier_each(marks: list[pytest.MarkDecorator], fast: int
 def test_each_value_has_its_share() -> None:
     found = tiers(pytest.mark.sampled(2, per="kind"))
     assert sorted(kind for _, kind in found["fast"] + found["slow"]) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_what_is_for_soak_takes_no_share() -> None:
+    cases = [Case(f"t[{n}]", {"n": n}, *[pytest.mark.soak] * (n > 0), pytest.mark.sampled(1)) for n in range(9)]
+    assign_tiers(cases)  # type: ignore[arg-type]
+    assert [case.get_closest_marker("soak") is None for case in cases] == [True] + [False] * 8
 
 
 def test_an_order_of_the_device_is_in_the_default_tier_and_the_others_in_soak() -> None:
