@@ -53,8 +53,6 @@ def url(tmp_path: Path) -> str:
     return f"{(tmp_path / 'objects').as_uri()}/x.h5"
 
 
-@pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.usefixtures("_ray")
 def test_a_pass_on_ray(tmp_path: Path, url: str) -> None:
     """A worker is killed before a receipt; the bytes are those of one machine, and each task has a name."""
@@ -73,7 +71,6 @@ def test_a_pass_on_ray(tmp_path: Path, url: str) -> None:
     assert names == {f"packstore shard {number + 1} of {shards}: {other}" for number in range(shards)}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_ray")
 def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_folder(tmp_path / "photos", per_class=2)
@@ -100,7 +97,6 @@ def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPat
     assert "instead of 9.9" in str(result)
 
 
-@pytest.mark.slow
 def _read(dataset: bytes, environment: dict[str, str]) -> list[tuple[bytes, int]]:
     """All that a pickled dataset has, in a worker that was started before the server."""
     os.environ |= environment
