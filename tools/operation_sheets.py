@@ -158,7 +158,7 @@ def draw_operation_sheets(store: Path, out: Path, split: str | None, records: Se
         "recipes": recipes(),
     }
     for name, rows in sheets.items():
-        sheet(rows).save(out / f"{name}.png", optimize=True)
+        sheet(rows).save(out / f"{name}.png")
         print(out / f"{name}.png")
 
 
