@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -274,13 +275,17 @@ def test_policies_draw_as_torchvision(tv: Any, op: Any, text: str) -> None:
     counts: dict[Any, list[float]] = {}
     size = (32, 48)
 
+    @cache
+    def steps_of(name: str, magnitude: float) -> list[Any]:
+        program = new_program(1)
+        if name in ("Posterize", "TranslateX", "TranslateY"):
+            magnitude = int(magnitude)
+        write_steps(program, np.arange(1), 0, name, np.array([magnitude]), size, 0)
+        return [*named_steps(program)[0]]
+
     class Recorder(type(theirs)):  # type: ignore[misc]
         def _apply_image_or_video_transform(self, image: Any, name: str, magnitude: float, *_: Any, **__: Any) -> Any:
-            program = new_program(1)
-            if name in ("Posterize", "TranslateX", "TranslateY"):
-                magnitude = int(magnitude)
-            write_steps(program, np.arange(1), 0, name, np.array([magnitude]), size, 0)
-            for one in named_steps(program)[0]:
+            for one in steps_of(name, magnitude):
                 counts.setdefault(one, [0, 0])[1] += 1
             return image
 

@@ -416,8 +416,9 @@ def chi_square(one: Any, other: Any) -> float:
 
 
 @pytest.mark.slow
-def test_crops_by_boxes_are_drawn_as_torchvision_draws_them(tv: Any) -> None:
-    size, count = (90, 120), 1500
+@pytest.mark.parametrize("count", [500, pytest.param(1500, marks=pytest.mark.soak)])
+def test_crops_by_boxes_are_drawn_as_torchvision_draws_them(tv: Any, count: int) -> None:
+    size = (90, 120)
     boxes = np.array([[10, 10, 60, 50], [70, 30, 110, 85], [5, 60, 20, 70]], np.float32)
     of_torch = tv.tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=size)
     theirs, blank = tv.transforms.v2.RandomIoUCrop(), torch.zeros(3, *size, dtype=torch.uint8)
