@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from packstore.core.errors import PackstoreError, printable
@@ -30,8 +31,9 @@ _LIKE_SPLIT = re.compile(
 
 
 def find_within(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Finds paths in a folder, or in an only folder there, that are certain to be of a kind; tests only the first
-    files of each suffix. ``certain`` returns a path's kind, and may raise :class:`PackstoreError` for damaged files."""
+    """Finds paths in a folder, in an only folder there, or one among a few folders there, that are certain to be of a
+    kind; tests only the first files of each suffix. ``certain`` returns a path's kind, and may raise
+    :class:`PackstoreError` for damaged files."""
     found = []
     tried: Counter[str] = Counter()
     for place in _visible(path):
@@ -49,9 +51,21 @@ def find_within(path: Path, certain: Callable[[Path], Kind | None]) -> list[tupl
                 break
             further = _visible(inside)
             if len(further) != 1:
+                found += _among(further, certain)
                 break
             inside = further[0]
     return found
+
+
+def _among(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
+    """Returns the only one of a few folders that is certain to be of a kind; none if there are several."""
+    folders = [place for place in places if place.is_dir()]
+    found = []
+    for place in folders if len(folders) <= _SHOWN else ():
+        with suppress(PackstoreError):
+            if (kind := certain(place)) is not None:
+                found.append((place, kind))
+    return found if len(found) == 1 else []
 
 
 def only_folder(path: Path) -> Path | None:

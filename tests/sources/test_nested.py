@@ -16,7 +16,7 @@ import torch
 from packstore import AmbiguousSourceError, SourceError
 from packstore.core.errors import Answer
 from packstore.sources import open_source
-from tests.makers.annotated import coco, fill, jpeg, yolo
+from tests.makers.annotated import coco, fill, jpeg, voc_xml, yolo
 from tests.makers.command import run
 from tests.makers.images import tiny
 from tests.makers.layouts import make_layout, tar
@@ -151,3 +151,12 @@ def test_a_model_beside_images_is_no_store(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds no images") as caught, closing(open_source(tmp_path)) as source:
         source.survey()
     assert "a packstore store" not in str(caught.value)
+
+
+def test_what_lies_deeper_beside_another_folder(tmp_path: Path) -> None:
+    """A repository with programs, whose set is ``data/images`` beside ``data/raw``."""
+    files: dict[str, str | bytes] = {f"data/images/train/{n}.jpg": jpeg(n) for n in range(4)}
+    files |= {f"data/images/train/{n}.xml": voc_xml(str(n), ("ant", (1, 2, 3, 4), 0)) for n in range(4)}
+    files |= {"data/raw/notes.md": "x", "train.py": "x", "demo/a.jpg": jpeg(9)}
+    error = question(fill(tmp_path, files))
+    assert [answer.source for answer in error.answers][:1] == [tmp_path / "data/images"]
