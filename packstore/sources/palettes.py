@@ -1,20 +1,10 @@
-"""Palettes: files that say which class a colour of a mask is, or a pixel value.
-
-- CamVid's ``label_colors.txt``: ``64 128 64 Animal``;
-- Kaggle's ``class_dict.csv``: ``name,r,g,b``;
-- CVAT's ``labelmap.txt``: ``road:128,64,128::``;
-- Roboflow's ``_classes.csv``: ``Pixel Value, Class``;
-- JSON: ``{"classes": [{"title": "Water", "color": "#E2A929"}]}``, or a list of such.
-"""
+"""Palettes of masks: which class a colour is, or a pixel value, and masks as numbers of classes."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,17 +14,13 @@ from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, Sou
 from packstore.core.fields import Field, Image, Labels, Mask
 from packstore.images.decoders import get_decoder
 from packstore.images.masks import decode_mask, read_mask_header
-from packstore.sources.annotation_formats.objects import load_json
-from packstore.sources.beside import class_names, join, read_whole
-from packstore.sources.encodings import try_utf8
+from packstore.sources.beside import class_names, join
 from packstore.sources.ignoring import pattern_of
 from packstore.sources.listing import is_passed_over
+from packstore.sources.palette_files import read_rows
 from packstore.sources.tree import Tree
 
 _FILES = re.compile(r"_?[\w-]*(class(es)?|labels?|colou?rs?|palette|map)[\w-]*\.(txt|csv|json)", re.I)
-_MAX_BYTES, _MOST = 1 << 20, 1 << 16
-_NAMES = ("name", "class", "class name", "class_name", "label", "title")
-_COLOURS = (("r", "g", "b"), ("red", "green", "blue"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +114,9 @@ def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
 
 def _read_palette(tree: Tree, file: str) -> Iterator[Palette]:
     """Yields the palette of a file that is one."""
-    if tree.stat(file).size > _MAX_BYTES:
+    rows = read_rows(tree, file)
+    if not rows:
         return
-    data, fault = try_utf8(read_whole(tree, file, _MAX_BYTES), tree.encoding, tree.name(file))
-    text = data.decode("utf-8-sig")
-    suffix = Path(file).suffix.lower()
-    try:
-        rows = {".csv": _of_csv, ".json": _of_json}.get(suffix, _of_text)(text)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, csv.Error):
-        return  # it is no palette
-    if not rows or len(rows) > _MOST:
-        return
-    if fault is not None:
-        raise fault
     names = class_names([name for name, _ in rows], range(len(rows)))
     colours = [colour for _, colour in rows]
     if all(isinstance(colour, int) for colour in colours):
@@ -153,47 +129,3 @@ def _read_palette(tree: Tree, file: str) -> Iterator[Palette]:
     if len(set(triples)) < len(triples):
         raise SourceError(f"{tree.name(file)} has two classes of one colour")
     yield Palette(names, tuple(triples), (file,))
-
-
-Rows = list[tuple[str, tuple[int, int, int] | int]]
-
-
-def _of_text(text: str) -> Rows:
-    """Lines of CamVid, or of CVAT."""
-    found: Rows = []
-    for line in filter(None, map(str.strip, text.splitlines())):
-        if line[0] == "#":
-            continue
-        if match := re.fullmatch(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\S.*)", line):
-            found.append((match[4], (int(match[1]), int(match[2]), int(match[3]))))
-        elif match := re.fullmatch(r"([^:]+):(\d+),(\d+),(\d+):[^:]*:.*", line):
-            found.append((match[1], (int(match[2]), int(match[3]), int(match[4]))))
-        else:
-            raise ValueError("no palette")
-    return found
-
-
-def _of_csv(text: str) -> Rows:
-    head, *lines = ([cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line)
-    names = [cell.lower() for cell in head]
-    label = next(names.index(name) for name in _NAMES if name in names)
-    if "pixel value" in names:
-        value = names.index("pixel value")
-        numbered = sorted((int(line[value]), line[label]) for line in lines)
-        return [(name, number) for number, name in numbered]
-    red, green, blue = next([names.index(each) for each in three] for three in _COLOURS if set(three) <= {*names})
-    return [(line[label], (int(line[red]), int(line[green]), int(line[blue]))) for line in lines]
-
-
-def _of_json(text: str) -> Rows:
-    document = load_json(text.encode())
-    found: Rows = []
-    for each in document["classes"] if isinstance(document, dict) else document:
-        name = each.get("title", each.get("name"))
-        colour = each["color"]
-        if isinstance(colour, str):
-            colour = bytes.fromhex(colour.removeprefix("#"))
-        if not isinstance(name, str) or len(colour) != 3:
-            raise ValueError("no palette")
-        found.append((name, (int(colour[0]), int(colour[1]), int(colour[2]))))
-    return found

@@ -24,6 +24,7 @@ from packstore.sources.annotation_formats.objects import (
     real,
     reals,
 )
+from packstore.sources.annotation_formats.via3 import as_via2
 
 _METADATA, _PROJECT = "_via_img_metadata", ("_via_settings", "_via_attributes", "_via_data_format_version",
                                             "_via_image_id_list")  # fmt: skip
@@ -32,17 +33,6 @@ _NAMES = re.compile(r"(class|label|type|name|category|object)(_?(name|type|class
 
 _HEAD = ("filename", "file_size", "file_attributes", "region_count", "region_id", "region_shape_attributes",
          "region_attributes")  # fmt: skip
-_SHAPES: dict[int, tuple[str, ...]] = {
-    1: ("point", "cx", "cy"),
-    2: ("rect", "x", "y", "width", "height"),
-    3: ("circle", "cx", "cy", "r"),
-    4: ("ellipse", "cx", "cy", "rx", "ry"),
-    5: ("polyline",),
-    6: ("polyline",),
-    7: ("polygon",),
-}
-"""Shapes of VIA 3 by their numbers: what VIA 2 calls them, and the numbers that follow."""
-_IMAGE = 2
 
 
 class ViaSource(DocumentSource):
@@ -66,29 +56,9 @@ class ViaSource(DocumentSource):
         if "project" in document:
             self.ignored["values 'project' and 'config' of files of annotations"] += 1
         for entry in (
-            self._read_project(document) if "project" in document else document.get(_METADATA, document).values()
+            as_via2(document, self.ignored) if "project" in document else document.get(_METADATA, document).values()
         ):
             yield Entry(entry["filename"], entry)
-
-    def _read_project(self, document: Any) -> Iterator[Any]:
-        """The images of a project of VIA 3, each with its file, its metadata and its regions as VIA 2 has them."""
-        names = {number: each["aname"] for number, each in document["attribute"].items()}
-        options = {number: each.get("options") or {} for number, each in document["attribute"].items()}
-        by_view: dict[str, list[Any]] = {}
-        for metadata in document["metadata"].values():
-            by_view.setdefault(str(metadata["vid"]), []).append(metadata)
-        for view, each in document["view"].items():
-            files = [document["file"][str(number)] for number in each["fid_list"]]
-            if len(files) != 1 or files[0].get("type", _IMAGE) != _IMAGE:
-                self.ignored["views of videos, sounds or several images"] += 1
-                continue
-            own = by_view.get(str(view), [])
-            regions = []
-            for metadata in own:
-                values = {names[number]: options[number].get(value, value) for number, value in metadata["av"].items()}
-                if metadata["xy"]:
-                    regions.append({"shape_attributes": _shape(metadata["xy"]), "region_attributes": values})
-            yield {"filename": files[0]["fname"], "file": files[0], "metadata": own, "regions": regions}
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         found = Annotation(json=raw)
@@ -140,14 +110,6 @@ def _read_csv(text: str) -> dict[str, Any]:
             region = {"shape_attributes": shape_attributes, "region_attributes": load_json(own.encode() or b"{}")}
             entry["regions"].append(region)
     return found
-
-
-def _shape(numbers: Any) -> dict[str, Any]:
-    kind, *values = numbers
-    name, *keys = _SHAPES[kind]
-    if keys:
-        return {"name": name, **dict(zip(keys, values, strict=True))}
-    return {"name": name, "all_points_x": values[::2], "all_points_y": values[1::2]}
 
 
 def _label(attributes: dict[str, Any]) -> str | None:

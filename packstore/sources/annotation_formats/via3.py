@@ -1,0 +1,49 @@
+"""Projects of VIA 3 (https://www.robots.ox.ac.uk/~vgg/software/via/) as VIA 2 has images and their regions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+_SHAPES: dict[int, tuple[str, ...]] = {
+    1: ("point", "cx", "cy"),
+    2: ("rect", "x", "y", "width", "height"),
+    3: ("circle", "cx", "cy", "r"),
+    4: ("ellipse", "cx", "cy", "rx", "ry"),
+    5: ("polyline",),
+    6: ("polyline",),
+    7: ("polygon",),
+}
+"""Shapes of VIA 3 by their numbers: what VIA 2 calls them, and the numbers that follow."""
+_IMAGE = 2
+
+
+def as_via2(document: Any, ignored: Counter[str]) -> Iterator[Any]:
+    """The images of a project of VIA 3, each with its file, its metadata and its regions as VIA 2 has them. Counts in
+    ``ignored`` what is no image."""
+    names = {number: each["aname"] for number, each in document["attribute"].items()}
+    options = {number: each.get("options") or {} for number, each in document["attribute"].items()}
+    by_view: dict[str, list[Any]] = {}
+    for metadata in document["metadata"].values():
+        by_view.setdefault(str(metadata["vid"]), []).append(metadata)
+    for view, each in document["view"].items():
+        files = [document["file"][str(number)] for number in each["fid_list"]]
+        if len(files) != 1 or files[0].get("type", _IMAGE) != _IMAGE:
+            ignored["views of videos, sounds or several images"] += 1
+            continue
+        own = by_view.get(str(view), [])
+        regions = []
+        for metadata in own:
+            values = {names[number]: options[number].get(value, value) for number, value in metadata["av"].items()}
+            if metadata["xy"]:
+                regions.append({"shape_attributes": _shape(metadata["xy"]), "region_attributes": values})
+        yield {"filename": files[0]["fname"], "file": files[0], "metadata": own, "regions": regions}
+
+
+def _shape(numbers: Any) -> dict[str, Any]:
+    kind, *values = numbers
+    name, *keys = _SHAPES[kind]
+    if keys:
+        return {"name": name, **dict(zip(keys, values, strict=True))}
+    return {"name": name, "all_points_x": values[::2], "all_points_y": values[1::2]}

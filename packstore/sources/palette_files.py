@@ -1,0 +1,84 @@
+"""Files that say which class a colour of a mask is, or a pixel value.
+
+- CamVid's ``label_colors.txt``: ``64 128 64 Animal``;
+- Kaggle's ``class_dict.csv``: ``name,r,g,b``;
+- CVAT's ``labelmap.txt``: ``road:128,64,128::``;
+- Roboflow's ``_classes.csv``: ``Pixel Value, Class``;
+- JSON: ``{"classes": [{"title": "Water", "color": "#E2A929"}]}``, or a list of such.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+from packstore.sources.annotation_formats.objects import load_json
+from packstore.sources.beside import read_whole
+from packstore.sources.encodings import try_utf8
+from packstore.sources.tree import Tree
+
+_MAX_BYTES, _MOST = 1 << 20, 1 << 16
+_NAMES = ("name", "class", "class name", "class_name", "label", "title")
+_COLOURS = (("r", "g", "b"), ("red", "green", "blue"))
+
+Rows = list[tuple[str, tuple[int, int, int] | int]]
+"""Names of classes, each with its colour or its value."""
+
+
+def read_rows(tree: Tree, file: str) -> Rows:
+    """The classes that a file names; none if it is no palette. Raises :class:`SourceError` for one in an unknown
+    encoding."""
+    if tree.stat(file).size > _MAX_BYTES:
+        return []
+    data, fault = try_utf8(read_whole(tree, file, _MAX_BYTES), tree.encoding, tree.name(file))
+    reader = {".csv": _of_csv, ".json": _of_json}.get(Path(file).suffix.lower(), _of_text)
+    try:
+        rows = reader(data.decode("utf-8-sig"))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, csv.Error):
+        return []
+    if rows and fault is not None:
+        raise fault
+    return rows if len(rows) <= _MOST else []
+
+
+def _of_text(text: str) -> Rows:
+    """Lines of CamVid, or of CVAT."""
+    found: Rows = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line[0] == "#":
+            continue
+        if match := re.fullmatch(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\S.*)", line):
+            found.append((match[4], (int(match[1]), int(match[2]), int(match[3]))))
+        elif match := re.fullmatch(r"([^:]+):(\d+),(\d+),(\d+):[^:]*:.*", line):
+            found.append((match[1], (int(match[2]), int(match[3]), int(match[4]))))
+        else:
+            raise ValueError("no palette")
+    return found
+
+
+def _of_csv(text: str) -> Rows:
+    head, *lines = ([cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line)
+    names = [cell.lower() for cell in head]
+    label = next(names.index(name) for name in _NAMES if name in names)
+    if "pixel value" in names:
+        value = names.index("pixel value")
+        numbered = sorted((int(line[value]), line[label]) for line in lines)
+        return [(name, number) for number, name in numbered]
+    red, green, blue = next([names.index(each) for each in three] for three in _COLOURS if set(three) <= {*names})
+    return [(line[label], (int(line[red]), int(line[green]), int(line[blue]))) for line in lines]
+
+
+def _of_json(text: str) -> Rows:
+    document = load_json(text.encode())
+    found: Rows = []
+    for each in document["classes"] if isinstance(document, dict) else document:
+        name = each.get("title", each.get("name"))
+        colour = each["color"]
+        if isinstance(colour, str):
+            colour = bytes.fromhex(colour.removeprefix("#"))
+        if not isinstance(name, str) or len(colour) != 3:
+            raise ValueError("no palette")
+        found.append((name, (int(colour[0]), int(colour[1]), int(colour[2]))))
+    return found
