@@ -126,9 +126,12 @@ def test_without_sets_all_images_are_taken_and_classes_are_those_found(tmp_path:
         assert [source.read(entry).values["boxes"] for entry in source.entries()] == [*[[[0, 1, 3, 4]]] * 4, None]
 
 
-@pytest.mark.parametrize("place", ["ImageSets", "Main", "ImageSets/Main"])
-def test_where_sets_may_lie(place: str, tmp_path: Path) -> None:
-    files: dict[str, str | bytes] = {f"JPEGImages/{n}.jpg": jpeg(n) for n in range(5)}
+@pytest.mark.parametrize(
+    ("place", "images"),
+    [("ImageSets", "JPEGImages"), ("Main", "JPEGImages"), ("ImageSets/Main", "JPEGImages"), ("ImageSets", "Images")],
+)
+def test_where_sets_may_lie(place: str, images: str, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"{images}/{n}.jpg": jpeg(n) for n in range(5)}
     files |= {f"Annotations/{n}.xml": voc_xml(str(n), ("ant", (1, 2, 3, 4), 0)) for n in range(5)}
     files |= {
         f"{place}/train.txt": "0\n1\n2\n",

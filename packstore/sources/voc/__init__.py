@@ -40,6 +40,7 @@ _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
 _COPIES = "masks as numpy arrays, the numbers of the mask beside"
 """LabelMe writes each mask as an array, too, in ``SegmentationClassNpy``; before, in ``SegmentationClass``."""
 _UNION = "trainval"
+_IMAGES = ("JPEGImages", "Images", "images")
 _LOOKED_AT = 64
 _FLAG = re.compile(r"\s+[+-]?[01]$")
 """What follows an image's name in lists of a class."""
@@ -62,12 +63,13 @@ class VocSource(FileRowSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._base = _find_base(self.tree) or ""
+        self._images = _image_folder(self.tree, self._base) or _IMAGES[0]
         self._sets = _find_sets(self.tree, self._base)
         self._annotated = is_folder(self.tree, self._at("Annotations"))
         self._masks = {
             name: folder for name, known in _MASKS.items() if (folder := _mask_folder(self.tree, self._base, known))
         }
-        parts = ["JPEGImages", *(["Annotations"] if self._annotated else []), *self._masks.values()]
+        parts = [self._images, *(["Annotations"] if self._annotated else []), *self._masks.values()]
         sets = (
             f" and the sets {', '.join(in_packing_order(self._sets))} of {self._set_folders[0]}" if self._sets else ""
         )
@@ -105,7 +107,7 @@ class VocSource(FileRowSource):
             }
             if self._annotated:
                 values["json"] = InTree(self._at("Annotations", f"{stem}.xml"), optional=True)
-            yield FileRow(self._at("JPEGImages", f"{stem}{suffixes.get(stem, '.jpg')}"), values)
+            yield FileRow(self._at(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
@@ -147,7 +149,7 @@ class VocSource(FileRowSource):
 
     def _stems(self, split: str) -> Iterator[str]:
         if not self._sets:
-            yield from (name.rpartition(".")[0] for name in self.tree.list(self._at("JPEGImages")).images)
+            yield from (name.rpartition(".")[0] for name in self.tree.list(self._at(self._images)).images)
             return
         for number, line in lines_of(self.tree, self._sets[split], paths=True):
             try:
@@ -157,12 +159,12 @@ class VocSource(FileRowSource):
 
     def _is_image(self, stem: str) -> bool:
         """Whether a line that has blanks is the name of an image, without a flag behind it."""
-        return " " in stem and any(is_file(self.tree, self._at("JPEGImages", stem + end)) for end in IMAGE_SUFFIXES)
+        return " " in stem and any(is_file(self.tree, self._at(self._images, stem + end)) for end in IMAGE_SUFFIXES)
 
     @cached_property
     def _suffixes(self) -> dict[str, str]:
         """Suffixes of images that are no ``.jpg``. Raises :class:`SourceError` for an image in several sets."""
-        folder = self._at("JPEGImages")
+        folder = self._at(self._images)
         suffixes = by_stem(self.tree, folder, self.tree.list(folder).images)
         if self._sets:
             seen: set[str] = set()
@@ -179,7 +181,7 @@ class VocSource(FileRowSource):
 def _find_base(tree: Tree) -> str | None:
     """The folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``. Raises
     :class:`AmbiguousSourceError` where there are several: which images belong together depends on the task."""
-    if is_folder(tree, "JPEGImages"):
+    if _image_folder(tree, "") is not None:
         return ""
     above = "VOCdevkit" if is_folder(tree, "VOCdevkit") else ""
     found = [
@@ -190,6 +192,13 @@ def _find_base(tree: Tree) -> str | None:
         answers = [Answer(source=Path(tree.root, base)) for base in found] if Path(tree.root).is_dir() else []
         raise AmbiguousSourceError(f"{tree.name()} holds several sets of Pascal VOC: give one of them, {each}", answers)
     return found[0] if found else None
+
+
+def _image_folder(tree: Tree, base: str) -> str | None:
+    """The folder of images: ``JPEGImages``, or with ``ImageSets`` and ``Annotations`` beside it ``Images``; None for
+    none."""
+    whole = all(is_folder(tree, join(base, name)) for name in ("ImageSets", "Annotations"))
+    return next((name for name in _IMAGES[: None if whole else 1] if is_folder(tree, join(base, name))), None)
 
 
 def _mask_folder(tree: Tree, base: str, name: str) -> str | None:
