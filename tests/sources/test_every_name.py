@@ -4,16 +4,18 @@ and written back without a loss where the line says so."""
 from __future__ import annotations
 
 import re
-from contextlib import closing
+import zipfile
+from contextlib import closing, suppress
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from packstore import convert, export
+from packstore import AmbiguousSourceError, convert, export
 from packstore.core.registry import EXPORTS, SOURCES
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.ledger import Role
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.stores import open_store
 from tests.makers.by_name import BY_NAME
 
@@ -30,6 +32,11 @@ LEFT = {
     "OSCD": ["images/test.txt", "images/train.txt"],
 }
 """What a layout leaves of its files: lists that follow from names, other splits, notes; Cityscapes its drawings."""
+
+
+TOLD_BY_THE_TOP = {
+    *("MVTec AD", "Caltech-256", "UC Merced", "RESISC45", "ImageNet-A", "ImageNet-Sketch", "ImageNetV2"),
+}
 
 
 def table_after(heading: str) -> list[list[str]]:
@@ -61,6 +68,60 @@ def test_each_is_read_as_its_line_says(name: str, samples: int, tmp_path: Path) 
         assert sorted(gone) == LEFT.get(name, [])
         for entry in list(source.entries())[:: max(1, survey.records // 30)]:
             source.read(entry)
+
+
+def look(path: Path) -> tuple[str, int, list[str]]:
+    """Kind, number of samples and columns of a source, which asks about nothing."""
+    with closing(open_source(path)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        for entry in source.entries():
+            source.read(entry)
+        names = [column.name for column in survey.columns if not column.name.endswith(("_valid", "_shape"))]
+        return source.kind, survey.records, names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_machines_and_sites_add_changes_nothing(name: str, tmp_path: Path) -> None:
+    root = BY_NAME[name](tmp_path, 8)
+    before = look(root)
+    for file in ("README.md", "README.dataset.txt", "LICENSE", ".DS_Store", "Thumbs.db", "desktop.ini"):
+        if not (root / file).exists():
+            (root / file).write_bytes(b"notes\n")
+    for folder in [path for path in root.rglob("*") if path.is_dir()][:5]:
+        (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+        (folder / "Thumbs.db").write_bytes(b"\xd0\xcf\x11\xe0")
+    assert look(root) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_zip_is_read_as_the_folder(name: str, tmp_path: Path) -> None:
+    """A folder alone at the top of an archive is its root, so a set that is told by such a folder is an image folder
+    with the same classes."""
+    root = BY_NAME[name](tmp_path / "set", 8)
+    before = look(root)
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for path in sorted(root.rglob("*")):
+            archive.write(path, f"set/{path.relative_to(root).as_posix()}")
+    found = look(tmp_path / "set.zip")
+    if name in TOLD_BY_THE_TOP:
+        assert (found[1], {*found[2]} <= {*before[2]}) == (before[1], True)
+    else:
+        assert found == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_missing_image_makes_it_no_other_set(name: str, tmp_path: Path) -> None:
+    root = BY_NAME[name](tmp_path, 8)
+    before = look(root)
+    images = [path for path in sorted(root.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
+    images[len(images) // 2].unlink()
+    with suppress(AmbiguousSourceError), closing(open_source(root)) as source:
+        ask_about_left(source, source.survey())
+        assert source.kind in (before[0], "segmentation")
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row[2] != "–"])
