@@ -126,6 +126,15 @@ def test_without_sets_all_images_are_taken_and_classes_are_those_found(tmp_path:
         assert [source.read(entry).values["boxes"] for entry in source.entries()] == [*[[[0, 1, 3, 4]]] * 4, None]
 
 
+@pytest.mark.parametrize("text", ["<annotation/>", "<annotation></annotation>", "<annotation><size/></annotation>"])
+def test_an_annotation_without_objects_has_no_boxes(text: str, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"JPEGImages/{n}.jpg": jpeg(n) for n in range(2)}
+    files |= {"Annotations/0.xml": voc_xml("0", ("ant", (1, 2, 3, 4), 0)), "Annotations/1.xml": text}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
+    assert [(each["boxes"], each["labels"]) for each in values] == [([[0, 1, 3, 4]], [0]), ([], [])]
+
+
 @pytest.mark.parametrize(
     ("place", "images"),
     [("ImageSets", "JPEGImages"), ("Main", "JPEGImages"), ("ImageSets/Main", "JPEGImages"), ("ImageSets", "Images")],

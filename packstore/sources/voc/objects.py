@@ -53,6 +53,7 @@ def class_list(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
 def objects_of(data: bytes) -> dict[str, Any]:
     """Boxes, labels and the whole of an annotation. Raises :class:`ValueError`."""
     root, document = load_xml(data)
+    document = {} if document == "" else document  # <annotation/>: an image without objects
     if root != "annotation" or not isinstance(document, dict):
         raise ValueError(f"its annotation has the root {printable(root)!r} without content; expected 'annotation'")
     document["object"] = objects = _list(document.get("object", []))
