@@ -200,7 +200,7 @@ MUTATIONS = [
     Mutation("idct.c", "(row & (output->kept - 1)) * component->v", "row * component->v"),
     # Gray
     Mutation("entropy.c", "if (!gray || !hot[i].table->single || !(entry & 63))", "if (1)"),
-    Mutation("entropy.c", "hot[i].table = hot[i].table->single;", ";"),
+    Mutation("entropy.c", "hot[i].taken -= (uint16_t)entry;", ";"),
     Mutation("entropy.c", "if (input->unread != unread && input->unread)", "if (0)"),
     Mutation("entropy.c", "(size_t)used * block", "(size_t)(used - 1) * block"),
     Mutation("tables.c", "taken + length > LOOKUP_BITS ||", ""),
