@@ -177,6 +177,14 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 images in two splits and three classes, made once a session: for reading only."""
+    from tests.makers.datasets import make_folder
+
+    return make_folder(tmp_path_factory.mktemp("folder") / "photos")
+
+
 Stores = Callable[[str], Path]
 
 

@@ -13,14 +13,9 @@ from PIL import Image
 import packstore
 from packstore.core.errors import PackstoreError, StoreError, UsageError
 from packstore.core.progress import Progress
-from tests.makers.datasets import make_cifar10, make_folder, write_image
+from tests.makers.datasets import make_cifar10, write_image
 
 SUFFIXES = ("lmdb", "h5", "pth")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("images") / "photos")
 
 
 def payload_file(store: Path) -> Path:

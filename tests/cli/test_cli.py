@@ -30,11 +30,6 @@ from tests.makers.images import tiny
 from tests.makers.stores import content
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("images") / "photos")
-
-
 @pytest.mark.parametrize("name", commands())
 def test_help_fits_a_terminal_of_80_columns(name: str) -> None:
     command = commands()[name]

@@ -17,7 +17,6 @@ from packstore.cluster.on_ray import RayRunner
 from packstore.cluster.pending_tasks import PendingTasks
 from packstore.cluster.runners import ProcessRunner
 from tests.makers.clusters import KillingObjects, assert_same, drive
-from tests.makers.datasets import make_folder
 
 PASSING: dict[str, Any] = {"shard_size": 30_000, "workers": 1}
 
@@ -71,11 +70,6 @@ def test_no_task_is_late_at_once(clock: list[float]) -> None:
     assert tasks.stragglers(9) == []
     clock[0] += 1
     assert [number for number, _ in tasks.stragglers(9)] == [1]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "photos")
 
 
 @pytest.fixture

@@ -26,11 +26,6 @@ ENCODINGS = ("original", "jpeg", "uint8", "float16", "bfloat16", "float32")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("images") / "photos")
-
-
-@pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_cifar10(tmp_path_factory.mktemp("cifar"))
 

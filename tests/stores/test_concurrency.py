@@ -32,14 +32,8 @@ from packstore.stores.builder import interrupted
 from packstore.stores.builder import journal as receipts
 from packstore.stores.builder.work_directory import Owner, WorkDirectory, find_leftovers, read_owner, work_path
 from packstore.stores.opening import read_manifest
-from tests.makers.datasets import make_folder
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("images") / "photos")
 
 
 def digests(reader: Any) -> list[int]:

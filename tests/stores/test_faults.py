@@ -20,18 +20,12 @@ import pytest
 import packstore
 from packstore.stores import is_store
 from packstore.stores.lmdb import store as lmdb_store
-from tests.makers.datasets import make_folder
 from tests.makers.stores import content
 from tests.makers.tools import load_tool
 
 killing: Any = load_tool("killing.py")
 SUFFIXES = (".lmdb", ".h5", ".pth")
 CALLS = "write,pwrite64,writev,fsync,fdatasync,rename,renameat2,mkdir,ftruncate"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("images") / "photos")
 
 
 CASES = {suffix: (suffix,) for suffix in SUFFIXES} | {"shards": (".h5", "--shard-size", "3kB")}
