@@ -33,6 +33,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 UNTIL = int(os.environ.get("PACKSTORE_TEST_UNTIL", "0"))
 """When the time of this run is over, in seconds since 1970; 0: never."""
 
+MOST = int(os.environ.get("PACKSTORE_TEST_MOST", "0"))
+"""Tests that are drawn if the time is limited: more than there is time for, since each that is skipped takes some."""
+
 # No deadlines and no complaints of slowness: the machines are shared, so time says nothing about the code.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fast", _COMMON, max_examples=8)
@@ -72,6 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if UNTIL:
         random.Random(SEED).shuffle(items)
+        del items[MOST or len(items) :]
 
 
 def pytest_collection_finish() -> None:

@@ -457,7 +457,7 @@ def test_tools_test_takes_libjpeg_turbo_3_once_or_goes_on_without(installed: Clo
         (["stores", "core"], True, "tests/test_imports.py tests/stores tests/core  7 forever"),
         (["fast", "stores"], True, "-m not soak and not slow tests/stores fast 7 forever"),
         (["soak"], False, "-m soak or hypothesis soak 7 forever"),
-        (["soak", "--minutes", "2", "-x"], False, "-m soak or hypothesis -x soak 7 a while"),
+        (["soak", "--minutes", "2", "-x"], False, "-m soak or hypothesis -x soak 7 a while, 4000"),
     ],
 )
 def test_tools_test_runs_tiers_and_rooms(installed: Clone, arguments: list[str], lint: bool, told: str) -> None:
@@ -469,7 +469,7 @@ def test_tools_test_runs_tiers_and_rooms(installed: Clone, arguments: list[str],
     executable(
         real,
         '#!/bin/sh\n[ "$1" = -c ] && exec "$REAL" "$@"\n'
-        "until=${PACKSTORE_TEST_UNTIL:+a while}\n"
+        "until=${PACKSTORE_TEST_UNTIL:+a while, $PACKSTORE_TEST_MOST}\n"
         'echo "python $* $HYPOTHESIS_PROFILE $PACKSTORE_TEST_SEED ${until:-forever}" >>"$FAKE_LOG"\n',
     )
     env = {"REAL_PYTHON": str(real), "REAL": sys.executable, "PACKSTORE_TEST_TURBOJPEG3": "there"}
