@@ -182,7 +182,8 @@ def depth_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--frames", metavar="N",
-            help="Files with several frames or pages: first, the number of one from 0, or all: a record each.",
+            help="Files with several frames or pages: first, the number of one from 0, or all: a record each. "
+            "Folders of numbered frames: clips.",
         ),
         click.option("--alpha", metavar="HOW", help="Transparency: keep, drop or over:COLOUR (black, white, #rrggbb)."),
         click.option(

@@ -26,10 +26,14 @@ _LUMA = np.array([19595, 38470, 7471], np.int64)
 """Pillow's weights of RGB for gray (ITU-R 601-2), in units of 2**-16."""
 ALL_FRAMES = "all"
 """The value of ``frames`` for which each frame is a record: then no file has several."""
+CLIPS = "clips"
+"""The value of ``frames`` for which each folder of numbered frames is a record."""
+OF_SOURCES = (ALL_FRAMES, CLIPS)
+"""Values of ``frames`` that say what a source's samples are, and not how a file is read."""
 EXPECTED = {
     "depth": "scale, clip or window:LO,HI",
     "alpha": "drop or over:COLOUR with black, white or #rrggbb",
-    "frames": "first, or the number of a frame from 0",
+    "frames": "first, the number of a frame from 0, all or clips",
 }
 """What the answers may be, for messages."""
 
@@ -95,7 +99,7 @@ class Reading:
     def recorded(cls, mode: str | None, options: Mapping[str, Any]) -> Reading:
         """Restores the reading of a store from the mode of its column and the options in its manifest."""
         texts = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
-        given = {name: value for name, value in texts.items() if (name, value) != ("frames", ALL_FRAMES)}
+        given = {name: value for name, value in texts.items() if name != "frames" or value not in OF_SOURCES}
         return cls(mode or RGB.name, given.get("depth"), given.get("alpha"), given.get("frames"))
 
 

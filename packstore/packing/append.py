@@ -204,7 +204,7 @@ def append_source(
     try:
         finished = work.find_finished_growth()
         work.undo_swap()
-        if finished is not None and finished == read_request(source, options):
+        if finished is not None and finished == read_request(source, options, store):
             return AppendReport(store, read_manifest(store), {}, 0, (), 0, 0, time.monotonic() - started)
         plan = plan_append(store, source, options, progress, work.path / ADDED)
         with closing(plan.source):
@@ -225,7 +225,7 @@ def _append_at_url(
     again if others published first. Of the store only the keys are read."""
     with stand_in(url) as (place, work):
         note = place.parent / NOTE
-        if (there := read_published(url, note)) is not None and there[0] == read_request(source, options):
+        if (there := read_published(url, note)) is not None and there[0] == read_request(source, options, url):
             note.unlink()
             return AppendReport(url, there[1], {}, 0, (), 0, 0, time.monotonic() - started)
         before: tuple[AppendPlan, _AddedShards] | None = None

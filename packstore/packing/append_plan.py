@@ -19,7 +19,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import UrlPath
-from packstore.images.reading import ALL_FRAMES, Reading
+from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
 from packstore.packing.keys import StoreKeys, repeated_keys
@@ -30,7 +30,7 @@ from packstore.packing.records import store_columns
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Source, Survey
 from packstore.sources.store import StoreSource
-from packstore.stores import open_store
+from packstore.stores import is_store, open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards, merge_classes
 from packstore.stores.linked import links_from
@@ -126,7 +126,7 @@ def plan_append(
     if source.resolve() == store.resolve():  # of a URL it is the URL
         raise UsageError(f"{printable(str(store))} cannot be appended to itself")
     manifest = read_manifest(store)
-    opened = _open_source(source, options)
+    opened = _open_source(source, options, manifest)
     try:
         survey = opened.survey(_split_to_take(opened, options.split), progress)
         ask_about_left(opened, survey)
@@ -171,7 +171,12 @@ def plan_append(
         raise
 
 
-def _open_source(source: Path, options: AppendOptions) -> Source:
+def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
+    """Opens the source; its samples are frames or clips if those of the store were."""
+    frames = options.frames
+    if frames is None and not is_store(source):
+        recorded = manifest.options.get("frames")
+        frames = recorded if isinstance(recorded, str) else None
     return open_source(
         source,
         kind=options.source_kind,
@@ -181,16 +186,16 @@ def _open_source(source: Path, options: AppendOptions) -> Source:
         layout=options.layout,
         ignore=options.ignore,
         columns=options.columns,
-        frames=ALL_FRAMES if options.frames == ALL_FRAMES else None,
+        frames=str(frames) if frames in OF_SOURCES else None,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
     )
 
 
-def read_request(source: Path, options: AppendOptions) -> dict[str, Any]:
+def read_request(source: Path, options: AppendOptions, store: Path) -> dict[str, Any]:
     """Opens and surveys the source; returns its request, by which a killed run of the same command is recognised.
     JSON values."""
-    with closing(_open_source(source, options)) as opened:
+    with closing(_open_source(source, options, read_manifest(store))) as opened:
         return _make_request(opened, opened.survey(_split_to_take(opened, options.split)), options)
 
 

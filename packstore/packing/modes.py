@@ -11,7 +11,7 @@ from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import native
-from packstore.images.reading import ALL_FRAMES, Reading
+from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import HeaderError, check_header
 from packstore.packing.options import KEEP, ConvertOptions
 from packstore.sources.base import Source, Survey
@@ -30,7 +30,7 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
     base = Reading(survey.mode or RGB.name) if store is None else Reading.recorded(store.image.mode, store.options)
     answers = {name: getattr(options, name) for name in ("depth", "alpha", "frames")}
     given = {name: str(value) for name, value in answers.items() if value not in (None, KEEP)}
-    if given.get("frames") == ALL_FRAMES:
+    if given.get("frames") in OF_SOURCES:
         del given["frames"]
     reading = Reading.recorded(base.mode, base.answers() | given)
     is_raw = survey.encoding == base.pixels.dtype and (store is None or store.normalization is None)

@@ -15,7 +15,7 @@ from packstore.core.modes import RGB, parse_mode
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
 from packstore.images.normalization import MeanAndStd, parse_normalization
-from packstore.images.reading import ALL_FRAMES, Reading
+from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.given import check_given
 from packstore.sources.ignoring import check_patterns
@@ -79,10 +79,12 @@ class ConvertOptions:
                 whole_number(name, getattr(self, name))
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
         object.__setattr__(self, "columns", check_given(self.columns))
-        one = None if self.frames in (None, ALL_FRAMES) else str(self.frames)
+        one = None if self.frames in (None, *OF_SOURCES) else str(self.frames)
         _check_mode(self.mode, self.depth, self.alpha, one)
-        if self.frames == ALL_FRAMES and (self.exif_transpose or self.link):
-            raise UsageError("frames=all packs pixels, so neither exif_transpose nor link can apply; leave them out")
+        if self.frames in OF_SOURCES and (self.exif_transpose or self.link):
+            raise UsageError(
+                f"frames={self.frames} packs pixels, so neither exif_transpose nor link can apply; leave them out"
+            )
         true_or_false(overwrite=self.overwrite, restart=self.restart)
         if self.link not in (True, False, "relative"):
             raise UsageError(f"link should be True, False or 'relative', got {self.link!r}")

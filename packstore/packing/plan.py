@@ -20,13 +20,13 @@ from packstore.core.urls import UrlPath, find_bridge, location
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
 from packstore.images.encode.options import transposed_by_readers
 from packstore.images.normalization import parse_normalization
-from packstore.images.reading import ALL_FRAMES, Reading
+from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import wants_index
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
-from packstore.sources import ask_about_left, open_source
+from packstore.sources import ask_about_clips, ask_about_left, open_source
 from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of, is_store
 from packstore.stores.builder.interrupted import was_killed_after_publishing
@@ -106,7 +106,7 @@ def make_plan(
         layout=options.layout,
         ignore=options.ignore,
         columns=options.columns,
-        frames=ALL_FRAMES if options.frames == ALL_FRAMES else None,
+        frames=str(options.frames) if options.frames in OF_SOURCES else None,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
         progress=progress,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -19,12 +20,13 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.core.urls import find_bridge
-from packstore.images.reading import ALL_FRAMES
+from packstore.images.reading import ALL_FRAMES, CLIPS
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import Finding, annotated_error, find_left, find_other_images
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.bridges import open_bridge
+from packstore.sources.clips import ClipsSource
 from packstore.sources.contents import contents_of
 from packstore.sources.encodings import ROLE as ENCODING
 from packstore.sources.encodings import decoding, encoding_of
@@ -57,6 +59,7 @@ __all__ = [
     "Source",
     "SourceOptions",
     "Survey",
+    "ask_about_clips",
     "ask_about_left",
     "kind_of",
     "open_source",
@@ -67,6 +70,8 @@ _DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv",
 """Suffixes of files that may describe the folder that they lie in, and how many of one may lie there."""
 _MODALITIES = "modalities"
 """A kind that is never certain, and one more answer where plain kinds are partial."""
+_CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.-]*\d+", re.I)
+"""Names of folders of frames."""
 _PLAIN = ("imagefolder", "flat")
 """Kinds that are partial where something lies beside the images, which :mod:`.annotations` names."""
 
@@ -110,7 +115,8 @@ def open_source(
         columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. None means
             those that ``packed_as`` was packed with. ``keep=geo`` adds a column ``geo`` of GeoTIFF tags;
             ``encoding=cp1252`` is the encoding of all texts that are not UTF-8.
-        frames: ``all`` makes each frame of the image files a sample. None means as ``packed_as`` was packed.
+        frames: ``all`` makes each frame of the image files a sample, ``clips`` each folder of numbered frames. None
+            means as ``packed_as`` was packed.
         progress: Called when an object is fetched.
 
     Raises:
@@ -130,6 +136,8 @@ def open_source(
         opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
     if GEO in named:
         opened = GeoSource(opened)
+    if given == CLIPS:
+        return ClipsSource(opened)
     return FramesSource(opened) if given == ALL_FRAMES else opened
 
 
@@ -288,6 +296,20 @@ def ask_about_left(source: Source, survey: Survey) -> None:
         with _asking_about(source.path, source.options):
             error = incomplete(source.path, SOURCES[source.kind], [each[:2] for each in found])
             raise or_as(error, _partial_before(source))
+
+
+def ask_about_clips(source: Source, survey: Survey) -> None:
+    """Raises :class:`AmbiguousSourceError` if the classes of an image folder seem to be clips: ``clip_0001`` …."""
+    if source.options.named or source.options.frames is not None or source.kind != _PLAIN[0]:
+        return
+    classes = next((column.classes for column in survey.columns if column.name == "label"), None) or ()
+    if len(classes) > 1 and all(_CLIP.fullmatch(name) for name in classes):
+        raise AmbiguousSourceError(
+            f"{printable(str(source.path))}: its folders ({printable(classes[0])} …) seem to be clips, whose frames "
+            "are no classes: --frames clips makes each a record, --source imagefolder a class",
+            [Answer(("--frames", CLIPS)), Answer(("--source", source.kind))],
+            source.path,
+        )
 
 
 def _left_by(source: Source, survey: Survey) -> list[Finding]:

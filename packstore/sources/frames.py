@@ -147,7 +147,7 @@ class FramesSource(WrappedSource):
                 modes.setdefault(mode, entry.key)
             if number % _EVERY == 0:
                 progress(Progress("scan", number, total, 0))
-        mode = _holding(str(self.path), modes)
+        mode = hold_modes(str(self.path), modes)
         itemsize = mode.channels * np.dtype(mode.dtype).itemsize
         self._counts, self._nbytes, self._starts = counts, array("Q", (n * itemsize for n in nbytes)), starts
         self._mode = mode
@@ -169,7 +169,7 @@ class FramesSource(WrappedSource):
         return count, info.width * info.height, modes
 
 
-def _holding(path: str, modes: Mapping[Mode, str]) -> Mode:
+def hold_modes(path: str, modes: Mapping[Mode, str]) -> Mode:
     """The mode that holds all. Raises :class:`SourceError` if there is none."""
     if len(modes) < 2:
         return next(iter(modes), RGB)

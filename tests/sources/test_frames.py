@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
-from packstore import PackedDataset, convert, verify
+import packstore
+from packstore import PackedDataset, append, convert, verify
 from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.images.frames import count_frames
 from packstore.images.sniff import HeaderError, sniff
@@ -130,6 +132,33 @@ def test_stacks_of_many_bits_are_tifffiles(tmp_path: Path) -> None:
     with open_store(tmp_path / "out.lmdb") as store:
         assert (store.manifest.image.mode, store.manifest.records) == ("I;16", 70)
     assert PackedDataset(tmp_path / "out.lmdb")[69].tolist() == [stack[69].tolist()]
+
+
+@pytest.mark.parametrize("encoding", ["original", "uint8"])
+def test_frames_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, count in (("one", 3), ("two", 2)):
+        for number in range(count):
+            save(tmp_path / name / "a" / f"{name} {number}.gif", frames_of(number, 1 + number), "GIF")
+    store, whole = tmp_path / "s.lmdb", tmp_path / "whole.lmdb"
+    convert(tmp_path / "one", whole, frames="all", encoding=encoding)
+    broken = tmp_path / "one" / "a" / "one 2.gif"
+    data, found = broken.read_bytes(), broken.stat()
+    monkeypatch.setattr("packstore.packing.records.DECODE_RECORDS", 1)
+    monkeypatch.setattr("packstore.packing.records.PASS_RECORDS", 1)
+    monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
+    broken.write_bytes(data[:-9])
+    with pytest.raises(SampleError):
+        convert(tmp_path / "one", store, frames="all", encoding=encoding, workers=1)
+    broken.write_bytes(data)
+    os.utime(broken, ns=(found.st_atime_ns, found.st_mtime_ns))
+    report = convert(tmp_path / "one", store, frames="all", encoding=encoding, workers=1)
+    assert report.manifest.dataset_digest == packstore.open(whole).manifest.dataset_digest
+    append(store, tmp_path / "two")  # frame by frame, as the store was packed
+    keys = [item[0] if isinstance(item, tuple) else item for item in PackedDataset(store, columns=("key",))]
+    assert keys[-3:] == ["a/two 0.gif", "a/two 1.gif#0", "a/two 1.gif#1"]
+    assert verify(store, decode=True).ok
+    append(store, whole, key_prefix="again/")
+    assert packstore.open(store).manifest.records == len(keys) + 6
 
 
 def test_smaller_versions_of_pages_are_no_frames(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""``--frames clips``: folders of numbered frames as records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from packstore import PackedDataset, append, convert, verify
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, UsageError
+from packstore.sources import Entry, Source, open_source
+from packstore.testing import SourceSuite
+
+
+def frames_of(seed: int, count: int, channels: int = 3, dtype: str = "uint8") -> NDArray[Any]:
+    random = np.random.default_rng(seed)
+    shape = (count, 6, 8, channels) if channels > 1 else (count, 6, 8)
+    return random.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+
+
+def save(folder: Path, frames: NDArray[Any], name: str = "frame_{:04}.png", first: int = 1) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, frame in enumerate(frames, first):
+        Image.fromarray(frame).save(folder / name.format(number))
+
+
+class TestClips(SourceSuite):
+    kind = "imagefolder"
+    exact_sizes = False
+    many = 300
+    bytes_per_sample = 600  # the frames of a clip
+
+    def make(self, folder: Path, samples: int) -> Path:
+        for number in range(samples):
+            save(folder / f"class {number % 2}" / f"clip \udcfe{number:04}", frames_of(number, 1 + number % 3))
+        return folder
+
+    def open(self, path: Path, **more: Any) -> Source:
+        return open_source(path, frames="clips", **more)
+
+    def change(self, path: Path) -> None:
+        save(path / "class 0" / "clip \udcfe0000", frames_of(99, 5))
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        return False
+
+    def test_it_packs_and_the_store_holds_it(self, path: Path, tmp_path: Path) -> None:
+        report = convert(path, tmp_path / "packed.h5", frames="clips")
+        assert report.manifest.options["frames"] == "clips"
+        assert verify(tmp_path / "packed.h5", decode=True, against=path).problems == ()
+
+    def test_an_interrupted_conversion_goes_on_to_the_same_bytes(self) -> None:  # type: ignore[override]
+        pytest.skip("convert is told of clips")
+
+
+@pytest.mark.parametrize("form", ["lmdb", "h5", "pth"])
+@pytest.mark.parametrize(("channels", "dtype", "mode"), [(3, "uint8", None), (1, "uint8", "L"), (1, "uint16", "I;16")])
+def test_clips_are_arrays_of_their_frames(
+    channels: int, dtype: str, mode: str | None, form: str, tmp_path: Path
+) -> None:
+    clips = [frames_of(number, 3 + number, channels, dtype) for number in range(3)]
+    for number, frames in enumerate(clips):
+        save(tmp_path / "video" / f"clip_{number:04}", frames, "{}.png", 8)  # 10 comes after 9
+    out = tmp_path / f"out.{form}"
+    manifest = convert(tmp_path / "video", out, frames="clips", encoding=dtype).manifest
+    assert manifest.image.mode == mode
+    assert not manifest.has_column("label")
+    for (image, clip, key), frames in zip(PackedDataset(out, columns=("image", "clip", "key")), clips, strict=True):
+        wanted = frames.reshape(len(frames), 6, 8, channels).transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(clip, wanted)
+        np.testing.assert_array_equal(image, wanted[len(wanted) // 2])
+        assert key.startswith("clip_000")
+    assert verify(out, against=tmp_path / "video").ok
+
+
+def test_folders_above_clips_are_classes_and_clips_are_appended(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for number in range(4):
+            save(tmp_path / "a" / split / ("jump", "run")[number % 2] / f"v{number}", frames_of(number, 2))
+    save(tmp_path / "b" / "train" / "jump" / "v8", frames_of(8, 1))
+    save(tmp_path / "b" / "train" / "run" / "v9", frames_of(9, 7))
+    manifest = convert(tmp_path / "a", tmp_path / "s.lmdb", frames="clips", shard_size="1KB").manifest
+    assert (manifest.classes, manifest.records) == (("jump", "run"), 8)
+    assert [label for _, label in PackedDataset(tmp_path / "s.lmdb", "val")] == [0, 0, 1, 1]
+    append(tmp_path / "s.lmdb", tmp_path / "b")
+    clips = {key: clip for clip, key in PackedDataset(tmp_path / "s.lmdb", "train", columns=("clip", "key"))}
+    np.testing.assert_array_equal(clips["train/run/v9"], frames_of(9, 7).transpose(0, 3, 1, 2))
+
+
+def test_folders_like_clips_are_a_question(tmp_path: Path) -> None:
+    for number in range(3):
+        save(tmp_path / "video" / f"clip_{number:04}", frames_of(number, 2))
+    with pytest.raises(AmbiguousSourceError, match="seem to be clips") as caught:
+        convert(tmp_path / "video", tmp_path / "x.lmdb")
+    assert [answer.options for answer in caught.value.answers] == [("--frames", "clips"), ("--source", "imagefolder")]
+    manifest = convert(tmp_path / "video", tmp_path / "x.lmdb", source_kind="imagefolder").manifest
+    assert manifest.classes == ("clip_0000", "clip_0001", "clip_0002")
+    assert verify(tmp_path / "x.lmdb", against=tmp_path / "video").ok
+
+
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    "no number": (lambda path: save(path / "a", frames_of(1, 1), "cover.png"), "is no numbered frame"),
+    "sizes": (lambda path: save(path / "a", frames_of(1, 2)[:, :4]), "different sizes"),
+    "depths": (lambda path: save(path / "b" / "a", frames_of(1, 2)), "different depths of folders"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_clip_is_said(name: str, tmp_path: Path) -> None:
+    save(tmp_path / "video" / "v1", frames_of(1, 2))
+    make, said = REFUSED[name]
+    make(tmp_path / "video")
+    with pytest.raises(SourceError, match=said):
+        convert(tmp_path / "video", tmp_path / "x.lmdb", frames="clips")
+
+
+def test_other_sources_and_damaged_frames(tmp_path: Path) -> None:
+    save(tmp_path / "flat", frames_of(1, 3))
+    with pytest.raises(UsageError, match="frames=clips is for"):
+        convert(tmp_path / "flat", tmp_path / "x.lmdb", frames="clips")
+    save(tmp_path / "video" / "v1", frames_of(1, 3))
+    save(tmp_path / "video" / "v2", frames_of(2, 3))
+    damaged = tmp_path / "video" / "v2" / "frame_0002.png"
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    with pytest.raises(SampleError, match=r"frame_0002"):
+        convert(tmp_path / "video", tmp_path / "x.lmdb", frames="clips")
+    report = convert(tmp_path / "video", tmp_path / "x.lmdb", frames="clips", on_error="skip")
+    assert len(report.skipped) == 1
+    assert report.manifest.records == 1
