@@ -12,7 +12,7 @@ from packstore.core.errors import UsageError, printable
 from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import native
 from packstore.images.reading import Reading
-from packstore.images.sniff import ImageInfo
+from packstore.images.sniff import HeaderError, ImageInfo
 
 _WEBP_ANIMATION, _WEBP_ALPHA = 0x02, 0x10
 _ANSWERS = {
@@ -63,7 +63,7 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
 
 def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> Examined:
     """Finds losses as :func:`find_losses`, and how a file of another mode comes to that of the reading."""
-    plain = reading.mode == RGB.name
+    plain = reading.mode == RGB.name and not reading.frame
     if plain and info.kind == "jpeg":
         return _COLOUR if info.components == 3 else Examined({}, _JPEG.get(info.components))
     if plain and not _may_lose(bytes(data), info):
@@ -72,12 +72,15 @@ def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Read
     found = native.describe(memoryview(data), info)
     if found is None:
         return Examined({}, is_certain=info.kind != "tiff")
+    if reading.frame >= found.frames:
+        several = "1 frame" if found.frames == 1 else f"{found.frames:,} frames"
+        raise HeaderError(f"has {several}, and frame {reading.frame} is read (from 0)")
     mode, wanted, losses = found.mode, reading.pixels, {}
     if mode.dtype != wanted.dtype and (wanted.dtype != "uint8" or reading.depth is None):
         losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"
     if found.frames > 1 and reading.frames is None:
         losses["frames"] = f"{found.frames:,} frames or pages, and the first is read"
-    if not reading.chosen and (lost := _lost_channels(mode, wanted)):
+    if lost := _lost_channels(mode, wanted, reading.chosen):
         losses["channels"] = lost
     if found.transparent and not wanted.has_alpha and reading.alpha is None:
         losses["alpha"] = "transparent pixels, and their colours are read as if they were not"
@@ -113,10 +116,13 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
     )
 
 
-def _lost_channels(found: Mode, wanted: Mode) -> str | None:
-    """Describes the channels of ``found`` that ``wanted`` cannot store; None if it stores all."""
+def _lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | None:
+    """Describes the channels of ``found`` that ``wanted`` cannot store; None if it stores all, or if they may be lost.
+    """
     colours, room = (mode.channels - mode.has_alpha for mode in (found, wanted))
     if colours > room:
+        if may_lose:
+            return None
         return f"{colours} channels, and {room} {'is' if room == 1 else 'are'} read"
     if colours < room and not (colours == 1 and wanted.has_colour):
         return f"{colours} channels, and {room} are expected"

@@ -13,6 +13,7 @@ from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import native
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import HeaderError, check_header
+from packstore.packing.added_source import AddedSource
 from packstore.packing.options import KEEP, ConvertOptions
 from packstore.sources.base import Source, Survey
 
@@ -32,7 +33,9 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
     given = {name: str(value) for name, value in answers.items() if value not in (None, KEEP)}
     if given.get("frames") in OF_SOURCES:
         del given["frames"]
-    reading = Reading.recorded(base.mode, base.answers() | given)
+    reading = replace(Reading.recorded(base.mode, base.answers() | given), chosen=store is not None)
+    if ENCODINGS[survey.encoding].layout == "HWC" and not isinstance(source, AddedSource):  # its store was asked
+        _refuse_idle(base, options, str(source.path), source.kind)
     is_raw = survey.encoding == base.pixels.dtype and (store is None or store.normalization is None)
     if ENCODINGS[survey.encoding].layout == "CHW" and not (is_raw and options.depth not in (None, KEEP)):
         _refuse_other_mode(base, options, is_raw)
@@ -52,7 +55,7 @@ def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> 
     given = {name: getattr(options, name) for name in ("mode", "depth", "alpha", "frames")}
     named = [name for name, value in given.items() if value not in (None, KEEP, base.mode)]
     if named:
-        if is_raw:
+        if is_raw and "mode" in named:
             raise UsageError(
                 f"the source holds floating point values of mode {base.pixels}; say how they become 8 bits with "
                 "--depth window:LO,HI, or scale if they are 0 … 1"
@@ -60,6 +63,20 @@ def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> 
         raise UsageError(
             f"the source holds floating point values of mode {base.pixels}, so {', '.join(named)} cannot apply; leave "
             f"{'it' if len(named) == 1 else 'them'} out, or pack from the images"
+        )
+
+
+def _refuse_idle(base: Reading, options: ConvertOptions, path: str, kind: str) -> None:
+    """Raises :class:`UsageError` for options that have no effect on arrays of the mode."""
+    given = {
+        "frames": options.frames is not None and options.frames not in OF_SOURCES,
+        "depth": options.depth not in (None, KEEP) and base.pixels.dtype == "uint8",
+        "alpha": options.alpha not in (None, KEEP) and not base.pixels.has_alpha,
+    }
+    if idle := [name for name, is_idle in given.items() if is_idle]:
+        raise UsageError(
+            f"{printable(path)} ({kind}) holds pixels of mode {base.pixels}, so {', '.join(idle)} cannot apply; leave "
+            f"{'it' if len(idle) == 1 else 'them'} out"
         )
 
 

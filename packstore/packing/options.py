@@ -116,3 +116,5 @@ def _check_mode(mode: str | None, depth: str | None, alpha: str | None, frames: 
     reading = Reading(named, kept["depth"], kept["alpha"], frames)
     if mode is not None and depth == KEEP and parse_mode(reading.mode).dtype == "uint8" and mode != KEEP:
         raise UsageError(f"mode {mode} has 8 bits, so depth cannot be kept; use --mode keep")
+    if mode == KEEP and reading.depth is not None:
+        raise UsageError(f"mode keep keeps all bits, so depth {depth} cannot apply; leave one of the two out")

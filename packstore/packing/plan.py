@@ -314,9 +314,14 @@ def _resolve_encoding(
         max_pixels=options.max_pixels,
         progressive=options.progressive,
         reading=reading,
-        asks=survey.store is None,
+        # Of files in a store nothing is asked again, unless they are to be read in another way.
+        asks=survey.store is None or reading != _recorded_reading(survey.store),
     )
     return encode, normalize == "auto"
+
+
+def _recorded_reading(store: Manifest) -> Reading:
+    return replace(Reading.recorded(store.image.mode, store.options), chosen=True)
 
 
 def _is_reduced(survey: Survey, reading: Reading) -> bool:

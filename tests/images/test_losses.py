@@ -267,6 +267,51 @@ def test_a_tiff_that_no_mode_holds_is_refused(tmp_path: Path) -> None:
         packstore.convert(tmp_path / "images", tmp_path / "s.lmdb")
 
 
+IDLE: list[tuple[str, dict[str, Any], str]] = [
+    ("deep", {"mode": "keep", "depth": "scale"}, "mode keep keeps all bits"),
+    ("deep", {"mode": "RGB"}, "--depth"),
+    ("deep", {"depth": "scale", "frames": 2}, "has 1 frame, and frame 2 is read"),
+    ("plain", {"frames": 2}, "has 1 frame, and frame 2 is read"),
+    ("plain", {"mode": "I;16"}, "different types"),
+    ("plain", {"mode": "multi:5:uint8"}, "3 channels, and 5 are expected"),
+    ("npz", {"depth": "scale"}, "so depth cannot apply"),
+    ("npz", {"alpha": "drop"}, "so alpha cannot apply"),
+    ("npz", {"frames": "first"}, "so frames cannot apply"),
+    ("npz", {"frames": "all"}, "frames=all is for files"),
+    ("npz", {"frames": "clips"}, "frames=clips is for"),
+    ("npz", {"mode": "F"}, "from which mode F"),
+    ("store", {"mode": "I;16"}, "different types"),
+    ("store", {"frames": 1}, "has 1 frame"),
+]
+
+
+@pytest.mark.parametrize(("source", "options", "said"), IDLE)
+def test_options_that_make_no_sense_are_refused(
+    source: str, options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    made(tmp_path / "deep", _save(DEEP, ".png"))
+    made(tmp_path / "plain", _save(RGB, ".png"))
+    np.savez(tmp_path / "npz", x_train=np.zeros((5, 8, 8, 3), np.uint8), y_train=np.arange(5))
+    path = tmp_path / ("npz.npz" if source == "npz" else "store.lmdb" if source == "store" else source)
+    if source == "store":
+        packstore.convert(tmp_path / "plain", path)
+    with pytest.raises((UsageError, packstore.SampleError), match=said):
+        packstore.convert(path, tmp_path / "out.lmdb", **options)
+    assert not (tmp_path / "out.lmdb").exists()
+
+
+@pytest.mark.parametrize("encoding", ["original", "uint16"])
+def test_a_store_of_files_is_asked_about_again_in_another_mode(encoding: str, tmp_path: Path) -> None:
+    store = tmp_path / "s.lmdb"
+    packstore.convert(made(tmp_path / "deep", _save(DEEP, ".png")), store, depth="keep")
+    with pytest.raises(UsageError, match="--depth"):
+        packstore.convert(store, tmp_path / "t.lmdb", mode="RGB")
+    packstore.convert(store, tmp_path / "t.lmdb", encoding=encoding)
+    packstore.convert(store, tmp_path / "u.lmdb", mode="RGB", depth="window:0,5391")
+    shown = packstore.PackedDataset(tmp_path / "u.lmdb")[0][0]
+    np.testing.assert_array_equal(shown[0], np.rint(DEEP / 5391 * 255))
+
+
 def test_unified_images_are_counted_once_across_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "images" / "a"
     folder.mkdir(parents=True)
