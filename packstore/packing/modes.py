@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from packstore.core.errors import SourceError, UsageError, printable
+from packstore.core.errors import DecodeError, SourceError, UsageError, printable
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import native
@@ -125,8 +125,12 @@ def _first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode
             return mode_of(data.shape[2], str(data.dtype))
         try:
             described = native.describe(memoryview(data), check_header(data))
+            if described is None:
+                native.decode(memoryview(data), options.max_pixels)  # says why
         except HeaderError as error:
             raise SourceError(f"{printable(entry.key)}: {error.reason}, and its mode is to be kept") from None
+        except DecodeError as error:
+            raise SourceError(f"{printable(entry.key)}: {error}; its mode is to be kept") from None
         if described is None:
             raise SourceError(f"{printable(entry.key)}: its mode cannot be read; name one with --mode")
         return described.mode

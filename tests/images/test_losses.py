@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from packstore.images.reading import PLAIN
 from packstore.images.sniff import check_header
 from packstore.images.unread import UNREAD_BYTES
 from tests.makers.datasets import pixels
+from tests.makers.images import heic
 
 RGB = pixels(20, 30, 1)
 OPAQUE = np.dstack([RGB, np.full((20, 30), 255, np.uint8)])
@@ -310,6 +312,45 @@ def test_a_store_of_files_is_asked_about_again_in_another_mode(encoding: str, tm
     packstore.convert(store, tmp_path / "u.lmdb", mode="RGB", depth="window:0,5391")
     shown = packstore.PackedDataset(tmp_path / "u.lmdb")[0][0]
     np.testing.assert_array_equal(shown[0], np.rint(DEEP / 5391 * 255))
+
+
+MISSING: dict[str, tuple[tuple[str, ...], str]] = {
+    "five.tif": (("tifffile",), r"takes tifffile: pip install 'packstore\[tiff\]'"),
+    "lzw.tif": (("imagecodecs",), r"takes imagecodecs: pip install 'packstore\[tiff\]'"),
+    "zstd.tif": (("tifffile", "imagecodecs"), r"packstore\[tiff\]"),
+    "deep.jp2": (("imagecodecs",), r"takes imagecodecs: pip install 'packstore\[tiff\]'"),
+    "deep.avif": (("imagecodecs",), r"takes imagecodecs: pip install 'packstore\[tiff\]'"),
+    "a.heic": (("pillow_heif", "pillow_heif.as_plugin"), "takes pip install pillow-heif"),
+}
+
+
+@pytest.mark.parametrize("mode", [None, "keep", "L"])
+@pytest.mark.parametrize("name", MISSING)
+def test_a_file_that_a_missing_library_reads_is_not_packed(
+    name: str, mode: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept as it is, it would be found unreadable in training, or lose its channels without a word."""
+    tifffile, imagecodecs = pytest.importorskip("tifffile"), pytest.importorskip("imagecodecs")
+    five, deep = np.zeros((9, 8, 5), np.uint8), np.full((16, 20, 3), 1000, np.uint16)
+    path = tmp_path / "images" / "a" / name
+    path.parent.mkdir(parents=True)
+    if name.endswith("tif"):
+        compression = None if name == "five.tif" else name[:-4]
+        pixels = deep if name == "zstd.tif" else five
+        photometric = "rgb" if name == "zstd.tif" else "minisblack"
+        tifffile.imwrite(path, pixels, photometric=photometric, planarconfig="contig", compression=compression)
+    elif name.endswith("heic"):
+        path.write_bytes(heic(36, 23))
+    elif name.endswith("jp2"):
+        path.write_bytes(imagecodecs.jpeg2k_encode(deep, level=0, reversible=True))
+    else:
+        path.write_bytes(imagecodecs.avif_encode(deep, level=100, bitspersample=10, pixelformat="444", matrix=0))
+    libraries, said = MISSING[name]
+    for library in libraries:
+        monkeypatch.setitem(sys.modules, library, None)
+    options: dict[str, Any] = {} if mode is None else {"mode": mode}
+    with pytest.raises((packstore.SampleError, packstore.SourceError), match=said):
+        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", **options)
 
 
 def test_unified_images_are_counted_once_across_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,9 @@ _WITH_ALPHA = {"L": "LA", "RGB": "RGBA"}
 _TIFF_KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
 _VALUES = 16
 """Limit of an image's values, per pixel of the limit of pixels: a large image has few channels, a small one many."""
+_COMPRESSION = 259
+_PLAIN_TIFF = (1, 8, 32946)
+"""Compressions that tifffile reads by itself: none, and Deflate."""
 _HEIF = ("avif", "heif")
 _JP2_CHANNELS = 4  # that Pillow reads
 _DEEP_AVIF = "an AVIF with more bits than Pillow reads"
@@ -60,19 +63,25 @@ class Description(NamedTuple):
 
 def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description | None:
     """Reads mode and frames from the header of a file, and decodes its alpha if it has one; of a TIFF, those of one
-    page. None for a file that cannot be opened."""
+    page. None for a file that cannot be opened. Raises :class:`DecodeError` if its library is missing."""
     if info.kind == "jpeg":
         return Description(parse_mode("L" if info.components == 1 else "RGB"))
     if info.kind in KINDS:
         return _describe_kind(bytes(data), info)
     found = pillow.describe(data, _pillow_frame(data, info, frame))
     if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
+        _tifffile()
         tags = found.tags if found is not None else _page_tags(data, frame)
+        if tags.get(_COMPRESSION, 1) not in _PLAIN_TIFF:
+            _imagecodecs("a TIFF of this compression")
         mode, dtype = _tiff_mode(tags), _tiff_dtype(tags)
         if mode is None or dtype is None:
             return None
         return Description(mode, 1 if found is None else found.frames, is_certain=dtype.name in EXACT)
+    if info.kind == "avif" and info.precision > 8:
+        _imagecodecs(_DEEP_AVIF)
     if info.kind == "jp2" and not _pillow_reads_jp2(data, info):
+        _imagecodecs(_DEEP_JP2)
         return Description(_jp2_mode(data, info, found))
     if found is None:
         return None
