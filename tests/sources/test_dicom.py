@@ -22,6 +22,7 @@ from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.sources import Entry, open_source
 from packstore.sources.base import Sample
 from packstore.testing import SourceSuite
+from tests.makers.medical import image_of, noise, read_samples
 
 pydicom = pytest.importorskip("pydicom")
 PUBLISHED = Path(pytest.importorskip("pydicom.data").__file__).parent / "test_files"
@@ -57,27 +58,11 @@ def save(dataset: Any, path: Path) -> Path:
 
 
 def pixels_of(number: int, dtype: str = "int16", shape: tuple[int, ...] = (6, 5)) -> NDArray[Any]:
-    random = np.random.default_rng(number)
-    info = np.iinfo(dtype)
-    return random.integers(info.min, info.max, shape, dtype, endpoint=True)
+    return noise(number, dtype, shape)
 
 
 def records(path: Path, **options: Any) -> dict[str, Sample]:
-    """All samples of a source by key."""
-    found = {}
-    with closing(open_source(path, kind="dicom", **options)) as source:
-        source.survey()
-        for entry in source.entries():
-            sample = source.read(entry)
-            assert isinstance(sample, Sample)
-            found[entry.key] = sample
-    return found
-
-
-def array(sample: Sample) -> NDArray[Any]:
-    """The image of a sample, ``(H, W, C)``."""
-    assert isinstance(sample.image, np.ndarray)
-    return sample.image.transpose(1, 2, 0) if sample.image.dtype.kind == "f" else sample.image
+    return read_samples(path, "dicom", **options)
 
 
 class TestDicom(SourceSuite):
@@ -127,7 +112,7 @@ def test_pixels_are_pydicoms(name: str, tmp_path: Path) -> None:
     else:
         wanted = wanted[None]
     for sample, pixels in zip(found.values(), wanted, strict=True):
-        np.testing.assert_array_equal(array(sample).reshape(pixels.shape), pixels)
+        np.testing.assert_array_equal(image_of(sample).reshape(pixels.shape), pixels)
 
 
 def test_series_are_in_the_order_of_their_planes_and_identity_is_left_out(tmp_path: Path) -> None:
@@ -161,14 +146,14 @@ def test_rescaled_values_are_pydicoms(tmp_path: Path) -> None:
     whole = make_dataset(pixels_of(1), BitsStored=16, RescaleSlope=1, RescaleIntercept=-1024)
     save(whole, tmp_path / "whole" / "a.dcm")
     found = records(tmp_path / "whole", columns="image=rescaled")["a.dcm"]
-    assert array(found).dtype == np.int32  # a short one does not hold -32,768 - 1,024
+    assert image_of(found).dtype == np.int32  # a short one does not hold -32,768 - 1,024
     expected = pydicom.pixels.apply_modality_lut(whole.pixel_array, whole)
-    np.testing.assert_array_equal(array(found)[..., 0], expected)
+    np.testing.assert_array_equal(image_of(found)[..., 0], expected)
     part = make_dataset(pixels_of(2), RescaleSlope="0.37", RescaleIntercept="-3.5")
     save(part, tmp_path / "part" / "a.dcm")
     found = records(tmp_path / "part", columns="image=rescaled")["a.dcm"]
     expected = pydicom.pixels.apply_modality_lut(part.pixel_array, part)
-    np.testing.assert_array_equal(array(found)[..., 0], expected.astype(np.float32))
+    np.testing.assert_array_equal(image_of(found)[..., 0], expected.astype(np.float32))
 
 
 @pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
@@ -181,10 +166,10 @@ def test_the_window_is_pydicoms(function: str, tmp_path: Path) -> None:
     shown = pydicom.pixels.apply_voi_lut(pydicom.pixels.apply_modality_lut(pixels, dataset), dataset)
     low, high = (2 * end - 100 for end in (-32768, 32767))
     expected = np.rint((shown - low) / (high - low) * 255)
-    np.testing.assert_array_equal(array(records(tmp_path, columns="image=window")["a.dcm"])[..., 0], expected)
+    np.testing.assert_array_equal(image_of(records(tmp_path, columns="image=window")["a.dcm"])[..., 0], expected)
     dataset.PhotometricInterpretation = "MONOCHROME1"
     save(dataset, tmp_path / "a.dcm")
-    np.testing.assert_array_equal(array(records(tmp_path, columns="image=window")["a.dcm"])[..., 0], 255 - expected)
+    np.testing.assert_array_equal(image_of(records(tmp_path, columns="image=window")["a.dcm"])[..., 0], 255 - expected)
 
 
 def test_a_window_that_no_file_names_is_an_error_with_the_files_name(tmp_path: Path) -> None:
@@ -219,7 +204,7 @@ def test_frames_of_functional_groups_have_their_own_values(tmp_path: Path) -> No
     save(dataset, tmp_path / "a.dcm")
     found = records(tmp_path, columns="image=rescaled")
     assert [(s.values["position"], s.values["slope"]) for s in found.values()] == [(3, 2), (7, 5)]
-    np.testing.assert_array_equal(array(found["a.dcm#1"])[..., 0], pixels[1].astype(np.int64) * 5)
+    np.testing.assert_array_equal(image_of(found["a.dcm#1"])[..., 0], pixels[1].astype(np.int64) * 5)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +217,7 @@ def test_the_mode_holds_all_files(dtypes: list[str], mode: str, tmp_path: Path) 
     with closing(open_source(tmp_path)) as source:
         assert source.survey().mode == mode
     for number, sample in enumerate(records(tmp_path).values()):
-        np.testing.assert_array_equal(array(sample)[..., 0], pixels_of(number, dtypes[number]))
+        np.testing.assert_array_equal(image_of(sample)[..., 0], pixels_of(number, dtypes[number]))
 
 
 def test_gray_of_16_bits_and_colours_are_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import open_source
 from packstore.sources.base import Sample
 from packstore.testing import SourceSuite
+from tests.makers.medical import image_of, noise, read_samples
 
 nibabel = pytest.importorskip("nibabel")
 PUBLISHED = Path(nibabel.__file__).parent / "tests" / "data"
@@ -26,11 +27,7 @@ SLICES, VOLUMES = "image=slices", "image=volumes"
 
 
 def values_of(number: int, dtype: str = "int16", shape: tuple[int, ...] = (5, 4, 3)) -> NDArray[Any]:
-    random = np.random.default_rng(number)
-    if dtype.startswith("float"):
-        return random.normal(size=shape).astype(dtype)
-    info = np.iinfo(dtype)
-    return random.integers(info.min, info.max, shape, dtype, endpoint=True)
+    return noise(number, dtype, shape)
 
 
 def save(values: NDArray[Any], path: Path, kind: Any = None, affine: Any = None, **header: Any) -> Path:
@@ -43,20 +40,7 @@ def save(values: NDArray[Any], path: Path, kind: Any = None, affine: Any = None,
 
 
 def records(path: Path, columns: str = SLICES) -> dict[str, Sample]:
-    found = {}
-    with closing(open_source(path, kind="nifti", columns=columns)) as source:
-        source.survey()
-        for entry in source.entries():
-            sample = source.read(entry)
-            assert isinstance(sample, Sample)
-            found[entry.key] = sample
-    return found
-
-
-def array(sample: Sample) -> NDArray[Any]:
-    """The image of a sample, ``(H, W, C)``."""
-    assert isinstance(sample.image, np.ndarray)
-    return sample.image.transpose(1, 2, 0) if sample.image.dtype.kind == "f" else sample.image
+    return read_samples(path, "nifti", columns=columns)
 
 
 class TestNifti(SourceSuite):
@@ -99,12 +83,12 @@ def test_published_files_are_nibabels(name: str, columns: str, tmp_path: Path) -
         time = sample.values["time"]
         if columns == SLICES:
             assert (time, sample.values["slice"]) == divmod(number, depth)
-            np.testing.assert_array_equal(array(sample)[..., 0], wanted[:, :, number % depth, time].T)
+            np.testing.assert_array_equal(image_of(sample)[..., 0], wanted[:, :, number % depth, time].T)
         else:
             volume = np.asarray(sample.values["volume"])
             assert volume.shape == (depth, 1, wanted.shape[1], wanted.shape[0])
             np.testing.assert_array_equal(volume[:, 0].transpose(2, 1, 0), wanted[..., time])
-            np.testing.assert_array_equal(array(sample), volume[depth // 2].transpose(1, 2, 0))
+            np.testing.assert_array_equal(image_of(sample), volume[depth // 2].transpose(1, 2, 0))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +108,7 @@ def test_the_mode_holds_all_files(dtypes: list[str], mode: str, kind: str, tmp_p
     for number, dtype in enumerate(dtypes):
         for k in range(3):
             np.testing.assert_array_equal(
-                array(found[f"{number}.nii.gz#{k}"])[..., 0], values_of(number, dtype)[:, :, k].T
+                image_of(found[f"{number}.nii.gz#{k}"])[..., 0], values_of(number, dtype)[:, :, k].T
             )
 
 
@@ -175,7 +159,7 @@ def test_colours_are_rgb(tmp_path: Path) -> None:
     save(packed, tmp_path / "a.nii")
     with closing(open_source(tmp_path, columns=SLICES)) as source:
         assert source.survey().mode is None
-    np.testing.assert_array_equal(array(records(tmp_path)["a.nii#1"]), colours[:, :, 1].transpose(1, 0, 2))
+    np.testing.assert_array_equal(image_of(records(tmp_path)["a.nii#1"]), colours[:, :, 1].transpose(1, 0, 2))
 
 
 def test_stored_values_with_their_slope(tmp_path: Path) -> None:
@@ -185,7 +169,7 @@ def test_stored_values_with_their_slope(tmp_path: Path) -> None:
     nibabel.save(image, tmp_path / "a.nii")
     stored = nibabel.load(tmp_path / "a.nii")
     sample = records(tmp_path)["a.nii#0"]
-    scaled = array(sample)[..., 0] * sample.values["slope"] + sample.values["intercept"]
+    scaled = image_of(sample)[..., 0] * sample.values["slope"] + sample.values["intercept"]
     np.testing.assert_allclose(scaled, stored.get_fdata()[:, :, 0].T)
     with closing(open_source(tmp_path, columns=SLICES)) as source:
         assert "texts and extensions in headers" in source.survey().ledger.passed_over
