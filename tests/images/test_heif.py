@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
-from packstore import convert
-from packstore.core.errors import DecodeError, SampleError
-from packstore.images.decoders import get_decoder
+from packstore import PackedDataset, convert, verify
+from packstore.core.errors import DecodeError, SampleError, UsageError
+from packstore.images.decoders import get_decoder, native
 from packstore.images.sniff import HeaderError, check_header, sniff
 from tests.makers.images import avif, heic, tiny
 
@@ -101,3 +103,80 @@ def test_without_the_library_they_are_bad_samples(tmp_path: Path, monkeypatch: p
     manifest = convert(tmp_path / "photos", tmp_path / "y.h5", on_error="skip").manifest
     assert [skipped.key for skipped in manifest.skipped] == ["a.heic"]
     assert convert(tmp_path / "photos", tmp_path / "z.h5", check="none").manifest.records == 2
+
+
+def deep_avif(bits: int, channels: int) -> tuple[bytes, NDArray[np.uint16]]:
+    imagecodecs = pytest.importorskip("imagecodecs")
+    values = np.random.default_rng(channels).integers(0, 1 << bits, (16, 20, channels), np.uint16)
+    options = {} if channels == 1 else {"pixelformat": "444", "matrix": 0}
+    given = values[..., 0] if channels == 1 else values
+    return bytes(imagecodecs.avif_encode(given, level=100, bitspersample=bits, **options)), values
+
+
+def deep_heic(mode: str) -> tuple[bytes, NDArray[np.uint16]]:
+    channels = {"I;16": 1, "RGB;16": 3, "RGBA;16": 4}[mode]
+    values = np.random.default_rng(channels).integers(0, 1 << 16, (32, 32, channels), np.uint16)
+    stream = io.BytesIO()
+    pillow_heif.from_bytes(mode=mode, size=(32, 32), data=values.tobytes()).save(stream, quality=-1)
+    opened = pillow_heif.open_heif(io.BytesIO(stream.getvalue()), convert_hdr_to_8bit=False)
+    return stream.getvalue(), np.asarray(opened).reshape(32, 32, channels) >> 6
+
+
+def decoded(data: bytes) -> tuple[NDArray[Any], str]:
+    pixels, mode = native.decode(memoryview(data), 10**6)
+    described = native.describe(memoryview(data), check_header(data))
+    assert described is not None
+    assert described.mode == mode
+    return pixels, mode.name
+
+
+@pytest.mark.parametrize("bits", [10, 12])
+@pytest.mark.parametrize(("channels", "mode"), [(1, "I;16"), (3, "RGB;16"), (4, "RGBA;16")])
+def test_avif_of_many_bits_keeps_them(channels: int, mode: str, bits: int) -> None:
+    data, values = deep_avif(bits, channels)
+    assert check_header(data).precision == bits
+    pixels, name = decoded(data)
+    assert name == mode
+    most = (1 << bits) - 1  # beside alpha, of which 65,535 is opaque, values have 16 bits
+    np.testing.assert_array_equal(
+        pixels, (values.astype(np.int64) * 65535 + most // 2) // most if channels == 4 else values
+    )
+
+
+@pytest.mark.parametrize("mode", ["I;16", "RGB;16", "RGBA;16"])
+def test_heic_of_many_bits_keeps_them(mode: str) -> None:
+    data, values = deep_heic(mode)
+    assert check_header(data).precision == 10
+    pixels, name = decoded(data)
+    assert name == mode
+    wanted = (values.astype(np.int64) * 65535 + 511) // 1023 if mode == "RGBA;16" else values
+    np.testing.assert_array_equal(pixels, wanted)
+
+
+@pytest.mark.parametrize("kind", ["avif", "heic"])
+def test_many_bits_are_asked_about(kind: str, tmp_path: Path) -> None:
+    data = deep_avif(10, 3)[0] if kind == "avif" else deep_heic("RGB;16")[0]
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    (tmp_path / "images" / "a" / f"0.{kind}").write_bytes(data)
+    with pytest.raises(UsageError, match=r"values of uint16 .*--depth keep"):
+        convert(tmp_path / "images", tmp_path / "s.lmdb")
+    assert convert(tmp_path / "images", tmp_path / "s.lmdb", depth="keep").manifest.image.mode == "RGB;16"
+    np.testing.assert_array_equal(PackedDataset(tmp_path / "s.lmdb")[0][0].permute(1, 2, 0), decoded(data)[0])
+    convert(tmp_path / "images", tmp_path / "t.lmdb", depth="scale")
+    shown = PackedDataset(tmp_path / "t.lmdb")[0][0].permute(1, 2, 0)
+    np.testing.assert_array_equal(shown, np.rint(decoded(data)[0] / 1023 * 255))
+    assert verify(tmp_path / "t.lmdb", decode=True, against=tmp_path / "images").ok
+
+
+@pytest.mark.parametrize("make", [heic, avif])
+def test_alpha_of_8_bits_is_asked_about(make: Any, tmp_path: Path) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 4), np.uint8))
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    path = tmp_path / "images" / "a" / ("0.avif" if make is avif else "0.heic")
+    if make is avif:
+        image.save(path)
+    else:
+        pillow_heif.from_pillow(image).save(path)
+    with pytest.raises(UsageError, match="--alpha"):
+        convert(tmp_path / "images", tmp_path / "s.lmdb")
+    assert convert(tmp_path / "images", tmp_path / "s.lmdb", alpha="keep").manifest.image.mode == "RGBA"
