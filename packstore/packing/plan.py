@@ -122,6 +122,7 @@ def plan_source(
         remote, format = isinstance(destination, UrlPath), resolve_format(destination, options.format)
         survey = opened.survey(options.split, progress)
         ask_about_left(opened, survey)
+        ask_about_clips(opened, survey)
         reading = resolve_reading(opened, survey, options)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
         probe = _Probe(opened, options)

@@ -190,6 +190,11 @@ def test_openexr_that_is_refused() -> None:
     with pytest.raises(HeaderError, match="less of 'B'"):
         sniff(data[: place + 10] + b"\2" + data[place + 11 :])
     place = data.index(b"compression\0compression\0") + 24 + 4
+    tiled = (EXR / "tiles.exr").read_bytes()
+    at = tiled.index(b"tiles\0tiledesc\0") + 15 + 4 + 8
+    for levels in (0xF1, 3):  # sides of levels would never come to 1
+        with pytest.raises(HeaderError, match="tiles of level mode"):
+            sniff(tiled[:at] + bytes([levels]) + tiled[at + 1 :])
     with pytest.raises(HeaderError, match="compression 200"):
         sniff(data[:place] + b"\xc8" + data[place + 1 :])
 

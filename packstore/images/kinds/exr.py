@@ -23,6 +23,7 @@ _TILED, _DEEP, _PARTS = 0x200, 0x800, 0x1000
 _TYPES = {0: "uint32", 1: "float16", 2: "float32"}
 _LINES = {0: 1, 1: 1, 2: 1, 3: 16, 4: 32, 5: 16, 6: 32, 7: 32, 8: 32, 9: 256, 10: 256, 11: 32}
 """Scanlines of a chunk by compression."""
+_RIPMAP = 2
 _USUAL = (("Y",), ("Z",), ("Y", "A"), ("R", "G", "B"), ("R", "G", "B", "A"))
 """Channels in another order than that of their names."""
 
@@ -153,6 +154,8 @@ def _tiles(width: int, height: int, description: bytes) -> int:
     if not across or not down:
         raise HeaderError(f"is damaged: OpenEXR tiles of {across} x {down}")
     kind, up = levels & 15, levels >> 4
+    if kind > _RIPMAP or up > 1:
+        raise HeaderError(f"is damaged: OpenEXR tiles of level mode {kind} and rounding {up}")
 
     def sides(side: int) -> list[int]:
         found = [side]
@@ -165,7 +168,7 @@ def _tiles(width: int, height: int, description: bytes) -> int:
 
     if kind == 0:
         return tiles(width, height)
-    if kind == 2:
+    if kind == _RIPMAP:
         return sum(tiles(wide, high) for wide in sides(width) for high in sides(height))
     wides, highs = sides(width), sides(height)
     count = max(len(wides), len(highs))
