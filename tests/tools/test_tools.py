@@ -554,3 +554,15 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 def test_the_licence() -> None:
     assert "Copyright (c) 2026 The packstore authors" in (ROOT / "LICENSE").read_text("utf-8")
+
+
+def test_the_lowest_versions_are_those_that_are_allowed() -> None:
+    """``./tools/test oldest`` installs each dependency in the lowest version of its requirement."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = (line.partition("#")[0].strip() for line in (ROOT / "tools" / "oldest.txt").read_text().splitlines())
+    pinned = {wanted.name: wanted.specifier for wanted in map(Requirement, filter(None, lines))}
+    for wanted in map(Requirement, project["dependencies"]):
+        (lowest,) = (part.version for part in wanted.specifier if part.operator == ">=")
+        (version,) = (part.version for part in pinned[wanted.name] if part.operator == "==")
+        assert version == lowest or version.startswith(f"{lowest}."), wanted.name
+        assert wanted.specifier.contains(version)
