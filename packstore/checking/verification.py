@@ -178,15 +178,18 @@ def verify(
     if not elsewhere and not os.path.lexists(str(against)):
         raise UsageError(f"{printable(str(against))}: no such file or directory")
     with open_store(path) as reader, progress_callback(progress) as report:
-        return _Verification(reader, options, report).run()
+        return _Verification(reader, options, against, report).run()
 
 
 class _Verification:
     """One run of ``verify``: collects problems from all checks."""
 
-    def __init__(self, reader: Reader, options: VerifyOptions, progress: ProgressCallback) -> None:
+    def __init__(
+        self, reader: Reader, options: VerifyOptions, against: Path | None, progress: ProgressCallback
+    ) -> None:
         self.reader = reader
         self.options = options
+        self.against = against
         self.progress = progress
         self.workers = options.workers or default_workers()
         self.problems: list[Problem] = []
@@ -217,9 +220,9 @@ class _Verification:
                 reading = Reading.recorded(manifest.image.mode, manifest.options)
                 self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels, reading=reading))
         damage = self.problem_count
-        if options.against is not None:
+        if self.against is not None and options.against is not None:
             checks.append(f"compared with {printable(os.fsdecode(options.against))}")
-            self.compare(location(options.against), checks)
+            self.compare(self.against, checks)
         return VerifyReport(
             self.reader.path,
             manifest,

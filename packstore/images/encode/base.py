@@ -122,6 +122,11 @@ class SourceImages:
         found: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
         return found
 
+    def header(self, image: bytes | memoryview) -> ImageInfo:
+        """Returns the header of an image file; parses it unless :meth:`file` has just done so in this thread."""
+        latest, info = getattr(_thread, "latest", (None, None))
+        return info if info is not None and latest is image else sniff(image)
+
     def orientation(self, image: bytes | memoryview) -> int:
         """Returns the EXIF orientation of an image file, from the cached header if :meth:`file` has just parsed it."""
         latest, info = getattr(_thread, "latest", (None, None))
@@ -135,9 +140,7 @@ class SourceImages:
             return ((height, width),)
         if self.options.check == "none":
             return ()
-        latest, info = getattr(_thread, "latest", (None, None))
-        if latest is not image or info is None:
-            info = sniff(image)
+        info = self.header(image)
         turned = info.width, info.height
         return (turned[::-1], turned) if read_orientation(image, info) >= 5 else (turned[::-1],)
 

@@ -8,7 +8,6 @@ from packstore.core.columns import ImageData
 from packstore.core.errors import DecodeError
 from packstore.images.encode.base import Encoded, Encoding, SourceImages
 from packstore.images.progressive import NotBaselineError, baseline_version, make_baseline
-from packstore.images.sniff import sniff
 
 
 class Original(Encoding):
@@ -41,7 +40,9 @@ class Original(Encoding):
 
     def encode(self, key: str, image: ImageData) -> Encoded:
         kept = self.keep(key, image)
-        if isinstance(image, np.ndarray) or bytes(image[:2]) != b"\xff\xd8" or not sniff(image).progressive:
+        if isinstance(image, np.ndarray) or bytes(image[:2]) != b"\xff\xd8":
+            return kept
+        if not self.images.header(image).progressive:
             return kept
         decoder, data = self.images.decoder, bytes(image)
         try:
