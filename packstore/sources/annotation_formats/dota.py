@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from packstore.core.fields import Labels
-from packstore.sources.annotation_formats.objects import Annotation, Sides, of_polygon, reals
+from packstore.sources.annotation_formats.objects import Annotation, Sides, full_lines, of_polygon, reals
 from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
 
 _HEAD = ("imagesource", "gsd")
@@ -30,16 +30,16 @@ class DotaSource(SidecarSource):
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         found = Annotation()
         head: dict[str, str] = {}
-        for number, line in enumerate(raw.decode().splitlines(), 1):
+        for number, line in full_lines(raw):
             name, colon, value = line.partition(":")
             words = line.split()
             if colon and name.lower() in _HEAD:
                 head[name] = value.strip()
-            elif words:
-                if len(words) not in (9, 10):
-                    raise ValueError(f"line {number} of its labels has {len(words)} words, expected 9 or 10")
-                difficult = int(words[9]) if len(words) > 9 else 0
-                found.objects.append(of_polygon(words[8], reals(words[:8]), difficult=difficult))
+                continue
+            if len(words) not in (9, 10):
+                raise ValueError(f"line {number} of its labels has {len(words)} words, expected 9 or 10")
+            difficult = int(words[9]) if len(words) > 9 else 0
+            found.objects.append(of_polygon(words[8], reals(words[:8]), difficult=difficult))
         found.json = head or None
         return found
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json
-from packstore.sources.annotation_formats.objects import Annotation, Sides, of_box, of_polygon, real, reals
+from packstore.sources.annotation_formats.objects import Annotation, Sides, full_lines, of_box, of_polygon, real, reals
 from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
@@ -39,9 +39,7 @@ class IcdarSource(SidecarSource):
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         found = Annotation()
         lines = []
-        for number, line in enumerate(raw.decode("utf-8-sig").splitlines(), 1):
-            if not line.strip():
-                continue
+        for number, line in full_lines(raw, "utf-8-sig"):
             corners, box = _CORNERS.fullmatch(line.strip()), _BOX.fullmatch(line.strip())
             match = corners or box
             if match is None:

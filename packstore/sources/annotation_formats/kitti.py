@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from packstore.sources.annotation_formats.objects import Annotation, Sides, of_box, reals
+from packstore.sources.annotation_formats.objects import Annotation, Sides, full_lines, of_box, reals
 from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
 
 _NUMBERS = (14, 15)
@@ -26,10 +26,8 @@ class KittiSource(SidecarSource):
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         found = Annotation(json=[])
-        for number, line in enumerate(raw.decode().splitlines(), 1):
+        for number, line in full_lines(raw):
             words = line.split()
-            if not words:
-                continue
             numbers = reals(words[1:])
             if len(numbers) not in _NUMBERS:
                 raise ValueError(f"line {number} of its labels has {len(numbers)} numbers, expected 14 or 15")

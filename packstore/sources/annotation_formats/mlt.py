@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json
-from packstore.sources.annotation_formats.objects import Annotation, Sides, of_polygon, reals
+from packstore.sources.annotation_formats.objects import Annotation, Sides, full_lines, of_polygon, reals
 from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
@@ -36,9 +36,7 @@ class MltSource(SidecarSource):
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         found, lines = Annotation(), []
-        for number, line in enumerate(raw.decode("utf-8-sig").splitlines(), 1):
-            if not line.strip():
-                continue
+        for number, line in full_lines(raw, "utf-8-sig"):
             match = _LINE.fullmatch(line.strip())
             if match is None:
                 raise ValueError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,11 @@ def load_json(data: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         reason = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ValueError(f"its annotation is no JSON: {printable(reason)}") from None
+
+
+def full_lines(data: bytes, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+    """Yields number and text of each line that is not blank. Raises :class:`ValueError` for another encoding."""
+    return ((number, line) for number, line in enumerate(data.decode(encoding).splitlines(), 1) if line.strip())
 
 
 def as_list(value: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, of_box, reals
+from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, full_lines, of_box, reals
 from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
 
 CLASSES = (
@@ -31,9 +31,7 @@ class VisDroneSource(SidecarSource):
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         found = Annotation(json=[])
-        for number, line in enumerate(raw.decode().splitlines(), 1):
-            if not line.strip():
-                continue
+        for number, line in full_lines(raw):
             values = reals(line.strip().rstrip(",").split(","))
             if len(values) != 8 or not (values[5].is_integer() and 0 <= values[5] < len(CLASSES)):
                 raise ValueError(f"line {number} is {line[:60]!r}; expected 8 numbers, class 0 to 11")
