@@ -12,7 +12,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 
+cv2 = pytest.importorskip("cv2")
 imagecodecs = pytest.importorskip("imagecodecs")
 EXR = Path(__file__).parents[1] / "corpus" / "exr"
 EXR_MODES = {

@@ -201,6 +201,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_channels_that_only_tifffile_opens_are_asked_about() -> None:
+    pytest.importorskip("tifffile")
     data = tiff(9, 0)
     assert len(data) > UNREAD_BYTES
     assert find_losses(data, check_header(data), PLAIN) == {"channels": "9 channels, and 3 are read"}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
-import tifffile
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -20,6 +18,9 @@ from packstore.images.decoders import get_decoder, native
 from packstore.images.decoders.png import decode_png
 from packstore.images.reading import Reading, bring
 from packstore.images.sniff import MAX_PIXELS, check_header
+
+cv2 = pytest.importorskip("cv2")
+tifffile = pytest.importorskip("tifffile")
 
 RNG = np.random.default_rng(5)
 GRAY = RNG.integers(0, 1 << 16, (23, 31), np.uint16)

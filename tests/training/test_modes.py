@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tifffile
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -26,6 +25,8 @@ from packstore.augment import (
     Resize,
 )
 from packstore.core.errors import UsageError
+
+tifffile = pytest.importorskip("tifffile")
 
 DTYPES = {
     **dict.fromkeys(("L", "LA", "RGBA"), "uint8"),

@@ -422,6 +422,7 @@ def test_ranks_and_resuming_change_nothing_of_a_mix_of_urls(url: str, second_url
         full.load_state_dict(begun.state_dict() | {"window": None})
 
 
+@pytest.mark.slow
 def test_stores_one_after_another_are_fetched_ahead(
     local: Path, second: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
