@@ -193,6 +193,13 @@ def npz(root: Path) -> Path:
     return root / "pneumoniamnist.npz"
 
 
+def matlab(root: Path) -> Path:
+    from scipy.io import savemat  # only here: its import takes long
+
+    savemat(root / "set.mat", {"images": pixels(20, 9, 7).T, "labels": np.arange(20, dtype=np.uint8) % 3})
+    return root / "set.mat"
+
+
 def mnist(suffix: str) -> Make:
     def make(root: Path) -> Path:
         for split in ("train", "t10k"):
@@ -306,6 +313,7 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     ),
     "FFCV": ("beton", lambda root: corpus("beton")(root) / "plain.beton"),
     "npz, MedMNIST": ("npz", npz),
+    "MATLAB": ("mat", matlab),
     "WebDataset": ("webdataset", shards("")),
     "WebDataset, compressed": ("webdataset", shards(".gz")),
     "WebDataset by its library": ("webdataset", corpus("webdataset")),
