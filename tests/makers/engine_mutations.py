@@ -314,8 +314,8 @@ NEON_MUTATIONS = (
     Mutation("resize.c", "vst1q_u8(to + x + 16, second);", "vst1q_u8(to + x + 16, first);"),
     Mutation(
         "vectors.h",
-        "vqmovun_high_s32(vqmovun_s32((s32)(a)), (s32)(b))",
-        "vqmovun_high_s32(vqmovun_s32((s32)(b)), (s32)(a))",
+        "vqmovun_high_s16(vqmovun_s16((s16)(a)), (s16)(b))",
+        "vqmovun_high_s16(vqmovun_s16((s16)(b)), (s16)(a))",
     ),
 )
 """Faults of what is compiled for ARM alone: ``tools/arm`` looks for some of them."""
