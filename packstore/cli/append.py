@@ -152,6 +152,6 @@ def describe_report(report: AppendReport) -> str:
         left_out = f"{quantity(report.duplicates, 'sample')} with keys of the store; their content was not compared"
         lines.append(f"  {yellow('left out')} {left_out}")
     if report.skipped:
-        lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")
+        lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'sample')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
     return "\n".join(lines)

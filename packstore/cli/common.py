@@ -339,8 +339,11 @@ def describe_unified(unified: Mapping[str, int]) -> list[str]:
     return [f"{quantity(count, one, several)}: {way}" for count, one, several, way in named]
 
 
-def describe_ledger(ledger: Ledger) -> list[str]:
-    """Summarises a ledger on one or two lines: ``1,012 images packed, 3 annotation files read, 2 left: README.txt``."""
+def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
+    """Summarises a ledger on one or two lines: ``1,012 images packed, 3 annotation files read, 2 left: README.txt``.
+
+    A ledger counts the files of ``skipped`` samples as packed, since it is made before they are read.
+    """
     from packstore.sources.ledger import Role
     from packstore.sources.listing import IMAGE_SUFFIXES
 
@@ -348,7 +351,8 @@ def describe_ledger(ledger: Ledger) -> list[str]:
         return []
     packed, read, evidence, left = (ledger.count(role) for role in Role)
     images = sum(ledger.suffixes.get(suffix, 0) for suffix in IMAGE_SUFFIXES)
-    parts = [f"{quantity(packed, 'image' if images >= packed else 'file')} packed"]
+    done = f"packed or, in {quantity(skipped, 'sample')}, skipped" if skipped else "packed"
+    parts = [f"{quantity(packed, 'image' if images >= packed else 'file')} {done}"]
     if read:
         parts.append(f"{quantity(read, 'annotation file')} read")
     if evidence:
@@ -359,7 +363,7 @@ def describe_ledger(ledger: Ledger) -> list[str]:
         most = sorted(ledger.left.items(), key=lambda item: (-item[1], item[0]))
         parts[-1] += ", ".join(f"{count:,} {printable(reason)}" for reason, count in most[:_NAMED])
         parts[-1] += " …" if len(most) > _NAMED else ""
-    inside = ", ".join(f"{count:,} {printable(reason)}" for reason, count in ledger.members.items())
+    inside = ", ".join(f"{printable(reason)} ({count:,})" for reason, count in ledger.members.items())
     return [", ".join(parts), *([f"left in files: {inside}"] if inside else [])]
 
 

@@ -185,7 +185,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     if report.skipped:
         if quiet:
             click.echo(
-                f"{dest}: {quantity(len(report.skipped), 'file')} skipped; see packstore info {shell_quote(dest)}",
+                f"{dest}: {quantity(len(report.skipped), 'sample')} skipped; see packstore info {shell_quote(dest)}",
                 err=True,
             )
         raise click.exceptions.Exit(EXIT_SKIPPED)
@@ -258,7 +258,7 @@ def describe_report(report: ConvertReport) -> str:
         lines += [f"  links    {text}" for text in describe_links(report)]
     if report.resumed:
         lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
-    lines += [f"  files    {text}" for text in describe_ledger(report.ledger)]
+    lines += [f"  files    {text}" for text in describe_ledger(report.ledger, skipped=len(report.skipped))]
     if report.kept:
         lines.append(
             f"  as is    {quantity(sum(report.kept.values()), 'progressive file')} that cannot become baseline:"
@@ -275,7 +275,7 @@ def describe_report(report: ConvertReport) -> str:
         lines.append(f"  {'' if number else 'unified':<8} {text}")
     lines += [f"  {yellow('note')}     {text}" for text in report.notes]
     if report.skipped:
-        lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'file')}:")
+        lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'sample')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
     return "\n".join(lines)
 

@@ -238,7 +238,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         roles = (files.packed, "packed"), (files.annotation + files.evidence, "read"), (files.left, "left")
         rows.append(("files", ", ".join(f"{count:,} {what}" for count, what in roles if count) + " of the source"))
     if m.skipped:
-        rows.append(("skipped", f"{quantity(len(m.skipped), 'file')}:"))
+        rows.append(("skipped", f"{quantity(len(m.skipped), 'sample')}:"))
         rows += [("", f"{printable(s.key)}: {printable(s.reason)}") for s in m.skipped[:_LISTED]]
         if len(m.skipped) > _LISTED:
             rows.append(("", f"… and {len(m.skipped) - _LISTED:,} more (--json lists them)"))

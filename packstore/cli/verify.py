@@ -127,7 +127,9 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     manifest = report.manifest
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
-        lines.append(f"note     {quantity(len(manifest.skipped), 'file')} skipped when it was packed (packstore info)")
+        lines.append(
+            f"note     {quantity(len(manifest.skipped), 'sample')} skipped when it was packed (packstore info)"
+        )
     # A store of another dataset or with another encoding differs in every record: a few are enough.
     differing = {problem.record for problem in report.problems} - {None}
     another = (

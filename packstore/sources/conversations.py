@@ -10,19 +10,24 @@ A JSON list, or JSON Lines, of objects with ``conversations`` (``from``, ``value
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
+from packstore.core.errors import printable
 from packstore.core.fields import Field, Images, Json, Text
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
 from packstore.sources.annotation_formats.objects import Annotation, Sides, load_json
+from packstore.sources.base import SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.contents import contents_of
 from packstore.sources.encodings import utf8_start
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.tree import Tree
 
+_log = logging.getLogger(__name__)
 _START, _FEW = 1 << 16, 16
 _TURNS = {"conversations": ("from", "value"), "messages": ("role", "content")}
 _FURTHER = "further_images"
@@ -31,7 +36,7 @@ _FURTHER = "further_images"
 class ConversationSource(DocumentSource):
     """Conversations in the order of their file. The first image of each is ``image``, others are ``further_images``.
 
-    Conversations that are about no image, or about one that is not here, are counted.
+    Conversations that are about no image, or about one that is not here, are left out, counted and named in a warning.
     """
 
     kind = "conversations"
@@ -39,10 +44,21 @@ class ConversationSource(DocumentSource):
     left_images = "images that no conversation is about"
     repeats = True
     absent = "conversations whose images are not here"
+    alone = "conversations without images"
+    marked = "conversations with more marks <image> than images"
     signature = re.compile(
         rb'\A\s*\[?\s*\{.*?"(conversations|messages)"\s*:\s*\[\s*\{\s*"(from|role|value|content)"\s*:', re.S
     )
     further: ClassVar[Mapping[str, Field]] = {"id": Text(optional=True), **dict.fromkeys(_TURNS, Json(optional=True))}
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        for what, done in ((self.absent, " are left out"), (self.alone, " are left out"), (self.marked, "")):
+            if first := self.first_ignored[what]:
+                count = self.ignored[what]
+                named = ", ".join(map(printable, first)) + (" …" if count > len(first) else "")
+                _log.warning("%s: %s%s: %d (%s)", printable(self.evidence), what, done, count, named)
+        del self.ignored[self.marked]  # these are packed
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
@@ -64,12 +80,15 @@ class ConversationSource(DocumentSource):
                 images, raw = _read_entry(entry)
             except ValueError as error:
                 raise ValueError(f"conversation {number} {error}") from None
+            called = f"id {entry['id']}" if "id" in raw[0] else f"number {number}"
             if any("://" in image for image in images):
-                self.ignored[self.absent] += 1
+                self.ignore(self.absent, called)
             elif images:
-                yield Entry(images[0], raw, further=images[1:])
+                if _count_marks(raw[0]) > len(images):
+                    self.ignore(self.marked, called)
+                yield Entry(images[0], raw, further=images[1:], called=called)
             else:
-                self.ignored["conversations without images"] += 1
+                self.ignore(self.alone, called)
 
     def parse(self, raw: Any, sides: Sides) -> Annotation:
         return Annotation(values=raw[0], json=raw[1])
@@ -103,6 +122,12 @@ def _read_entry(entry: Any) -> tuple[list[str], Any]:
     rest = {key: value for key, value in entry.items() if key not in values}
     plain = [re.sub(r"^([A-Za-z]:)?[\\/]+", "", image.removeprefix("file://")) for image in images]
     return plain, [values, rest if rest.keys() - {"image"} or isinstance(given, list) else None]
+
+
+def _count_marks(values: Mapping[str, Any]) -> int:
+    """Counts ``<image>`` in the texts of a conversation, each of which stands for an image."""
+    texts = (turn[text] for name, (_, text) in _TURNS.items() for turn in values.get(name, ()))
+    return sum(text.count("<image>") for text in texts if isinstance(text, str))
 
 
 def _named_in(turns: Sequence[Any], text: str) -> Iterator[str]:

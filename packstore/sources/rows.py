@@ -28,7 +28,7 @@ from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOpt
 from packstore.sources.encodings import is_text, to_utf8
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
-from packstore.sources.schema import Schema, make_schema
+from packstore.sources.schema import FieldError, Schema, make_schema
 from packstore.sources.tree import Found
 from packstore.stores.link_files import Location
 
@@ -331,6 +331,17 @@ class FileRowSource(TreeRowSource):
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
         found = {name: self._content(value) for name, value in rest.items()}
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
+
+    def read_sample(self, entry: Entry) -> Sample:
+        try:
+            return super().read_sample(entry)
+        except FieldError as error:
+            files = _files_in(entry.ref[3].get(error.field))
+            if len(files) <= (error.item or 0):
+                raise
+            # The key is the path of the main image, which may be a good file.
+            its = printable(files[error.item or 0].file)
+            raise ValueError(f"{error.field}: its {its}: {error.reason}") from error
 
     def locate_row(self, ref: Any) -> Location | None:
         return self.tree.locate(ref[0])

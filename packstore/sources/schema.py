@@ -51,6 +51,20 @@ _MASK_COLOURS = (0, 3)  # of a PNG, byte 25: gray, palette
 _FURTHER = ("original", "uint8", "uint16", "int16", "int32", "jpeg")
 
 
+class FieldError(ValueError):
+    """A value that does not fit its field.
+
+    Attributes:
+        field: Name of the field.
+        reason: The problem, without the field.
+        item: Number of the image in a list of images; None for the whole value.
+    """
+
+    def __init__(self, field: str, reason: str, item: int | None = None) -> None:
+        super().__init__(f"{field}: {reason}" if item is None else f"{field}: image {item}: {reason}")
+        self.field, self.reason, self.item = field, reason, item
+
+
 class Taken(NamedTuple):
     """Sample whose values have field names.
 
@@ -175,8 +189,10 @@ class Schema:
                     values[name] = [self._read_file(name, key, number, file) for number, file in enumerate(value)]
                 elif name in self._encoders:
                     values[name] = self._encoded(name, key, value)
+            except FieldError:
+                raise
             except (ValueError, TypeError) as error:
-                raise ValueError(f"{name}: {error}") from error
+                raise FieldError(name, str(error)) from error
         image = values.pop(self.main)
         return Sample(image, values, taken.key)
 
@@ -209,13 +225,13 @@ class Schema:
         return found
 
     def _read_file(self, name: str, key: str, number: int, value: Any) -> bytes:
-        """Reads and checks a file of a list of images. Raises :class:`ValueError`."""
+        """Reads and checks a file of a list of images. Raises :class:`FieldError`."""
         try:
             return bytes(self._encoders[name](key, _file(value, max_file_bytes(self.max_pixels)))[0])
         except SampleError as error:
-            raise ValueError(f"image {number}: {error.reason}") from error
+            raise FieldError(name, error.reason, number) from error
         except ValueError as error:
-            raise ValueError(f"image {number}: {error}") from error
+            raise FieldError(name, str(error), number) from error
 
     def _encoded(self, name: str, key: str, value: Any) -> Any:
         try:

@@ -56,7 +56,7 @@ def test_bad_files_are_listed(photos: Path, tmp_path: Path) -> None:
     assert "--on-error skip" in done.stderr
     done = run("append", tmp_path / "a.h5", tmp_path / "bad", "--split", "val", "--on-error", "skip")
     assert done.returncode == 3
-    assert "1 file:" in done.stdout
+    assert "1 sample:" in done.stdout
 
 
 @pytest.mark.slow

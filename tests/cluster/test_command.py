@@ -64,7 +64,7 @@ def test_failures_of_tasks_are_said_in_one_line(folder: Path, tmp_path: Path) ->
     skipping = ("--on-error", "skip", "--shard-size", "10KB", "--cluster", "processes:2")
     done = run("convert", photos, url, *skipping, cwd=tmp_path)
     assert done.returncode == 3
-    assert "skipped  1 file:\n    val/cat/000.jpg" in done.stdout
+    assert "skipped  1 sample:\n    val/cat/000.jpg" in done.stdout
 
 
 def test_a_cluster_that_is_none(folder: Path, tmp_path: Path) -> None:

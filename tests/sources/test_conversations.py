@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import AmbiguousSourceError, SourceError
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
@@ -113,6 +113,39 @@ def test_further_conversations_about_an_image_are_samples_of_their_own(tmp_path:
             "conversations without images": 1,
             "conversations whose images are not here": 2,
         }
+
+
+def test_conversations_that_are_left_out_are_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = llava(2)
+    entries = json.loads(files["llava_train.json"])
+    gone = {"id": "lost", "image": ["coco/train2017/000000000000.jpg", "gone.jpg"], "conversations": TURNS}
+    more = [{"id": n, "conversations": TURNS[1:]} for n in range(5)]
+    twice = {"id": "two", "image": "coco/train2017/000000000000.jpg", "conversations": TURNS * 2}
+    files["llava_train.json"] = json.dumps([*entries, gone, *more, {"conversations": TURNS[1:]}, twice])
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert source.survey().records == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "llava_train.json: conversations whose images are not here are left out: 1 (id lost)",
+        "llava_train.json: conversations without images are left out: 6 (id 0, id 1, id 2, id 3 …)",
+        "llava_train.json: conversations with more marks <image> than images: 1 (id two)",
+    ]
+
+
+def test_a_bad_further_image_is_named(tmp_path: Path) -> None:
+    """Its sample has the key of the first image, which is good."""
+    root = fill(tmp_path / "source", llava(6, several=True))
+    bad = "images/coco/train2017/000000000003.jpg"
+    (root / bad).write_bytes(b"garbage that is long enough to have a header")
+    with closing(open_source(root)) as source:
+        entry = next(each for each in source.entries() if each.key.endswith("2.jpg"))
+        with pytest.raises(SampleError) as caught:
+            source.read(entry)
+    assert caught.value.key == entry.key
+    assert caught.value.reason.startswith(f"further_images: its {bad}: is not an image")
+    skipped = convert(root, tmp_path / "x.lmdb", on_error="skip").skipped
+    assert {each.key for each in skipped} == {entry.key, bad}
 
 
 def test_messages_of_several_files_in_lines(tmp_path: Path) -> None:

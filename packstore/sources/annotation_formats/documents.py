@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from packstore.sources.rows import FileRow, Row, in_packing_order
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 4 << 30
-_START = 1 << 16
+_START, _NAMED = 1 << 16, 4
 _IMAGES = (
     "images",
     "data",
@@ -50,12 +50,14 @@ class Entry(NamedTuple):
         raw: For :meth:`AnnotatedSource.parse`; anything that JSON holds.
         split: Its split; None for that of the file.
         further: Names of further images that it is about.
+        called: Its id, for messages.
     """
 
     name: str
     raw: Any
     split: str | None = None
     further: Sequence[str] = ()
+    called: str = ""
 
 
 class DocumentSource(AnnotatedSource):
@@ -86,6 +88,7 @@ class DocumentSource(AnnotatedSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self.ignored: Counter[str] = Counter()
+        self.first_ignored: defaultdict[str, list[str]] = defaultdict(list)
         self._files = self.find_files(self.tree)
         if not self._files:
             raise SourceError(f"{printable(str(path))} has no annotations of {self.title}")
@@ -103,6 +106,12 @@ class DocumentSource(AnnotatedSource):
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
         """What a file says of each image. Counts in ``ignored`` what no entry has. May raise anything that reading a
         document of another shape raises."""
+
+    def ignore(self, reason: str, called: str) -> None:
+        """Counts an entry that is left out, and keeps the first few ids."""
+        self.ignored[reason] += 1
+        if called and len(self.first_ignored[reason]) < _NAMED:
+            self.first_ignored[reason].append(called)
 
     def load(self, data: bytes) -> Any:
         """The document of a file. Raises :class:`ValueError`."""
@@ -146,7 +155,7 @@ class DocumentSource(AnnotatedSource):
             for entry in entries:
                 name, *further = islice(places, 1 + len(entry.further))
                 if self.absent and not all(_is_in(there, each) for each in (name, *further)):
-                    self.ignored[self.absent] += 1
+                    self.ignore(self.absent, entry.called)
                     continue
                 image = name.encode("utf-8", "surrogateescape")
                 if image in seen:
