@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shutil
 import sys
@@ -32,7 +33,9 @@ def guide(topic: str | None) -> None:
             click.echo("\n".join(wrap_text(f"{name:<{width}}  ", " ".join(summary.split()), 80)))
         return
     if topic not in pages:
-        raise click.UsageError(f"no page about {topic!r}; pages: {', '.join(pages)}")
+        near = _topics(topic) or difflib.get_close_matches(topic, pages, 1, cutoff=0.75)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise click.UsageError(f"no page about {topic!r}; {hint}pages: {', '.join(pages)}")
     text = pages[topic].read_text("utf-8")
     if sys.stdout.isatty():
         text = format_page(text, min(100, shutil.get_terminal_size().columns or 80))

@@ -158,7 +158,9 @@ def check_destination(destination: Path, *, overwrite: bool) -> None:
         return
     find_owned_files(destination)
     if not overwrite:
-        raise DestinationError(f"{shown} exists already; choose another name, or --overwrite to replace it")
+        raise DestinationError(
+            f"{shown} exists already; choose another name, or --overwrite (Python: overwrite=True) to replace it"
+        )
 
 
 def find_owned_files(path: Path) -> list[Path]:

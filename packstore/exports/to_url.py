@@ -35,7 +35,9 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
     above = open_objects(destination.parent)
     taken = any(info.name == destination.name for info in above.list(destination.name))
     if (MANIFEST_FILE in folder or taken) and not overwrite:
-        raise DestinationError(f"{shown} exists already; choose another URL, or --overwrite to replace it")
+        raise DestinationError(
+            f"{shown} exists already; choose another URL, or --overwrite (Python: overwrite=True) to replace it"
+        )
     if folder and MANIFEST_FILE not in folder:
         raise DestinationError(
             f"{shown} holds {len(folder):,} objects that are not an export of packstore; choose another URL"

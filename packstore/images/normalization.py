@@ -45,7 +45,10 @@ def _parse_text(text: str, mode: Mode) -> Normalization | None:
     if text in NORMALIZATIONS:
         return NORMALIZATIONS[text]
     if text == "auto":
-        raise UsageError("the normalisation auto is computed from a dataset, and there is none here; give the values")
+        raise UsageError(
+            "'auto' is computed while packing: packstore convert STORE normalised.pth --size 224 --normalize auto; "
+            "then packstore info normalised.pth shows mean and std: give these numbers here, as (mean, std)"
+        )
     mean, _, std = text.partition("/")
     try:
         found = _convert_numbers(mean.split(","), std.split(","))

@@ -266,7 +266,9 @@ def check_destination(destination: Path, options: ConvertOptions) -> None:
                 "remove it yourself or choose another name"
             )
         if not options.overwrite and not was_killed_after_publishing(destination):
-            raise DestinationError(f"{shown}: exists already; choose another name, or --overwrite to replace it")
+            raise DestinationError(
+                f"{shown}: exists already; choose another name, or --overwrite (Python: overwrite=True) to replace it"
+            )
 
 
 def _resolve_encoding(

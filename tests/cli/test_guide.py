@@ -88,6 +88,7 @@ def test_an_unknown_topic_is_wrong_usage_and_lists_the_pages() -> None:
     assert "Usage:" in done.stderr
     assert f"no page about 'cooking'; pages: {', '.join(sorted(PAGES))}" in done.stderr
     assert run("guide", "../../README").returncode == 2
+    assert "no page about 'load'; did you mean loading? pages: " in run("guide", "load").stderr
 
 
 def test_every_kind_of_source_has_its_row_and_its_section() -> None:

@@ -37,7 +37,8 @@ def test_a_store_at_a_url(folder: Path, tmp_path: Path) -> None:
     again = run("convert", folder, url, cwd=tmp_path)
     assert again.returncode == 1
     assert again.stderr == (
-        f"packstore: error: {url} exists already; choose another URL, or --overwrite to replace it\n"
+        f"packstore: error: {url} exists already; choose another URL, or --overwrite (Python: overwrite=True) to "
+        "replace it\n"
     )
     proof = run("verify", url, "--against", folder, cwd=tmp_path)
     assert proof.returncode == 0, proof.stderr

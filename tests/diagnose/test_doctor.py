@@ -14,7 +14,16 @@ import pytest
 
 from packstore.cli.doctor import describe
 from packstore.diagnose import doctor as doctor_package
-from packstore.diagnose.doctor import LIBRARIES, Fact, Report, _gpu_facts, _library_fact, examine, machine
+from packstore.diagnose.doctor import (
+    LIBRARIES,
+    Fact,
+    Report,
+    _gpu_facts,
+    _library_fact,
+    examine,
+    machine,
+    matching_torchvision,
+)
 from packstore.diagnose.doctor.jpeg import decoder_facts, rate_facts
 
 COMMAND = [sys.executable, "-m", "packstore", "doctor"]
@@ -96,6 +105,12 @@ def test_a_needed_library_that_is_missing_is_a_problem_and_an_optional_one_is_no
     broken = _library_fact(by_name["torchvision"], {"error": "RuntimeError: operator torchvision::nms does not exist"})
     assert "from the index that torch is from: packstore guide troubleshooting" in str(broken.problem)
     assert "pip install --force-reinstall --no-deps torchvision" in str(broken.problem)
+    for version, wanted in {"2.13.0+cpu": "0.28", "2.4.1": "0.19"}.items():
+        problem = str(_library_fact(by_name["torchvision"], {"error": "RuntimeError"}, version).problem)
+        assert f"pip install --force-reinstall --no-deps 'torchvision=={wanted}.*', from the index" in problem
+    missing = _library_fact(by_name["torchvision"], answer, "2.13.0")
+    assert "pip install 'torchvision==0.28.*'" in missing.text
+    assert all(matching_torchvision(version) is None for version in ("", "3.0", "of unknown version"))
     fact = _library_fact(by_name["torch"], {"version": "3.0", "details": ["CPU build"]})
     assert (fact.value, fact.text, fact.problem) == ("3.0", "3.0, CPU build", None)
 

@@ -139,7 +139,7 @@ def test_other_normalizations_are_refused(text: str) -> None:
 
 
 def test_a_normalization_to_compute_is_no_value() -> None:
-    with pytest.raises(UsageError, match="auto is computed from a dataset"):
+    with pytest.raises(UsageError, match="--normalize auto; then packstore info"):
         parse_normalization("auto")
 
 

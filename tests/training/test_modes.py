@@ -18,10 +18,12 @@ from packstore.augment import (
     CenterCrop,
     ColorJitter,
     MixUp,
+    RandomApply,
     RandomErasing,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomShortestSize,
     Resize,
 )
 from packstore.core.errors import UsageError
@@ -185,11 +187,42 @@ def test_resizing_is_torchs_in_floating_point(tmp_path: Path) -> None:
     assert (PackedDataset(tmp_path / "s.h5")[:][0] - wanted).abs().max() <= 0.51
 
 
-def test_colour_operations_are_refused_by_name(tmp_path: Path) -> None:
-    packstore.convert(folder_of(tmp_path / "images", "I;16"), tmp_path / "s.lmdb", mode="keep")
-    loader = PackedLoader(PackedDataset(tmp_path / "s.lmdb"), 6, augment=[ColorJitter(0.4)], resident=False)
-    with pytest.raises(UsageError, match="brightness works on bytes of three channels"):
-        next(iter(loader))
+@pytest.mark.parametrize(
+    ("operations", "name"),
+    [
+        ([ColorJitter(0.4)], "ColorJitter"),
+        ([RandomApply([ColorJitter(0.4)], 1)], r"RandomApply\(\[ColorJitter\]\)"),
+        ([RandomErasing(1, value="random")], "RandomErasing with random values"),
+        (["rand-m9-mstd0.5"], "TimmAugment"),
+        ([RandomShortestSize([16, 20]), ColorJitter(0.4)], "ColorJitter"),
+    ],
+)
+def test_colour_operations_are_refused_by_name(tmp_path: Path, operations: list[Any], name: str) -> None:
+    """The message says what to do instead; in `loads` that works."""
+    options = {"augment": operations, "collate": {"image": "list"}} if len(operations) > 1 else {"augment": operations}
+    read = 'PackedDataset\\(…, mode="RGB"'
+    for mode, problem in {
+        "L": f"needs three channels, and these images have one: .*{read}\\), or pack pixels with --mode RGB$",
+        "LA": f'needs three channels, and these images have 2: .*{read}, alpha="drop"',
+        "I;16": f'needs 8 bits and three channels, and these images have more bits and one: .*{read}, depth="scale"',
+        "F": "works on bytes, and these images are torch.float32: augment before normalising",
+    }.items():
+        store = tmp_path / f"{mode}.lmdb"
+        packstore.convert(folder_of(tmp_path / mode, mode), store, mode="keep")
+        with pytest.raises(UsageError, match=f"{name} {problem}"):
+            next(iter(PackedLoader(PackedDataset(store), 6, resident=False, **options)))
+        if mode != "F":
+            given = {"I;16": {"depth": "scale"}, "LA": {"alpha": "drop"}}.get(mode, {})
+            loads = PackedDataset(store, mode="RGB", **given)
+            next(iter(PackedLoader(loads, 6, resident=False, **options)))
+
+
+def test_a_normalization_of_other_channels_is_refused_with_an_example(tmp_path: Path) -> None:
+    packstore.convert(folder_of(tmp_path / "images", "L"), tmp_path / "s.lmdb", mode="keep")
+    dataset = PackedDataset(tmp_path / "s.lmdb")
+    with pytest.raises(UsageError, match=r"mode L .*: give one mean .* per channel, such as \(\[0\.13\], \[0\.3\]\)"):
+        PackedLoader(dataset, 6, normalize="imagenet")
+    PackedLoader(dataset, 6, normalize=([0.13], [0.3]))
 
 
 def test_statistics_of_any_number_of_channels(tmp_path: Path, mode: str) -> None:

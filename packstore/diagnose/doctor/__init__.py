@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -101,7 +102,8 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
     names += ["cuda", "plug-ins"]
     found = dict(zip(names, _probe_all(names), strict=True))
     found["decoders"] = _probe("decoders")  # alone, since it measures times
-    facts += [_library_fact(library, found[library.module]) for library in LIBRARIES]
+    torch_version = str(found["torch"].get("version", ""))
+    facts += [_library_fact(library, found[library.module], torch_version) for library in LIBRARIES]
     facts += _plug_in_facts(found["plug-ins"])
     progress(Progress("machine", 1, 3, 0))
     facts += decoder_facts(found["decoders"])
@@ -118,16 +120,27 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
     return Report(tuple(facts))
 
 
-def _library_fact(library: Library, found: dict[str, Any]) -> Fact:
+def matching_torchvision(torch_version: str) -> str | None:
+    """Returns the releases of torchvision for a release of torch, 0.N+15 for 2.N, as pip writes them; None if the
+    version is not of torch 2."""
+    release = re.match(r"2\.(\d+)(?:\.|$)", torch_version)
+    return f"torchvision==0.{int(release[1]) + 15}.*" if release else None
+
+
+def _library_fact(library: Library, found: dict[str, Any], torch_version: str = "") -> Fact:
+    """Returns the fact of a library; ``torch_version`` decides which torchvision to install."""
+    install = library.install
+    if library.module == "torchvision" and (matching := matching_torchvision(torch_version)):
+        install = install.replace("torchvision", f"'{matching}'", 1)
     if "error" not in found:
         text = ", ".join([found["version"], *found.get("details", ())])
         return Fact("versions", library.name, found["version"], text)
     if found.get("missing"):
-        text = "not installed" if library.needed else f"not installed (optional: {library.install})"
-        problem = f"packstore needs it: {library.install}" if library.needed else None
+        text = "not installed" if library.needed else f"not installed (optional: {install})"
+        problem = f"packstore needs it: {install}" if library.needed else None
         return Fact("versions", library.name, None, text, problem)
     # Without these options pip does nothing, since the library is installed.
-    again = library.install.replace("pip install", "pip install --force-reinstall --no-deps")
+    again = install.replace("pip install", "pip install --force-reinstall --no-deps")
     problem = f"it is installed but does not work: {found['error']}; {again}"
     return Fact("versions", library.name, None, "broken", problem)
 

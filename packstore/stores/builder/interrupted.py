@@ -211,7 +211,7 @@ def finish_published_run(destination: Path, identity: Identity, *, overwrite: bo
         return None
     raise DestinationError(
         f"{printable(str(destination))} exists already, made by another conversion ({differs}); choose another name "
-        "or replace it with --overwrite"
+        "or replace it with --overwrite (Python: overwrite=True)"
     )
 
 

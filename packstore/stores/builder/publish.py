@@ -133,7 +133,9 @@ class Staging:
                 ) from None
             except DestinationError:
                 pass  # a store with foreign files in it: --overwrite then names what to move away
-            raise DestinationError(f"{shown} exists already; choose another name or replace it with --overwrite")
+            raise DestinationError(
+                f"{shown} exists already; choose another name or replace it with --overwrite (Python: overwrite=True)"
+            )
         self._owned(self.destination)
         return True
 

@@ -50,7 +50,10 @@ def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
     newest = find_newest_version(objects)
     if newest:
         if not overwrite:
-            raise DestinationError(f"{objects.url} exists already; choose another URL, or --overwrite to replace it")
+            raise DestinationError(
+                f"{objects.url} exists already; choose another URL, or --overwrite (Python: overwrite=True) to replace "
+                "it"
+            )
         try:
             read_head(objects)
         except (RemoteError, MissingStoreError):

@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 20
 """Bytes of images per chunk on the CPU, so that float32 intermediates stay in the caches."""
 
 
-def run_program(images: Tensor, program: Program) -> Tensor:
+def run_program(images: Tensor, program: Program, name: str = "") -> Tensor:
     """Runs ``program`` on ``images``: with the engine for uint8 RGB on the CPU, else with torch as
     :func:`run_by_torch`."""
     if not program["code"].any():
@@ -42,11 +42,16 @@ def run_program(images: Tensor, program: Program) -> Tensor:
         augment(pixels.numpy(), program, threads)
         layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
         return pixels.permute(0, 3, 1, 2).contiguous(memory_format=layout)
-    return run_by_torch(images, program)
+    return run_by_torch(images, program, name)
 
 
-def run_by_torch(images: Tensor, program: Program) -> Tensor:
+def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
     """Applies the steps of ``program`` ``(B, n)`` to ``images`` ``(B, C, H, W)``; leaves ``images`` unchanged.
+
+    Args:
+        images: The images.
+        program: The steps.
+        name: Name of the operation in messages; that of a step by default.
 
     Raises:
         UsageError: A step on colours, and the images are not uint8 of three channels.
@@ -69,7 +74,7 @@ def run_by_torch(images: Tensor, program: Program) -> Tensor:
             code = Code(kind >> 32)
             if code == Code.IDENTITY:
                 continue
-            _check_dtype(images, code)
+            _check_pixels(images, code, kind & 0xFFFFFFFF, name)
             rows = np.flatnonzero(kinds == kind)
             if code in _MIXING:
                 index = torch.from_numpy(rows).to(images.device)
@@ -101,13 +106,32 @@ def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
     return np.where(warped, low & 0xFF, low)
 
 
-def _check_dtype(images: Tensor, code: Code) -> None:
+def _check_pixels(images: Tensor, code: Code, flags: int, name: str) -> None:
     """Raises :class:`UsageError` if the images' dtype or channels do not suit the operation."""
-    if code not in _ANY_DTYPE and (images.dtype != torch.uint8 or images.shape[1] != 3):
+    channels = images.shape[1]
+    random_erasing = code == Code.ERASE and flags != 0
+    if (code in _ANY_DTYPE and not random_erasing) or (images.dtype == torch.uint8 and channels == 3):
+        return
+    name = name or code.name.lower()
+    if random_erasing:
+        name += " with random values"
+    instead = "erase with value=0" if random_erasing else "leave it out"
+    if images.dtype.is_floating_point:
         raise UsageError(
-            f"{code.name.lower()} works on bytes of three channels, and these images are {images.dtype} with "
-            f"{images.shape[1]} channels: augment before normalising, and pack images as files or uint8"
+            f"{name} works on bytes, and these images are {images.dtype}: augment before normalising, and pack images "
+            f"as files or uint8; or {instead}"
         )
+    have = "one" if channels == 1 else str(channels)
+    deep = images.dtype != torch.uint8
+    if deep:
+        problem = f"needs 8 bits and three channels, and these images have more bits and {have}"
+    else:
+        problem = f"needs three channels, and these images have {have}"
+    if channels <= 4:
+        options = ['mode="RGB"', *['depth="scale"'] * deep, *['alpha="drop"'] * (channels in (2, 4))]
+        flags_of = " ".join("--" + option.replace("=", " ").replace('"', "") for option in options)
+        instead += f", read image files with PackedDataset(…, {', '.join(options)}), or pack pixels with {flags_of}"
+    raise UsageError(f"{name} {problem}: {instead}")
 
 
 def _parameters(images: Tensor, steps: Steps, *places: int) -> list[Tensor]:
@@ -150,11 +174,6 @@ def _permute(images: Tensor, steps: Steps) -> Tensor:
 
 def _erase(images: Tensor, steps: Steps) -> Tensor:
     boxes, flags = steps["p"][:, :4].astype(np.int64), steps["flags"][0]
-    if flags and (images.dtype != torch.uint8 or images.shape[1] != 3):
-        raise UsageError(
-            f"erasing with random values works on bytes of three channels, and these images are {images.dtype}: use "
-            "value=0"
-        )
     if flags == 1:
         return warps.erase_with_noise(images, boxes, _seeds(steps, 4))
     return warps.erase(images, boxes, steps["p"][:, 4:7])

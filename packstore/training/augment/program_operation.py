@@ -39,7 +39,14 @@ class ProgramOperation(Operation):
         """
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        return run_program(images, self.program(draws.on_host(), (images.shape[-2], images.shape[-1])))
+        program = self.program(draws.on_host(), (images.shape[-2], images.shape[-1]))
+        return run_program(images, program, operation_name(self))
+
+
+def operation_name(operation: Any) -> str:
+    """Returns the name of an operation's class, and in brackets those of the operations it contains."""
+    parts = getattr(operation, "transforms", ())
+    return type(operation).__name__ + (f"([{', '.join(map(operation_name, parts))}])" if parts else "")
 
 
 def check_probability(operation: Operation, p: Any) -> None:

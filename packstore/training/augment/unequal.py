@@ -32,7 +32,7 @@ from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.operations import output_size
 from packstore.training.augment.per_image import PerImage
-from packstore.training.augment.program_operation import ProgramOperation, contains_geometry
+from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
 from packstore.training.augment.resample import resize
 from packstore.training.augment.targets import Move, Placement, draw_program, move_boxes
 from packstore.training.augment.warp_targets import Warp, find_warps
@@ -170,6 +170,7 @@ class Stage:
     program: Program | None = None
     call: Step | None = None
     draws: Draws | None = None
+    name: str = ""
 
     @cached_property
     def cuts(self) -> list[Cut]:
@@ -180,7 +181,7 @@ class Stage:
     def run(self, row: int, image: Tensor) -> Tensor:
         """Runs the program or function on the image of ``row``, ``(1, C, H, W)``."""
         if self.program is not None:
-            return run_program(image, self.program[row : row + 1])
+            return run_program(image, self.program[row : row + 1], self.name)
         assert self.call is not None
         assert self.draws is not None
         if isinstance(self.call, PerImage):
@@ -233,7 +234,7 @@ class Course:
         elif isinstance(op, ProgramOperation):
             program = draw_program(op, draws, self._sizes)
             program[~rows] = 0
-            self._stages.append(Stage(program=program))
+            self._stages.append(Stage(program=program, name=operation_name(op)))
             for warp in find_warps(program, self._sizes) if op.moves_pixels else ():
                 self._note(warp)
         else:

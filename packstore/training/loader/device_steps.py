@@ -101,9 +101,10 @@ class DeviceSteps:
         if normalization is not None and dtype is None:
             dtype = torch.float32
         if normalization is not None and len(normalization.mean) != mode.channels:
+            example = ", such as ([0.13], [0.3])" if mode.channels == 1 else ""
             raise UsageError(
-                f"normalize= has {len(normalization.mean)} means, and the images are of mode {mode}: give "
-                f"{mode.channels} means and standard deviations"
+                f"normalize= is for {len(normalization.mean)} channels, and the images are of mode {mode}: give one "
+                f"mean and one standard deviation per channel{example}"
             )
         self._stored = TENSOR_DTYPES[mode.dtype]
         self._normalizer = None if dtype is None else Normalizer(normalization, dtype, mode)
