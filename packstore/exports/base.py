@@ -163,6 +163,10 @@ class Export(ABC):
         """Returns names of the columns that other readers get from the format; by default :meth:`held`."""
         return self.held()
 
+    def describe_hidden(self, name: str) -> str:
+        """Describes a column that is missing in :meth:`visible_columns`: its quoted name, and what of it is written."""
+        return repr(name)
+
     @abstractmethod
     def losses(self) -> Sequence[str]:
         """Returns a line for each thing that readers other than packstore do not get: ``names of classes``. Leave

@@ -35,6 +35,11 @@ class CocoExport(ObjectsExport):
         captions = find_captions_column(self.columns)
         return [*super().visible_columns(), *([] if captions is None else [captions])]
 
+    def describe_hidden(self, name: str) -> str:
+        if name == self.objects.extra:
+            return f"{name!r} (but segmentation, area, iscrowd and other entries of its objects are written)"
+        return super().describe_hidden(name)
+
     @property
     def label_bytes(self) -> int:
         sizes = {column.name: column.size_of(self.manifest.records) for column in self.columns}

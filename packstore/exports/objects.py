@@ -19,6 +19,9 @@ from packstore.exports.folder import FilesExport, image_file
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 
+_COCO_COLUMN = "json"
+"""Column in which the source ``coco`` keeps polygons."""
+
 
 @dataclass(frozen=True, slots=True)
 class LabelledObject:
@@ -114,6 +117,11 @@ class ObjectsExport(FilesExport):
 
     def visible_columns(self) -> Sequence[str]:
         return self.objects.visible_columns
+
+    def describe_hidden(self, name: str) -> str:
+        if name == _COCO_COLUMN and self.objects.boxes:
+            return f"{name!r} (polygons in it, as COCO has them, are not written)"
+        return super().describe_hidden(name)
 
     def losses(self) -> Sequence[str]:
         lost = [] if self.objects.boxes else ["objects: the store has no boxes"]

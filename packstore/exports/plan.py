@@ -131,7 +131,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     recoding = recoding._replace(manifest=replace(recoding.manifest, shards=None))
     trial = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
     held, visible = tuple(trial.held()), trial.visible_columns()
-    hidden = [repr(name) for name in value_columns(recoding.manifest) if name not in visible]
+    hidden = [trial.describe_hidden(name) for name in value_columns(recoding.manifest) if name not in visible]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
     lost += [_BARE] if options.bare else []
     plan = ExportPlan(

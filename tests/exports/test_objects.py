@@ -45,6 +45,21 @@ def test_sets_with_objects_come_back(kind: str, to: str, tmp_path: Path) -> None
     export(tmp_path / "in.lmdb", tmp_path / "out", to=to, overwrite=True)  # all its files are known as its own
 
 
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("coco", "the column 'json' (but segmentation, area, iscrowd and other entries of its objects are written)"),
+        ("yolo", "the column 'json' (polygons in it, as COCO has them, are not written)"),
+        ("voc", "the column 'json' (polygons in it, as COCO has them, are not written)"),
+    ],
+)
+def test_what_is_written_of_coco_s_json_is_said(to: str, said: str, tmp_path: Path) -> None:
+    convert(coco(tmp_path / "set"), tmp_path / "in.lmdb")
+    assert any(
+        said.partition(" 'json'")[2] in loss for loss in export(tmp_path / "in.lmdb", tmp_path / to, to=to).losses
+    )
+
+
 def without_export_manifest(root: Path) -> Path:
     """An export as others see it."""
     for name in ("packstore.json", "packstore.rows.jsonl"):
