@@ -295,7 +295,7 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     if found:
         with _asking_about(source.path, source.options):
             error = incomplete(source.path, SOURCES[source.kind], [each[:2] for each in found])
-            raise or_as(error, _partial_before(source))
+            raise or_as(error, _partial_kinds(source))
 
 
 def ask_about_clips(source: Source, survey: Survey) -> None:
@@ -322,13 +322,15 @@ def _left_by(source: Source, survey: Survey) -> list[Finding]:
     return find_left(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
 
 
-def _partial_before(source: Source) -> list[Kind]:
-    """The more specific kinds that a source could be as well, but for what they leave."""
+def _partial_kinds(source: Source) -> list[Kind]:
+    """The more specific kinds that a source could be as well, but for what they leave; and folders side by side."""
     found: list[Kind] = []
     kind: Kind
+    before = True
     for kind in SOURCES.values():
-        if kind.name == source.kind:
-            return found
+        before = before and kind.name != source.kind
+        if not before and kind.name != _MODALITIES:
+            continue
         try:
             if kind.reads(source.path) and kind.recognise(source.path, source.options) is Certainty.PARTIAL:
                 found.append(kind)
@@ -439,7 +441,8 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     if partial := found.get(Certainty.PARTIAL):
         formats = [kind for kind in partial if kind.name not in (*_PLAIN, _MODALITIES)]
         if len(formats) == 1 and (left := _would_leave(path, formats[0], options)):
-            raise incomplete(path, formats[0], [each[:2] for each in left])
+            side_by_side = [kind for kind in partial if kind.name == _MODALITIES]
+            raise or_as(incomplete(path, formats[0], [each[:2] for each in left]), side_by_side)
         if formats:
             raise undecided(path, formats)
         plain = next((kind for kind in partial if kind.name in _PLAIN), None)

@@ -190,7 +190,7 @@ def find_all(tree: Tree) -> list[Finding]:
     masks = [Finding(phrase, (_mask_pattern(contents, places, place),)) for place, phrase in places.items()]
     holding = {place for path, each in contents.folders.items() if each.images.count for place in _at_and_above(path)}
     further = (_widen(each, holding) for each in _further(tree, contents, contents.folders.values()))
-    return _unique([*masks, *_pairs(contents), *_tails(contents), *further])
+    return _unique([*masks, *_pairs(contents, places), *_tails(contents), *further])
 
 
 def _widen(finding: Finding, holding: Collection[str]) -> Finding:
@@ -469,14 +469,17 @@ def _at_and_above(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
 
 
-def _pairs(contents: Contents) -> Iterator[Finding]:
-    """Two folders side by side that hold two images of each sample, by their names and those of their images."""
+def _pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
+    """Two folders side by side that hold two images of each sample, by their names and those of their images; not
+    those of which one is ``known``, and so named already."""
     holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
     for path, one in holding.items():
         above, slash, name = path.rpartition("/")
         for first, second in _PAIRS:
             other = holding.get(f"{above}{slash}{second}") if name == first else None
-            if other is not None and 2 * one.images.shared(other.images) >= len(one.images.stems):
+            if other is None or one.path in known or other.path in known:
+                continue
+            if 2 * one.images.shared(other.images) >= len(one.images.stems):
                 phrase = f"{printable(one.path)} and {printable(other.path)} have files of the same names"
                 yield Finding(phrase, (_pattern(other.path),))
 

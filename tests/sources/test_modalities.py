@@ -10,7 +10,7 @@ import pytest
 
 from packstore import AmbiguousSourceError
 from packstore.core.errors import SourceError
-from packstore.sources import Entry, open_source
+from packstore.sources import Entry, ask_about_left, open_source
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, mask
 from tests.makers.images import encode, picture, tiny
@@ -60,6 +60,18 @@ def test_they_are_asked_about_and_packed_when_named(samples: int, tmp_path: Path
             values = source.read(entry).values  # type: ignore[union-attr]
             assert entry.key == f"rgb/{samples - 1:05}.png"
             assert [bytes(values[name]) for name in ("depth", "nir")] == [tiny(samples + 6), tiny(samples + 13)]
+
+
+def test_depth_beside_images_and_masks_offers_to_pack_them_all(tmp_path: Path) -> None:
+    path = fill(make(tmp_path / "set", 6, ("rgb", "depth")), {f"mask/{n:05}.png": mask(n, 3, 2) for n in range(6)})
+    with pytest.raises(AmbiguousSourceError) as caught, closing(open_source(path)) as source:
+        ask_about_left(source, source.survey())
+    assert ("--source", "modalities") in [answer.options for answer in caught.value.answers]
+
+
+def test_two_folders_are_named_once(tmp_path: Path) -> None:
+    with pytest.raises(AmbiguousSourceError, match=r"thermal has files of the same names as rgb\. Pack"):
+        open_source(make(tmp_path / "set", 6, ("rgb", "thermal")))
 
 
 def test_splits_masks_and_images_that_are_missing(tmp_path: Path) -> None:
