@@ -201,7 +201,7 @@ def describe_plan(plan: Plan) -> str:
         planes = encoding.layout == "CHW"
         shape = f", {channels} x {height} x {width} (CHW)" if planes else f", {height} x {width} x {channels} (HWC)"
     lines = [
-        f"source       {printable(str(plan.source.path))} ({plan.source.kind}), {human_bytes(survey.size_bytes)}",
+        f"source       {printable(str(plan.source.path))} ({plan.source.kind}), {human_bytes(survey.image_bytes)}",
         f"destination  {printable(str(plan.destination))} ({FORMATS[plan.format].title})",
         f"encoding     {encode.encoding}{shape}",
     ]

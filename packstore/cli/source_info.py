@@ -51,7 +51,7 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
         "evidence": source.evidence,
         "records": survey.records if counted else None,
         "splits": {name: count if counted else None for name, count in survey.splits.items()},
-        "image_bytes": survey.size_bytes,
+        "image_bytes": survey.image_bytes,
         "encoding": survey.encoding,
         "shape": survey.shape,
         "mode": survey.mode,
@@ -96,7 +96,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     ]
     if source.evidence:
         rows.append(("known by", printable(source.evidence)))
-    size = f"{human_bytes(survey.size_bytes)} of images"
+    size = f"{human_bytes(survey.image_bytes)} of images"
     rows.append(("samples", f"{survey.records:,}, {size}" if survey.counted else "not known before all are read"))
     for name, count in survey.splits.items():
         if name:

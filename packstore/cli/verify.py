@@ -142,7 +142,7 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
         lines.append(f"problem  … and {report.problem_count - listed:,} more (--json lists them)")
     path, there = printable(str(report.path)), shell_quote(report.path)
     if report.ok:
-        size = human_bytes(manifest.image.nbytes)
+        size = human_bytes(manifest.image_bytes)
         verdict = "nothing wrong at a quick look" if report.quick else "whole"
         lines.append(f"{path}: {bold(verdict)} ({quantity(manifest.records, 'record')}, {size} of images)")
     else:

@@ -227,6 +227,11 @@ class Manifest:
         return self.columns[0]
 
     @property
+    def image_bytes(self) -> int:
+        """Bytes of all images: of the main column and of further ones."""
+        return self.image.nbytes + sum(column.nbytes for column in self.columns[1:] if column.holds_images)
+
+    @property
     def holds_files(self) -> bool:
         """Whether stored images are image files and not arrays."""
         return self.image.layout is None

@@ -89,7 +89,7 @@ def pack(
 ) -> Iterator[PackedBatch]:
     """Reads and encodes ``batch``; yields its records in parts of about 4 MiB. Raises at a bad sample, or skips it
     if ``skip``. Adds seek indexes if ``index``, and locations if there is a ``linker``."""
-    read, nbytes, checksum = source.read, source.nbytes, xxhash.xxh3_64_intdigest
+    read, checksum = source.read, xxhash.xxh3_64_intdigest
     remaining = zip(batch, source.read_together(batch), strict=True)
     while True:
         entries: list[Entry] = []
@@ -107,7 +107,7 @@ def pack(
         values: list[Mapping[str, Any]] = []
         source_bytes = record_bytes = 0
         for entry, together in remaining:
-            source_bytes += nbytes(entry)
+            source_bytes += entry.size_bytes
             seen.append(entry)
             number = None
             try:
@@ -118,6 +118,7 @@ def pack(
                     # ``ref`` may contain the sample: drop it, to free its memory.
                     entry = seen[-1] = Entry(entry.key, entry.split, entry.labels, entry.size_bytes, None)
                     key = entry.key if found.key is None else found.key
+                    source_bytes += converter.further_bytes(found)
                     stored_values = converter(key, found)
                     image = found.image
                 else:

@@ -140,6 +140,7 @@ class ResumedRecords:
         self._varies = any(column.name == "shape" for column in builder.columns)
         self._sampled = bool(plan.survey.sampled) or plan.survey.gives_keys
         self._has_index = plan.index
+        self._images = [column.name for column in plan.survey.columns if column.holds_images]
 
     def __iter__(self) -> Iterator[PackedBatch]:
         """Yields the records up to the first one that cannot be verified."""
@@ -149,7 +150,7 @@ class ResumedRecords:
         skipped = {s.key: s for s in run.position.skipped}
         packed = _empty_batch()
         for entry in islice(entries, run.position.consumed):
-            nbytes = 0
+            nbytes = further = 0
             if entry.key in skipped:
                 packed.skipped.append(skipped[entry.key])
             else:
@@ -169,10 +170,12 @@ class ResumedRecords:
                 if self._sampled:
                     packed.values.append(fields)
                     nbytes += stored_nbytes(fields)
+                    further = stored_nbytes({name: fields[name] for name in self._images if name in fields})
                 self.records += 1
             packed.seen.append(entry)
             packed = packed._replace(
-                source_bytes=packed.source_bytes + entry.size_bytes, record_bytes=packed.record_bytes + nbytes
+                source_bytes=packed.source_bytes + entry.size_bytes + further,
+                record_bytes=packed.record_bytes + nbytes,
             )
             if packed.record_bytes >= PASS_BYTES or len(packed.seen) >= PASS_RECORDS:
                 yield self._with_indexes(packed)

@@ -12,6 +12,7 @@ from packstore.core.columns import NUMPY_DTYPE, shape_to_stored, to_stored
 from packstore.core.errors import DecodeError, SampleError
 from packstore.images.masks import read_mask_header
 from packstore.sources.base import Sample, Survey
+from packstore.sources.values import nbytes_of
 
 
 class ValueConverter:
@@ -30,7 +31,14 @@ class ValueConverter:
             for column in sampled
             if column.name not in companions
         ]
+        self._images = [column.name for column, _ in self._columns if column.holds_images]
         self.masks = [column for column, _ in self._columns if column.type == "mask"]
+
+    def further_bytes(self, sample: Sample) -> int:
+        """Sums the bytes of a sample's further images."""
+        values = (sample.values[name] for name in self._images)
+        lists = (value if isinstance(value, list) else [value] for value in values if value is not None)
+        return sum(nbytes_of(each) for value in lists for each in value)
 
     def __call__(self, key: str, sample: Sample) -> Mapping[str, Any]:
         """Returns the stored value of every column, of their companions and of ``key``.

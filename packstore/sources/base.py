@@ -199,7 +199,7 @@ class Survey:
             another dtype for arrays ``(H, W, C)``; a store's own encoding.
         mode: Name of the mode of arrays, as in :attr:`packstore.core.column.Column.mode`; None for RGB of 8 bits.
         shape: Shape that all arrays share, or None for files and ragged stores.
-        size_bytes: Bytes of all images in the source.
+        size_bytes: Bytes of all main images in the source.
         size_counts: Number of images by size, rounded up by :func:`rounded_size`, from which formats that pad images
             estimate their size.
         key_bytes: Bytes of all keys together.
@@ -207,6 +207,7 @@ class Survey:
         store: The manifest when the source is a packstore store.
         sampled: Names of the columns whose values come with each :class:`Sample`; the others are ``Entry.labels``.
         value_bytes: Estimated bytes of these values.
+        further_bytes: Bytes of those values that are images, in the source.
         gives_keys: Samples may have keys that the listing does not know.
         counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source can be read once.
         resumable: Its entries can be listed again, so that an interrupted conversion can resume.
@@ -223,6 +224,7 @@ class Survey:
     store: Manifest | None = None
     sampled: frozenset[str] = frozenset()
     value_bytes: int = 0
+    further_bytes: int = 0
     gives_keys: bool = False
     counted: bool = True
     resumable: bool = True
@@ -233,6 +235,11 @@ class Survey:
     @property
     def records(self) -> int:
         return sum(self.splits.values())
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of all images in the source, further ones included."""
+        return self.size_bytes + self.further_bytes
 
     @property
     def labels(self) -> tuple[Column, ...]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
@@ -43,6 +44,9 @@ _EVIDENCE = re.compile(
 """Names of files that list classes or describe the data set, but no single image."""
 
 
+_NO_SIZES: Mapping[str, int] = MappingProxyType({})
+
+
 class Row(NamedTuple):
     """Sample that has not been read yet.
 
@@ -53,6 +57,7 @@ class Row(NamedTuple):
         value_bytes: Estimated bytes of the other values.
         modified_ns: Time of modification of the newest of its files.
         changed_ns: Time of change of that file.
+        sizes: Bytes of the other values that are files, by name.
     """
 
     key: str
@@ -61,6 +66,7 @@ class Row(NamedTuple):
     value_bytes: int = 0
     modified_ns: int = 0
     changed_ns: int = 0
+    sizes: Mapping[str, int] = _NO_SIZES
 
 
 class RecordForm(NamedTuple):
@@ -115,6 +121,7 @@ class RowSource(Source):
         splits = dict.fromkeys(self._chosen(split), 0)
         total = size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
+        sizes: Counter[str] = Counter()
         claims = Claims()
         for name in splits:
             before = total
@@ -123,6 +130,8 @@ class RowSource(Source):
                 total += 1
                 size_bytes += row.size_bytes
                 value_bytes += row.value_bytes
+                if row.sizes:
+                    sizes.update(row.sizes)
                 size_counts[rounded_size(row.size_bytes)] += 1
                 key_bytes += key_size(row.key)
                 if total % _REPORT_EVERY == 0:
@@ -144,6 +153,7 @@ class RowSource(Source):
             store=store,
             sampled=frozenset(column.name for column in columns),
             value_bytes=value_bytes,
+            further_bytes=sum(sizes[column.name] for column in columns if column.holds_images),
             ledger=self.ledger(claims, split),
         )
 
@@ -190,7 +200,7 @@ class RowSource(Source):
         return (name,)
 
     def _entries(self, split: str) -> Iterator[Entry]:
-        for key, ref, size, _, modified, changed in self._packed_rows(split):
+        for key, ref, size, _, modified, changed, _ in self._packed_rows(split):
             yield Entry(key, split, (), size, ref, modified, changed)
 
     def _packed_rows(self, split: str) -> Iterator[Row]:
@@ -313,17 +323,18 @@ class FileRowSource(TreeRowSource):
                 yield Row(key, (file, -1, 0, error.strerror or str(error)), 0)
                 continue
             rest = dict(values)
-            value_bytes, modified, changed = 0, found.modified_ns, found.changed_ns
+            sizes: dict[str, int] = {}
+            modified, changed = found.modified_ns, found.changed_ns
             for name, value in values.items():
                 if files := _files_in(value):
                     there = [(each, self._found(each.file)) for each in files]
                     filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
                     rest[name] = filled[0] if isinstance(value, InTree) else filled
-                    value_bytes += sum(max(0, at.size) for _, at in there)
+                    sizes[name] = sum(max(0, at.size) for _, at in there)
                     modified = max(modified, *(at.modified_ns for _, at in there))
                     changed = max(changed, *(at.changed_ns for _, at in there))
             ref = (file, found.size, found.modified_ns, rest)
-            yield Row(key, ref, max(0, found.size), value_bytes, modified, changed)
+            yield Row(key, ref, max(0, found.size), sum(sizes.values()), modified, changed, sizes)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         file, size, modified, rest = ref

@@ -81,6 +81,9 @@ class StoreSource(Source):
             key_bytes=self._key_bytes(ranges[0][1], ranges[-1][2]),
             store=manifest,
             sampled=frozenset(self._sampled),
+            further_bytes=sum(column.nbytes for column in self._columns if column.holds_images)
+            * records
+            // manifest.records,
             value_bytes=sum(manifest.column(name).nbytes for name in self._sampled) * records // manifest.records,
         )
 

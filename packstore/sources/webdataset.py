@@ -109,13 +109,14 @@ class WebDatasetSource(ShardSource):
         main = {extension for extension in self._names_of_files if self._column_of(extension) == self._main}
         for key, files in self._samples(number):
             size = modified = rest = 0
-            found = False
+            found, sizes = False, Counter[str]()
             for extension, _, nbytes, changed in files:
                 if not found and extension in main:
                     size, modified, found = nbytes, changed, True
                 else:
                     rest += nbytes
-            yield Row(key, (number, files), size, rest, modified)
+                    sizes[self._column_of(extension).partition(".")[0]] += nbytes  # of a list, pages.0
+            yield Row(key, (number, files), size, rest, modified, sizes=sizes)
 
     def values(self, ref: Any) -> dict[str, Any]:
         shard, files = ref

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from packstore import PackedDataset, convert, verify
+from packstore import PackedDataset, convert, export, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources.ledger import Role
@@ -146,6 +146,25 @@ def test_a_bad_further_image_is_named(tmp_path: Path) -> None:
     assert caught.value.reason.startswith(f"further_images: its {bad}: is not an image")
     skipped = convert(root, tmp_path / "x.lmdb", on_error="skip").skipped
     assert {each.key for each in skipped} == {entry.key, bad}
+
+
+def test_sizes_count_further_images(tmp_path: Path) -> None:
+    """In the source, the report, the store, and in exports and stores that are sources themselves."""
+    root = fill(tmp_path / "source", llava(6, several=True))
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+    several = sum(len(jpeg(n)) for n in (*range(6), 3, 0))
+    assert survey.image_bytes == several
+    store = tmp_path / "x.lmdb"
+    report = convert(root, store)
+    assert report.source_bytes == several
+    assert several <= report.manifest.image_bytes < 1.1 * several
+    for to in ("webdataset", "parquet"):
+        export(store, tmp_path / to, to=to)
+    for place in (store, tmp_path / "webdataset", tmp_path / "parquet"):
+        with closing(open_source(place)) as source:
+            assert several <= source.survey().image_bytes < 1.1 * several
+        assert several <= convert(place, tmp_path / "again.h5", overwrite=True).source_bytes < 1.1 * several
 
 
 def test_messages_of_several_files_in_lines(tmp_path: Path) -> None:

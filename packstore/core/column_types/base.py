@@ -160,6 +160,11 @@ class Column:
         return "shape" if self.name == "image" else f"{self.name}_shape"
 
     @property
+    def holds_images(self) -> bool:
+        """Whether it is a further column of images, or of lists of them."""
+        return self.type in ("image", "images")
+
+    @property
     def companions(self) -> tuple[Column, ...]:
         """The companion columns that a store needs for this column: :attr:`shape_name`, :attr:`valid_name`, or none."""
         found = []

@@ -128,11 +128,13 @@ class _File:
         rows: Rows of each group.
         image: Bytes of the main image on average, for each group.
         rest: Bytes of the other values, likewise.
+        further: Bytes of each further column of images, likewise, by name.
     """
 
     rows: array[int] = field(default_factory=lambda: array("q"))
     image: array[int] = field(default_factory=lambda: array("q"))
     rest: array[int] = field(default_factory=lambda: array("q"))
+    further: dict[str, array[int]] = field(default_factory=dict)
 
 
 class _Values(dict[str, Any]):
@@ -219,8 +221,9 @@ class TableSource(ShardSource):
         """Yields the rows; sizes are means of each row group."""
         file = self._files[number]
         for group, (count, image, rest) in enumerate(zip(file.rows, file.image, file.rest, strict=True)):
+            sizes = {name: each[group] for name, each in file.further.items()}
             for row, key in enumerate(islice(keys, count)):
-                yield Row(key, (number, group, row), image, rest)
+                yield Row(key, (number, group, row), image, rest, sizes=sizes)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         if isinstance(ref, dict):
@@ -453,6 +456,8 @@ class TableSource(ShardSource):
     def _files(self) -> list[_File]:
         """What all files say of themselves. Raises :class:`SourceError` where one is not like the first."""
         main = next(column.column for column in self._probed if column.name == "image")
+        further = {each.name: each.column for each in self._probed if isinstance(each.field, (Image, Images))}
+        further.pop("image")
         schema = self._first.schema
         optional: set[str] = set()
         negative: set[str] = set()
@@ -473,6 +478,8 @@ class TableSource(ShardSource):
                 image = max(0, nbytes.get(main, 0))
                 file.rows.append(rows)
                 file.image.append(image // max(1, rows))
+                for name, column in further.items():
+                    file.further.setdefault(name, array("q")).append(max(0, nbytes.get(column, 0)) // max(1, rows))
                 file.rest.append(max(0, sum(nbytes.values()) - image) // max(1, rows))
             found.append(file)
             optional |= overview.optional
