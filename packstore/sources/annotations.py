@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.contents import Contents, FolderContents, NameSet, contents_of, folder_contents, stem_of
@@ -277,6 +278,8 @@ def _annotates(
     if _NO_ANNOTATION.fullmatch(name):
         return None
     text = few and suffix in _TEXT
+    if text and tree.start(path, len(LFS_POINTER)) == LFS_POINTER:
+        return f" (it {IS_LFS_POINTER})"
     log = _CONFIGS.fullmatch(name) and suffix not in (".json", ".jsonl")
     if text and not log and _mentions(tree.start(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())]):
         return " (it names the images)"

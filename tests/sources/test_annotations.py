@@ -186,6 +186,17 @@ def test_odd_names_do_no_harm(tmp_path: Path) -> None:
     assert found.isprintable()
 
 
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    fill(tmp_path, {"images/a.jpg": "", "annotations.json": pointer, "train.json": pointer, "README.txt": pointer})
+    found = find_annotations(FolderTree(tmp_path))
+    assert [phrase.partition(" (it is a pointer of Git LFS")[0] for phrase in found] == [
+        "annotations.json",
+        "train.json",
+    ]
+    assert all("git lfs pull" in phrase for phrase in found)
+
+
 def test_a_pipe_beside_images_is_not_waited_for(tmp_path: Path) -> None:
     fill(tmp_path, {"cat/a.jpg": "", "cat/b.jpg": ""})
     os.mkfifo(tmp_path / "labels of cats.csv")
