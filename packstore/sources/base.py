@@ -211,7 +211,7 @@ class Survey:
         gives_keys: Samples may have keys that the listing does not know.
         counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source can be read once.
         resumable: Its entries can be listed again, so that an interrupted conversion can resume.
-        notes: Further facts that a person should know before sharing the store.
+        notes: Further facts that a person should know before using or sharing the store.
     """
 
     splits: Mapping[str, int]

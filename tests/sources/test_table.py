@@ -508,6 +508,14 @@ def test_images_of_the_same_names_in_many_folders(tmp_path: Path) -> None:
     assert {name: each["score"] for name, each in found.items()} == {name: n for n, name in enumerate(names)}
 
 
+def test_columns_whose_names_are_changed_are_noted(tmp_path: Path) -> None:
+    lines = "file,Größe,Weight\n" + "".join(f"im{n:02}.png,{n}.5,{n}\n" for n in range(6))
+    with closing(open_source(make(tmp_path, range(6), {"labels.csv": lines}))) as source:
+        survey = source.survey()
+    assert {"gr__e", "weight"} <= {column.name for column in survey.columns}
+    assert survey.notes == ("columns whose names were changed: gr__e (Größe in labels.csv)",)
+
+
 def test_columns_without_a_name_beside_numbers(tmp_path: Path) -> None:
     lines = ",0,1,2\n" + "".join(f"im{n:02}.png,{n},5,{n + 0.5}\n" for n in range(6))  # as pandas writes an index
     found = rows(make(tmp_path, range(6), {"points.csv": lines}))

@@ -15,10 +15,11 @@ import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Mask
+from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.annotation_formats.spool import Spool
-from packstore.sources.base import SPLIT_ORDER, SourceOptions
+from packstore.sources.base import SPLIT_ORDER, SourceOptions, Survey
 from packstore.sources.beside import mask_field
 from packstore.sources.boxes import to_corners
 from packstore.sources.contents import suffix_of
@@ -44,7 +45,7 @@ from packstore.sources.table.reading import TEXT
 from packstore.sources.values import looks_like_mask
 
 _MAX_SPLITS, _MOST_FURTHER = 100, 64
-_MEASURED, _HEADER = 512, 1 << 16
+_MEASURED, _HEADER, _NAMED = 512, 1 << 16, 8
 
 
 class TableSource(FileRowSource):
@@ -190,6 +191,18 @@ class TableSource(FileRowSource):
         parts += [f"split={roles.split}"] if roles.split else []
         files = ", ".join(self._files[:3]) + (" …" if len(self._files) > 3 else "")
         return f"{files} with the columns {', '.join(parts)}"
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        survey = super().survey(split, progress)
+        where = f" in {printable(self._files[0])}" if len(self._files) == 1 else ""
+        changed = [
+            f"{called} ({printable(name)}{where})" for name, called in self._called.items() if called != name.lower()
+        ]
+        if not changed:
+            return survey
+        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        note = f"columns whose names were changed: {', '.join(changed[:_NAMED])}{more}"
+        return replace(survey, notes=(*survey.notes, note))
 
     def splits(self) -> Sequence[str]:
         return in_packing_order(self._split_names)
