@@ -36,6 +36,7 @@ from packstore.cli.source_info import describe_column, describe_targets, user_co
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS, FORMATS
+from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -254,6 +255,13 @@ def describe_report(report: ConvertReport) -> str:
     )
     if (saving := _uint8_saving(report)) is not None:
         lines.append(f"           {saving}")
+    if (shape := _common_shape(report)) is not None:
+        height, width = shape[:2]
+        size = height if height == width else f"{height}x{width}"
+        lines.append(
+            f"  {yellow('shapes')}   every image is {height} x {width}: --size {size} stores them as one array, "
+            "which the loader can hold in memory"
+        )
     lines.append(f"  time     {seconds:.1f} s ({rate})")
     if manifest.is_linked:
         lines += [f"  links    {text}" for text in describe_links(report)]
@@ -310,6 +318,20 @@ def _uint8_saving(report: ConvertReport) -> str | None:
     pixels = manifest.records * math.prod(image.shape)
     smaller = report.disk_bytes - image.nbytes + pixels
     return f"--encoding uint8 takes {human_bytes(smaller)} and is normalised when loading"
+
+
+def _common_shape(report: ConvertReport) -> list[int] | None:
+    """Returns the shape of all images of a store of pixels with room for different shapes; None if they differ, or if
+    the store is remote. Reads the column ``shape``."""
+    from packstore.stores import open_store
+
+    manifest = report.manifest
+    if manifest.holds_files or manifest.image.kind == "fixed" or isinstance(report.destination, UrlPath):
+        return None
+    with open_store(report.destination) as reader:
+        shapes = reader.fixed("shape")
+        found: list[int] = shapes[0].tolist()
+        return found if (shapes == shapes[0]).all() else None
 
 
 def _describe_palette(classes: tuple[str, ...]) -> list[str]:

@@ -119,6 +119,21 @@ def test_dry_run_tells_the_plan_and_writes_nothing(folder: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_common_shape_is_said(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for folder, heights in {"same": (32, 32), "other": (32, 48)}.items():
+        (tmp_path / folder / "ant").mkdir(parents=True)
+        for height, name in zip(heights, "ab", strict=True):
+            Image.new("RGB", (32, height)).save(tmp_path / folder / "ant" / f"{name}.png")
+    said = "every image is 32 x 32: --size 32 stores them as one array"
+    for folder, options in (("same", []), ("same", ["--size", "32"]), ("other", [])):
+        done = run("convert", tmp_path / folder, tmp_path / "a.h5", "--encoding", "uint8", "--overwrite", *options)
+        assert done.returncode == 0, done.stderr
+        assert (said in done.stdout) is (folder == "same" and not options)
+
+
+@pytest.mark.slow
 def test_skipped_files_are_listed_and_the_exit_code_is_3(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", splits=())
     (tmp_path / "photos" / "bee" / "\x1b[31mred\n.jpg").write_bytes(b"")
