@@ -173,6 +173,8 @@ def describe_column(column: Column) -> str:
     elif column.type == "label":
         meaning = "numbers, without class names"
     parallel = f", one for each row of {column.parallel}" if column.parallel else ""
+    if column.mode is not None:
+        meaning = f"{meaning}, mode {column.pixels}"
     named = meaning if meaning.lower() == column.type else f"{column.type}: {meaning}"
     return f"{named}{parallel}{'; may be missing' if column.nullable else ''}"
 

@@ -31,8 +31,9 @@ class Image(Field):
             ``uint8``, the name of another dtype, or ``jpeg``. The main image may have any of
             :data:`packstore.core.registry.ENCODINGS`; other images ``original``, ``uint8`` or ``jpeg``.
         optional: A sample may have no image; not allowed for the main image.
-        mode: The :mod:`mode <packstore.core.modes>` of pixels, such as ``L``, ``I;16``, ``multi:5:float32``, if images
-            are not files; None for the mode of the first samples.
+        mode: The :mod:`mode <packstore.core.modes>`, such as ``L``, ``I;16``, ``multi:5:float32``: of pixels, or as
+            which files beside the main image are read. None for the mode of the first samples that are pixels, for
+            gray of files that become ``uint16``, ``int16`` or ``int32``, and for RGB of other files.
     """
 
     encoding: str | None = None
@@ -216,8 +217,8 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
     try:
         match field:
             case Image():
-                mode = None if field.mode in (None, RGB.name) or files else field.mode
-                stored = "uint8" if mode is None else parse_mode(mode).dtype
+                mode = None if field.mode in (None, RGB.name) else field.mode
+                stored = "uint8" if mode is None or files else parse_mode(mode).dtype
                 layout = None if files else "HWC"
                 return Column(name, "ragged", stored, (), layout, type="image", nullable=nullable, mode=mode)
             case Mask():

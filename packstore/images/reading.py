@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.column import Column
 from packstore.core.errors import DecodeError, ManifestError, UsageError
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 
@@ -59,6 +60,8 @@ class Reading:
     chosen: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mode, str):
+            raise UsageError(f"mode should be the name of a mode, such as 'L' or 'I;16', got {self.mode!r:.80}")
         try:
             parse_mode(self.mode)
         except ManifestError as error:
@@ -101,6 +104,12 @@ class Reading:
         texts = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
         given = {name: value for name, value in texts.items() if name != "frames" or value not in OF_SOURCES}
         return cls(mode or RGB.name, given.get("depth"), given.get("alpha"), given.get("frames"))
+
+    @classmethod
+    def of_column(cls, column: Column, options: Mapping[str, Any]) -> Reading:
+        """Restores the reading of any column of image files. The number of a frame is for the main image alone."""
+        found = cls.recorded(column.mode, options)
+        return found if column.name == "image" or not found.frame else replace(found, frames=None)
 
 
 PLAIN = Reading()

@@ -62,7 +62,13 @@ class AddedSource(Source):
         )
         self._sampled = {name: numbers for name, numbers in sampled if numbers is not None}
         self._columns = tuple(
-            replace(c, classes=merged[c.name].classes) if c.name in merged and c.classes is not None else c
+            replace(
+                c,
+                classes=c.classes if c.classes is None else merged[c.name].classes,
+                mode=merged[c.name].mode if c.form in ("file", "files") and c.traits.has_images else c.mode,
+            )
+            if c.name in merged
+            else c
             for c in survey.columns
         )
 

@@ -14,6 +14,7 @@ from packstore.images.decoders import native
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import HeaderError, check_header
 from packstore.packing.added_source import AddedSource
+from packstore.packing.further_images import file_columns
 from packstore.packing.options import KEEP, ConvertOptions
 from packstore.sources.base import Source, Survey
 
@@ -34,7 +35,8 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
     if given.get("frames") in OF_SOURCES:
         del given["frames"]
     reading = replace(Reading.recorded(base.mode, base.answers() | given), chosen=store is not None)
-    if ENCODINGS[survey.encoding].layout == "HWC" and not isinstance(source, AddedSource):  # its store was asked
+    holds_arrays = ENCODINGS[survey.encoding].layout == "HWC" and not file_columns(survey.columns)
+    if holds_arrays and not isinstance(source, AddedSource):  # its store was asked
         _refuse_idle(base, options, str(source.path), source.kind)
     is_raw = survey.encoding == base.pixels.dtype and (store is None or store.normalization is None)
     if ENCODINGS[survey.encoding].layout == "CHW" and not (is_raw and options.depth not in (None, KEEP)):
@@ -47,7 +49,7 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
         return _array_reading(reading, options)
     if KEEP not in (options.mode, options.depth, options.alpha):
         return reading
-    return replace(reading, mode=_mode_to_keep(_first_mode(source, survey, options), options).name)
+    return replace(reading, mode=mode_to_keep(_first_mode(source, survey, options), options).name)
 
 
 def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> None:
@@ -101,7 +103,7 @@ def _array_reading(reading: Reading, options: ConvertOptions) -> Reading:
     return replace(reading, mode=mode.name)
 
 
-def _mode_to_keep(found: Mode, options: ConvertOptions) -> Mode:
+def mode_to_keep(found: Mode, options: ConvertOptions) -> Mode:
     """Returns the mode with those parts of ``found`` that the options keep; the rest becomes 8 bits, RGB, without
     alpha."""
     if options.mode == KEEP:

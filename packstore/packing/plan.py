@@ -23,6 +23,7 @@ from packstore.images.normalization import parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import wants_index
 from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.further_images import keep_modes
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
@@ -123,6 +124,7 @@ def plan_source(
         ask_about_left(opened, survey)
         ask_about_clips(opened, survey)
         reading = resolve_reading(opened, survey, options)
+        survey = keep_modes(opened, survey, options)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
         probe = _Probe(opened, options)
         shape = _uniform_shape(encode, survey, probe)

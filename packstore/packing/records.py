@@ -28,6 +28,7 @@ from packstore.packing.batches import (
     pack,
     split_batches,
 )
+from packstore.packing.further_images import FileChecks
 from packstore.packing.plan import Plan, recorded_options
 from packstore.packing.shard_rule import ShardCuts
 from packstore.packing.values import ValueConverter, stack_values
@@ -110,7 +111,7 @@ def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers
     """Packs entries with ``workers`` threads; yields the batches in order."""
     limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
-    converter = ValueConverter(plan.survey)
+    converter = ValueConverter(plan.survey, FileChecks(plan.survey, plan.encode, plan.options) or None)
     linker = Linker(source, plan.links_from) if plan.options.link else None
     return ordered_pieces(
         lambda batch: pack(batch, source, encoder, converter, skip, plan.index, linker),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ class ValueConverter:
         masks: The mask columns.
     """
 
-    def __init__(self, survey: Survey) -> None:
+    def __init__(self, survey: Survey, check_files: Callable[[str, Mapping[str, Any]], None] | None = None) -> None:
+        """``check_files`` is called with the key and the stored values of each sample."""
         sampled = [column for column in survey.columns if column.name in survey.sampled]
         companions = {each.name for column in sampled for each in column.companions}
         # Each with its number of classes; 0 if it is not a label.
@@ -32,6 +33,7 @@ class ValueConverter:
             if column.name not in companions
         ]
         self._images = [column.name for column, _ in self._columns if column.holds_images]
+        self._check_files = check_files
         self.masks = [column for column, _ in self._columns if column.type == "mask"]
 
     def further_bytes(self, sample: Sample) -> int:
@@ -46,6 +48,8 @@ class ValueConverter:
         Raises :class:`SampleError` if a value does not fit its column.
         """
         if sample.at_rest:
+            if self._check_files is not None:
+                self._check_files(key, sample.values)
             return sample.values
         stored: dict[str, Any] = {"key": key}
         for column, classes in self._columns:
@@ -66,6 +70,8 @@ class ValueConverter:
         for column, _ in self._columns:
             if column.parallel is not None:
                 self._check_parallel(key, column, stored)
+        if self._check_files is not None:
+            self._check_files(key, stored)
         return stored
 
     def check_masks(self, key: str, sample: Sample, sizes: Sequence[tuple[int, int]], max_pixels: int) -> None:

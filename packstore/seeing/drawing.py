@@ -47,7 +47,7 @@ def make_pictures(
     Raises :class:`UsageError` for ``exif_transpose`` as :class:`packstore.PackedDataset` does."""
     turned = choose_orientation(manifest, exif_transpose)
     column = manifest.column(name)
-    reading = Reading.recorded(column.mode, manifest.options if name == "image" else {})
+    reading = Reading.of_column(column, manifest.options)
     decoder = get_decoder(max_pixels=max_pixels, reading=reading)
     return ImageReader(column, decoder, turned, manifest.normalization, None, _CPU)
 

@@ -29,7 +29,7 @@ from packstore.core.fields import (
     Text,
     column_of,
 )
-from packstore.core.modes import RGB, Mode, parse_mode
+from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.images.encode import EncodeOptions, Encoder
 from packstore.images.reading import PLAIN, Reading
 from packstore.images.sniff import HeaderError, check_header, max_file_bytes
@@ -122,6 +122,8 @@ class Schema:
         found: list[Column] = []
         for name, field in self.fields.items():
             if name != self.main:
+                if isinstance(field, Image) and name not in self.files and self._at_rest_file(name):
+                    field = replace(field, mode=None)  # a JPEG file is read as RGB
                 column = column_of(name, field, files=self._at_rest_file(name), dtype=self.dtypes.get(name, "uint8"))
                 found += [column, *column.companions]
         names = [column.name for column in found]
@@ -218,9 +220,14 @@ class Schema:
         for name, field in self.fields.items():
             if isinstance(field, (Image, Images)) and name != self.main:
                 is_file, mode = name in self.files or isinstance(field, Images), self._mode(name)
-                reading = PLAIN if is_file else Reading(mode.name)
                 encoding = getattr(field, "encoding", None) or "original"
-                options = EncodeOptions(encoding, max_pixels=self.max_pixels, reading=reading)
+                is_kept = is_file and encoding == "original"  # packing asks what such a file would lose
+                options = EncodeOptions(
+                    encoding,
+                    max_pixels=self.max_pixels,
+                    reading=PLAIN if is_kept else Reading(mode.name),
+                    asks=is_file and not is_kept,
+                )
                 found[name] = Encoder(options, "original" if is_file else mode.dtype, source_mode=mode)
         return found
 
@@ -236,6 +243,12 @@ class Schema:
     def _encoded(self, name: str, key: str, value: Any) -> Any:
         try:
             record, shape, *_ = self._encoders[name](key, value)
+        except UsageError as error:
+            declared = f"packstore.Image({getattr(self.fields[name], 'encoding', None)!r}, mode=…)"
+            raise UsageError(
+                f"column {name!r}: {error}. Here the column's declaration says the mode: {declared}, or "
+                "packstore.Image(mode=…) for the files as they are"
+            ) from None
         except SampleError as error:
             raise ValueError(error.reason) from error
         if self._at_rest_file(name):
@@ -342,7 +355,10 @@ def make_schema(
             fields[name] = replace(field, of=_boxes_of(name, fields, found))
         elif isinstance(field, Image) and declared is None and name not in (main, *files):
             fields[name] = field = replace(field, encoding=further)
-        if isinstance(field, Image) and name not in files and given[name] and field.mode is None:
+        if isinstance(field, Image) and name in files and name != main and field.mode is None:
+            dtype = field.encoding if field.encoding in ("uint16", "int16", "int32") else None
+            field = fields[name] = field if dtype is None else replace(field, mode=mode_of(1, dtype).name)
+        elif isinstance(field, Image) and name not in files and given[name] and field.mode is None:
             try:
                 field = fields[name] = replace(field, mode=infer_mode(given[name]))
             except ValueError as error:

@@ -522,7 +522,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """Returns the decoder of a column of images: the dataset's, or for a further column one of its mode."""
         if column.name == "image":
             return self.decoder
-        return get_decoder(self.decoder_name, max_pixels=self.max_pixels, reading=Reading.recorded(column.mode, {}))
+        reading = Reading.of_column(column, self.manifest.options)
+        return get_decoder(self.decoder_name, max_pixels=self.max_pixels, reading=reading)
 
     def list_reader(self, column: Column) -> ImageListReader:
         """Creates the reader of a column of lists of images."""

@@ -111,9 +111,9 @@ class Column:
         check(self.kind == "fixed" or self.nbytes % self.record_nbytes == 0, "column nbytes", self.nbytes)
         known = isinstance(self.type, str) and self.type in COLUMN_TYPES
         check(known, "column type, or one of a plug-in that is not installed", self.type)
-        check(self.mode is None or self.type == "image", f"mode of a {self.type} column", self.mode)
         check(self.mode != RGB.name, "mode: RGB is left out", self.mode)
         traits = self.traits
+        check(self.mode is None or traits.has_images, f"mode of a {self.type} column", self.mode)
         found = self.kind, self.dtype, self.shape, self.layout
         check(traits.fits(self), f"{self.type} column", (self.name, *found, self.mode))
         check(not self.nullable or self.name not in _NEVER_MISSING, "column without values", self.name)

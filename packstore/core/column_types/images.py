@@ -7,7 +7,7 @@ files one after the other. ``numpy.frombuffer(value, "<u8", 1 + n)`` reads its h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -15,15 +15,25 @@ import numpy as np
 
 from packstore.core.column_types.base import Buffer, Column, ColumnType, Field, Form, unfit_error
 from packstore.core.errors import StoreError
+from packstore.core.modes import RGB
 
 _SIZE = np.dtype("<u8")
 
 
 @dataclass(frozen=True, slots=True)
 class Images(Field):
-    """A list of image files, each a path or the bytes of a file, stored unchanged. It may be empty."""
+    """A list of image files, each a path or the bytes of a file, stored unchanged. It may be empty.
+
+    Attributes:
+        optional: A sample may have no list.
+        mode: The :mod:`mode <packstore.core.modes>` as which the files are read; None for RGB of 8 bits.
+    """
 
     optional: bool = False
+    mode: str | None = None
+
+    def column(self, name: str) -> Column:
+        return replace(Field.column(self, name), mode=None if self.mode == RGB.name else self.mode)
 
 
 class _Images(ColumnType):

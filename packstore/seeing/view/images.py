@@ -153,7 +153,7 @@ class Images:
     def _decoder_of(self, column: Column) -> Decoder:
         if column.name == "image":
             return self._decoder
-        return get_decoder(reading=Reading(column.pixels.name))
+        return get_decoder(reading=Reading.of_column(column, self._reader.manifest.options))
 
     def _thumbnail(self, record: int, side: int, drawn: bool) -> File:
         reader = self._reader

@@ -182,7 +182,8 @@ class Pipeline:
     ) -> Assembler:
         dataset, turned = self.dataset, self.dataset.exif_transpose
         return Assembler(
-            dataset.reader, column, dataset.decoder, operations, self.stats, turned, alone, checks, finish, programs
+            *(dataset.reader, column, dataset.decoder_of(column), operations, self.stats, turned, alone),
+            *(checks, finish, programs),
         )
 
     def _further_assembler(self, column: Column) -> Assembler:
