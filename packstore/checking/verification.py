@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, try_key
 from packstore.core.arguments import text_or_none, true_or_false, whole_number
-from packstore.core.column import SEEK_INDEX, Column
+from packstore.core.column import SEEK_INDEX, Column, file_columns
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
@@ -217,8 +217,7 @@ class _Verification:
                     done if why is None else f"seek indexes not compared, because the engine does not load: {why}"
                 )
             if encoded:
-                reading = Reading.recorded(manifest.image.mode, manifest.options)
-                self.decode(get_decoder(options.decoder, max_pixels=options.max_pixels, reading=reading))
+                self.decode()
         damage = self.problem_count
         if self.against is not None and options.against is not None:
             checks.append(f"compared with {printable(os.fsdecode(options.against))}")
@@ -254,10 +253,16 @@ class _Verification:
         if problem.record is not None:
             self.bad.add(problem.record)
 
-    def decode(self, decoder: Decoder) -> None:
+    def decoder_of(self, column: Column) -> Decoder:
+        """Makes the decoder of a column, which reads files in its mode."""
+        reading = Reading.of_column(column, self.reader.manifest.options)
+        return get_decoder(self.options.decoder, max_pixels=self.options.max_pixels, reading=reading)
+
+    def decode(self) -> None:
         """Decodes every image and reports those that do not decode, and wrong seek indexes."""
         reader, total = self.reader, len(self.reader)
-        further = [column for column in reader.manifest.columns[1:] if column.traits.has_images and not column.layout]
+        decoder = self.decoder_of(reader.manifest.image)
+        further = [(column, self.decoder_of(column)) for column in file_columns(reader.manifest.columns)]
 
         def check(batch: range) -> tuple[range, int, list[tuple[int, str]]]:
             files: dict[int, Buffer] = {}
@@ -273,7 +278,7 @@ class _Verification:
                 if wrong is not None:
                     problems.append((record, wrong))
             problems += self._wrong_indexes(files)
-            problems += chain.from_iterable(self._undecodable(column, batch, decoder) for column in further)
+            problems += chain.from_iterable(self._undecodable(*each, batch) for each in further)
             return batch, sum(memoryview(data).nbytes for data in files.values()), sorted(problems)
 
         starts = range(0, total, _DECODED_BATCH)
@@ -287,7 +292,7 @@ class _Verification:
                     self.report(Problem(what, record, try_key(reader, record)))
             self.progress(Progress("decode", batch.stop, total, done_bytes))
 
-    def _undecodable(self, column: Column, batch: range, decoder: Decoder) -> Iterator[tuple[int, str]]:
+    def _undecodable(self, column: Column, decoder: Decoder, batch: range) -> Iterator[tuple[int, str]]:
         """Yields the records of which a further image, or an image of a list, does not decode."""
         for record in batch:
             try:

@@ -19,6 +19,7 @@ type            stored as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from packstore.core.column_types.base import ITEM_SIZE as ITEM_SIZE
@@ -47,6 +48,11 @@ INTERNAL = (
     *(column.name for column in LINK_COLUMNS),
 )
 """Names of the columns that are not the user's own: the image, the key, and columns that packing creates."""
+
+
+def file_columns(columns: Sequence[Column]) -> list[Column]:
+    """Columns of image files beside the main image."""
+    return [c for c in columns if c.name != "image" and c.traits.has_images and c.layout is None]
 
 
 def guess_column(

@@ -111,6 +111,9 @@ class AddedSource(Source):
                 labels = tuple(label if numbers is None else int(numbers[label]) for numbers, label in pairs)
             yield entry._replace(key=key, split=self._split_of(entry.split), labels=labels)
 
+    def file_of(self, entry: Entry, column: str, number: int) -> str | None:
+        return self._source.file_of(entry, column, number)
+
     def locate(self, entry: Entry) -> Location | None:
         return self._source.locate(self._original(entry))
 

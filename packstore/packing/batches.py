@@ -14,6 +14,7 @@ from packstore.core.errors import CorruptRecordError, SampleError, SourceError, 
 from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
+from packstore.packing.further_images import FileLossError
 from packstore.packing.values import ValueConverter, stored_nbytes
 from packstore.sources.base import Entry, Sample, Source
 from packstore.stores.link_files import FileState, LinkedFiles, Location, file_state, is_url
@@ -114,7 +115,7 @@ def pack(
                 place = None if linker is None else linker.locate(entry, states)
                 found = read(entry) if together is None else together
                 if isinstance(found, Sample):
-                    number = found.number
+                    number, listed = found.number, entry
                     # ``ref`` may contain the sample: drop it, to free its memory.
                     entry = seen[-1] = Entry(entry.key, entry.split, entry.labels, entry.size_bytes, None)
                     key = entry.key if found.key is None else found.key
@@ -126,6 +127,8 @@ def pack(
                 record, shape, reason, turned, how = encoder(key, image)
                 if converter.masks and isinstance(found, Sample):
                     converter.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
+            except FileLossError as error:
+                raise error.with_file(source.file_of(listed, error.column.name, error.number)) from None
             except (SampleError, CorruptRecordError) as error:
                 reason = error.reason if isinstance(error, SampleError) else str(error)
                 reason = reason if number is None else f"sample {number}: {reason}"

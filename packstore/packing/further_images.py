@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from packstore.core.column import Column
+from packstore.core.column import Column, file_columns
 from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError, printable
 from packstore.core.modes import RGB, Mode
 from packstore.core.registry import ENCODINGS
@@ -23,11 +23,6 @@ from packstore.sources.base import Sample, Source, Survey
 _LOOKED_FOR = 1000
 """Number of samples among which the first file of a column is looked for."""
 _EIGHT_BITS = "--depth scale, clip or window:LO,HI (8 bits, of all columns)"
-
-
-def file_columns(columns: Sequence[Column]) -> list[Column]:
-    """Columns of image files beside the main image."""
-    return [c for c in columns if c.name != "image" and c.traits.has_images and c.layout is None]
 
 
 def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Survey:
@@ -83,6 +78,27 @@ def _mode_of(data: Any, key: str, column: str) -> Mode:
     return described.mode
 
 
+class FileLossError(UsageError):
+    """A file in a column beside the main image would lose something, and no option allows it.
+
+    Attributes:
+        column: The column.
+        number: Number of the file in the value.
+    """
+
+    def __init__(self, key: str, column: Column, number: int, what: str, file: str | None = None) -> None:
+        which = f": image {number}" if column.form == "files" else ""
+        named = "" if file is None else f" ({printable(file)})"
+        super().__init__(f"{printable(key)}: column {column.name!r}{which}{named}: {what}")
+        self.column = column
+        self.number = number
+        self._parts = key, column, number, what
+
+    def with_file(self, file: str | None) -> FileLossError:
+        """Returns this error with the name of the file."""
+        return FileLossError(*self._parts, file)
+
+
 class FileChecks:
     """Checks the files in columns beside the main image as those of the main image are checked. Thread-safe."""
 
@@ -113,7 +129,7 @@ class FileChecks:
 
         Raises:
             SampleError: A file is damaged.
-            UsageError: A file would lose something, and no option allows it.
+            FileLossError: A file would lose something, and no option allows it.
         """
         for column, reading, images in self._columns:
             if column.nullable and not stored[column.valid_name]:
@@ -128,19 +144,17 @@ class FileChecks:
                 except DecodeError as error:
                     raise SampleError(key, f"{where}: {error}") from error
                 if losses and info is not None:
-                    raise self._question(f"{printable(key)}: {where}", column, reading, losses, data, info)
+                    raise FileLossError(key, column, number, self._question(column, reading, losses, data, info))
 
-    def _question(
-        self, where: str, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
-    ) -> UsageError:
+    def _question(self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo) -> str:
         """Returns the question about a file that would lose something, with the options that answer it."""
         described = native.describe(memoryview(data), info)
         mode = "" if described is None else described.mode.name
-        has = f"{where}: it has {'; and '.join(losses.values())}. The images of this column are read as "
+        has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "
         has += f"{reading.pixels}. "
         if ("depth" in losses or "channels" in losses) and (self._kept or column.mode is not None):
             eight = "" if reading.pixels.dtype != "uint8" and column.mode is None else f", or {_EIGHT_BITS}"
-            raise UsageError(
+            return (
                 f"{has}A column has one mode, here that of its first file or of its declaration: leave such files out "
                 f"with --ignore{eight if 'depth' in losses else ''}"
             )
@@ -152,7 +166,7 @@ class FileChecks:
             "channels": f"{'--mode keep (all channels)' if self._counted else keep}, or --mode RGB",
             "alpha": f"{'--alpha keep' if self._counted else keep}, or --alpha drop or over:COLOUR",
         }
-        return UsageError(
+        return (
             f"{has}To pack this file and those like it: {'; '.join(answers[name] for name in losses)}; or leave them "
             "out with --ignore"
         )

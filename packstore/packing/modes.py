@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 
+from packstore.core.column import file_columns
 from packstore.core.errors import DecodeError, SourceError, UsageError, printable
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.registry import ENCODINGS
@@ -14,7 +15,6 @@ from packstore.images.decoders import native
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import HeaderError, check_header
 from packstore.packing.added_source import AddedSource
-from packstore.packing.further_images import file_columns
 from packstore.packing.options import KEEP, ConvertOptions
 from packstore.sources.base import Source, Survey
 

@@ -302,6 +302,11 @@ class Source(ABC):
         found = self.read(entry)
         return found.image if isinstance(found, Sample) else found
 
+    def file_of(self, entry: Entry, column: str, number: int) -> str | None:
+        """Names a file in a column beside the main image, for messages: the file ``number`` of the value; None if it
+        has no name."""
+        return None
+
     def locate(self, entry: Entry) -> Location | None:
         """Locates the bytes of the image that :meth:`read` returns: in a file on this machine or in an object; None
         if they are not a plain range of one. Called before :meth:`read`. Thread-safe."""

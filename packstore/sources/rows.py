@@ -357,6 +357,11 @@ class FileRowSource(TreeRowSource):
     def locate_row(self, ref: Any) -> Location | None:
         return self.tree.locate(ref[0])
 
+    def file_of(self, entry: Entry, column: str, number: int) -> str | None:
+        *_, rest = entry.ref
+        files = _files_in(rest.get(column)) if isinstance(rest, Mapping) else ()
+        return files[number].file if number < len(files) else None
+
     def claim_row(self, claims: Claims, row: Row) -> None:
         file, size, _, rest = row.ref
         if size >= 0:

@@ -31,6 +31,7 @@ from packstore.core.fields import (
 )
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.images.encode import EncodeOptions, Encoder
+from packstore.images.losses import find_losses
 from packstore.images.reading import PLAIN, Reading
 from packstore.images.sniff import HeaderError, check_header, max_file_bytes
 from packstore.sources.base import Sample
@@ -221,13 +222,8 @@ class Schema:
             if isinstance(field, (Image, Images)) and name != self.main:
                 is_file, mode = name in self.files or isinstance(field, Images), self._mode(name)
                 encoding = getattr(field, "encoding", None) or "original"
-                is_kept = is_file and encoding == "original"  # packing asks what such a file would lose
-                options = EncodeOptions(
-                    encoding,
-                    max_pixels=self.max_pixels,
-                    reading=PLAIN if is_kept else Reading(mode.name),
-                    asks=is_file and not is_kept,
-                )
+                reading = PLAIN if is_file and encoding == "original" else Reading(mode.name)
+                options = EncodeOptions(encoding, max_pixels=self.max_pixels, reading=reading)
                 found[name] = Encoder(options, "original" if is_file else mode.dtype, source_mode=mode)
         return found
 
@@ -241,14 +237,11 @@ class Schema:
             raise FieldError(name, str(error), number) from error
 
     def _encoded(self, name: str, key: str, value: Any) -> Any:
+        options = self._encoders[name].options
+        if name in self.files and options.encoding != "original":  # what files lose that are kept, packing asks
+            _check_losses(value, options)
         try:
             record, shape, *_ = self._encoders[name](key, value)
-        except UsageError as error:
-            declared = f"packstore.Image({getattr(self.fields[name], 'encoding', None)!r}, mode=…)"
-            raise UsageError(
-                f"column {name!r}: {error}. Here the column's declaration says the mode: {declared}, or "
-                "packstore.Image(mode=…) for the files as they are"
-            ) from None
         except SampleError as error:
             raise ValueError(error.reason) from error
         if self._at_rest_file(name):
@@ -497,6 +490,20 @@ def _file(value: Any, limit: int) -> bytes:
     if len(data) != found.st_size:
         raise ValueError(f"{printable(str(value))} ends after {len(data)} bytes of {found.st_size}: it was written to")
     return data
+
+
+def _check_losses(data: bytes, options: EncodeOptions) -> None:
+    """Raises :class:`ValueError` for a file that would lose something by the encoding."""
+    try:
+        losses = find_losses(data, check_header(data), options.reading)
+    except HeaderError as error:
+        raise ValueError(error.reason) from error
+    if losses:
+        raise ValueError(
+            f"the file has {'; and '.join(losses.values())}. It would become {options.encoding} of mode "
+            f"{options.reading.pixels}: declare the files' mode, as packstore.Image('uint16', mode='I;16') does, or "
+            "keep the files as they are with packstore.Image(mode='I;16')"
+        )
 
 
 def _check_mask(data: bytes) -> None:

@@ -115,8 +115,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             255. A store that holds pixels or files gives the same images with it and without.
         mode: The mode as which image files are read, such as ``"L"`` for gray, ``(1, H, W)``; None for the store's. Of
             a colour JPEG ``"L"`` is its luma, as torchvision's ``decode_image(mode="GRAY")`` gives it.
-        depth: What becomes of more than 8 bits if the mode has 8: ``"scale"``, ``"clip"`` or ``"window:LO,HI"``; None
-            for what the store says.
+        depth: What becomes of more than 8 bits if the mode has 8: ``"scale"``, ``"clip"`` or ``"window:LO,HI"``. None
+            for what the store says; ``"keep"`` too, except for a store that makes 8 bits of more.
         alpha: ``"drop"`` or ``"over:COLOUR"`` for a mode without alpha; None for what the store says.
         frames: ``"first"`` or the number of a frame, as text, from 0; None for what the store says.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded, which

@@ -81,6 +81,14 @@ def choose_reading(
     recorded = Reading.recorded(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}
+    found = recorded.pixels
+    if given.get("depth") == "keep":
+        if recorded.depth is not None and mode is None:
+            raise UsageError(
+                f"depth='keep' needs the mode of the files, since this store reads them as {found} by depth "
+                f"{recorded.depth}; name it, such as mode='I;16'"
+            )
+        del given["depth"]
     if not given:
         return recorded
     if not manifest.holds_files:
@@ -88,7 +96,13 @@ def choose_reading(
             f"{', '.join(given)} say how image files are read, and this store holds {manifest.encoding} pixels of mode "
             f"{manifest.image.pixels}; pack it again with --mode, or leave them out"
         )
-    return replace(recorded, chosen=mode is not None, **given)
+    reading = replace(recorded, chosen=mode is not None, **given)
+    if found.dtype != "uint8" and reading.pixels.dtype == "uint8" and (reading.depth is None or depth == "keep"):
+        raise UsageError(
+            f"the images of this store have mode {found}, and mode {reading.pixels} has 8 bits: say how values become "
+            "8 bits with depth='scale', 'clip' or 'window:LO,HI', or leave mode out"
+        )
+    return reading
 
 
 def check_output(

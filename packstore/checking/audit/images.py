@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.column import file_columns
+from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.images.decoders import Decoder
+from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.display import denormalize, to_display
 from packstore.images.encode.options import transposed_by_readers
@@ -106,7 +107,10 @@ class Inspection:
         column = self._manifest.image
         self._mode = decoder.reading.pixels if column.layout is None else column.pixels
         self._masks = [column for column in self._manifest.columns if column.type == "mask"]
-        self._lists = [column for column in self._manifest.columns if column.form == "files"]
+        self._further = []
+        for column in file_columns(self._manifest.columns):
+            reading = Reading.of_column(column, self._manifest.options)
+            self._further.append((column, get_decoder(max_pixels=decoder.max_pixels, reading=reading)))
 
     def inspect(self, records: range) -> Inspected:
         """Decodes and inspects the images and masks of these records."""
@@ -142,8 +146,8 @@ class Inspection:
             seen.greys[row] = seen.detailed[row] and _is_grey(small[row])
             for mask in self._masks:
                 self._check_mask(mask.name, record, image.shape[:2], seen)
-            for column in self._lists:
-                self._check_list(column, record, seen)
+            for column, decoder in self._further:
+                self._check_further(column, decoder, record, seen)
         greys = to_grey(small)
         seen.hashes[:, : len(_WINDOWS)] = hash_windows(greys, _WINDOWS)
         if self._limits.mirrored:
@@ -262,8 +266,8 @@ class Inspection:
                 what = f"{name!r} has {int(wrong.flat[0])}; there are {classes} classes, numbered from 0"
                 seen.findings.append(("mask_value", record, what))
 
-    def _check_list(self, column: Column, record: int, seen: Inspected) -> None:
-        """Adds findings of a list of image files."""
+    def _check_further(self, column: Column, decoder: Decoder, record: int, seen: Inspected) -> None:
+        """Adds findings of the files of a column beside the main image: an image, or a list of them."""
         try:
             if column.nullable and not self._reader.has_value(column.name, record):
                 return
@@ -273,11 +277,13 @@ class Inspection:
         except (PackstoreError, IndexError) as error:
             seen.findings.append(("damaged", record, _shorten(error)))
             return
-        for number, (data, image) in enumerate(zip(files, self._decoder.decode_each(list(files)), strict=True)):
-            what = f"image {number} of {column.name!r}"
+        for number, (data, image) in enumerate(zip(files, decoder.decode_each(list(files)), strict=True)):
+            what = f"image {number} of {column.name!r}" if column.form == "files" else repr(column.name)
+            for lost in _losses(data, decoder):
+                seen.findings.append(("mode", record, f"{what}: it has {lost}"))
             if isinstance(image, DecodeError):
                 seen.findings.append(("undecodable", record, f"{what}: {image}"))
-            elif (flaw := self._decoder.flaw(data)) is not None:
+            elif (flaw := decoder.flaw(data)) is not None:
                 seen.findings.append(("truncated", record, f"{what}: {flaw}"))
 
     def _read_mask(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
@@ -304,6 +310,15 @@ def image_batches(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20
         each = max(each, NUMPY_DTYPE[column.dtype].itemsize)
     step = max(1, min(most, most_bytes // max(1, each)))
     return (range(start, min(start + step, manifest.records)) for start in range(0, manifest.records, step))
+
+
+def _losses(data: Buffer, decoder: Decoder) -> Iterable[str]:
+    """Yields what a file has that its column's mode does not hold; nothing for a damaged file, which does not
+    decode."""
+    try:
+        return find_losses(data, sniff(data), Reading(decoder.reading.mode)).values()
+    except HeaderError:
+        return ()
 
 
 def _shorten(error: Exception) -> str:
