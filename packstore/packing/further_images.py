@@ -137,7 +137,7 @@ class FileChecks:
             for number, data in enumerate(column.traits.files(column, stored[column.name])):
                 where = f"column {column.name!r}" + (f": image {number}" if column.form == "files" else "")
                 try:
-                    _, info = images.file(key, data)
+                    _, info = images.file(key, data if isinstance(data, bytes) else memoryview(data))
                     losses = examine(data, info, reading).losses if info is not None else {}
                 except HeaderError as error:
                     raise SampleError(key, f"{where}: {error.reason}") from error
