@@ -112,7 +112,7 @@ def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[byte
         "boxes": packstore.Boxes(coordinates="xyxy", optional=True),
         "points": packstore.Keypoints(k=3, of=False, points=17, optional=True),
         "caption": packstore.Text(optional=True),
-        "pages": packstore.Images(optional=True),
+        "pages": packstore.Images(optional=True, mode=None),
         "notes": packstore.Json(optional=True),
         "blob": packstore.Bytes(optional=True),
         "vector": packstore.Array(dtype="float32", shape=(512,), ragged=False, optional=True, spatial=False),
