@@ -16,7 +16,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.core.urls import UrlPath, find_bridge
+from packstore.core.urls import UrlPath, find_bridge, location
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
 from packstore.images.encode.options import transposed_by_readers
 from packstore.images.normalization import parse_normalization
@@ -94,6 +94,7 @@ def make_plan(
         DestinationError: The destination exists, lies inside the source or has too little space.
     """
     refuse_empty(source)
+    source, destination = location(source), location(destination)
     resolve_format(destination, options.format)
     _check_places(source, destination)
     check_destination(destination, options)

@@ -76,7 +76,7 @@ from tests.makers.seek_indexes import repaired
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 WRITTEN = frozenset(
-    {"annotated", "n5", "arrow", "coco_masks", "ffcv", "former", "parity", "parquet", "released", "riegeli"}
+    {"annotated", "n5", "arrow", "coco_masks", "exr", "ffcv", "former", "parity", "parquet", "released", "riegeli"}
 )
 """Folders beside those of seeds: what libraries wrote, and older versions of packstore (``former``, ``released``)."""
 _MAX_RECORDS = 2000

@@ -358,7 +358,7 @@ def test_a_bad_annotation_is_a_bad_sample(more: Any, said: str, tmp_path: Path) 
     [
         ('{"images": [', "is no JSON"),
         ('{"images": [], "annotations": [' + "[" * 100_000, "nested too deeply"),
-        ('{"images": [{"file_name": "\udcff"}]', "is no JSON"),
+        ('{"images": [{"file_name": "\udcff"}]', "not UTF-8"),
     ],
 )
 def test_a_file_that_is_no_json(text: str, said: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import pytest
 from packstore import PackedLoader, __version__, convert
 from packstore.cli import cli
 from packstore.core.column_types import base as column_module
-from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
+from packstore.core.registry import COLUMN_TYPES, ENCODINGS, FORMATS, SOURCES
 from packstore.diagnose import doctor
 from packstore.stores import open_store
 from tests.makers.command import commands
@@ -55,7 +55,7 @@ def blocks(name: str) -> Iterator[tuple[str, str]]:
 
 def library_of(code: str) -> str:
     """The library with which a block of the page on formats reads a store; "objects": one with columns of all types."""
-    known = ("lmdb", "h5py", "torch", "json")
+    known = ("lmdb", "h5py", "torch", "json", "numpy")
     library = next(each for each in known if re.search(rf"^import .*{each}", code, re.MULTILINE))
     return library + (" objects" if "objects." in code else "")
 
@@ -94,6 +94,7 @@ FACTS = {
         f"{library} objects": "assert len(ragged('mask', 0)) > 9 and not fixed('caption_valid', 1)"
         for library in ("lmdb", "h5py", "torch")
     },
+    "numpy": "assert files(bytes(8)) == []",
     "json": "import pathlib; files = sorted(pathlib.Path('many.h5').glob('shard-*')); assert len(files) > 1; "
     "assert table['nbytes'].tolist() == [file.stat().st_size for file in files]",
 }
@@ -119,7 +120,7 @@ def test_a_page_runs(
     if "torchvision" in text_of(name):
         import_torchvision()
     monkeypatch.setattr(doctor, "_probe", lambda name: NOT_ASKED)
-    for registry in (FORMATS, SOURCES, ENCODINGS):
+    for registry in (FORMATS, SOURCES, ENCODINGS, COLUMN_TYPES):
         monkeypatch.setattr(registry, "_objects", {**registry._objects})
     if name != "readme":
         for path in demo.iterdir():
@@ -139,7 +140,7 @@ def test_a_page_runs(
             plain.append(code)
         elif language == "python":
             capsys.readouterr()
-            exec(compile(code, f"{name}.md", "exec"), {"__name__": "page"})
+            exec(compile(code, f"{name}.md", "exec", dont_inherit=True), {"__name__": "page"})
             assert capsys.readouterr().out, code
     assert len(plain) == (len(FACTS) if name == WITHOUT_PACKSTORE else 0)
     if plain:  # all in one process: importing torch takes longer than all else
