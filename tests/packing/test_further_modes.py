@@ -114,6 +114,11 @@ def test_batches_have_the_mode_of_each_column(tmp_path: Path) -> None:
     moved, depths = next(iter(PackedLoader(dataset, 3, augment=[RandomCrop(8), RandomHorizontalFlip()])))
     assert (moved.shape, depths.shape, depths.dtype) == ((3, 3, 8, 8), (3, 1, 8, 8), torch.int32)
     assert int(depths.min()) >= 5_611
+    scaled = np.stack([deep(n) for n in range(3)])[:, None] / 65_535
+    for options in ({"normalize": "imagenet"}, {"dtype": torch.float16}):
+        images, depths = next(iter(PackedLoader(dataset, 3, **options)))
+        assert depths.dtype == images.dtype
+        np.testing.assert_allclose(depths.float(), scaled, atol=1e-3)
 
 
 def test_the_command_line_asks_and_shows_the_mode(tmp_path: Path) -> None:

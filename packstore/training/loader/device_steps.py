@@ -177,12 +177,18 @@ class DeviceSteps:
         moving = [_only_moving(op) for op in operations]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
 
-    def convert(self, images: torch.Tensor) -> torch.Tensor:
-        """Applies normalisation, dtype and memory format."""
+    def convert(self, images: torch.Tensor, mode: Mode | None = None) -> torch.Tensor:
+        """Applies normalisation, dtype and memory format.
+
+        ``mode`` is that of a further column if it differs from the main images': then mean and standard deviation do
+        not apply, and values are scaled to 0 … 1.
+        """
         wanted = torch.channels_last if self._options.channels_last else torch.contiguous_format
         images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format
         if self._normalizer is None:
             return images
+        if mode is not None:
+            return Normalizer(None, self._normalizer.dtype, mode)(images)
         pixels = images.dtype == self._stored and not self._floats  # else normalised, or made by a user's function
         return self._normalizer(images) if pixels else images.to(self._normalizer.dtype)
 

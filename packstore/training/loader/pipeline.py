@@ -192,7 +192,9 @@ class Pipeline:
     def _further_images(self, column: Column, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
         """Processes images of a further column on the device: geometric operations and normalisation."""
         first = len(self._at_decoding(column))
-        return self.device_steps.convert(self.device_steps.move(images, ids, epoch, first))
+        other = column.layout != "CHW" and column.pixels != self.dataset.reading.pixels
+        moved = self.device_steps.move(images, ids, epoch, first)
+        return self.device_steps.convert(moved, column.pixels if other else None)
 
     @property
     def checks(self) -> Checks:
