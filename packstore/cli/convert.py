@@ -160,7 +160,6 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
       packstore convert photos/ photos.lmdb --labels labels.csv --on-error skip
       packstore convert imagenet.lmdb imagenet.h5               another format
     """
-    from packstore.core.urls import location
     from packstore.packing.conversion import run_plan
     from packstore.packing.options import ConvertOptions
     from packstore.packing.plan import make_plan
@@ -171,7 +170,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     gc.set_threshold(100_000)
     try:
         with progress_bar(quiet) as progress:
-            plan = make_plan(location(source), location(dest), ConvertOptions(**options), progress)
+            plan = make_plan(source, dest, ConvertOptions(**options), progress)
             with closing(plan.source):
                 report = None if dry_run else run_plan(plan, progress)
     except SampleError as error:
