@@ -153,7 +153,7 @@ class FileChecks:
         has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "
         has += f"{reading.pixels}. "
         if ("depth" in losses or "channels" in losses) and (self._kept or column.mode is not None):
-            eight = "" if reading.pixels.dtype != "uint8" and column.mode is None else f", or {_EIGHT_BITS}"
+            eight = f", or {_EIGHT_BITS}" if self._kept or reading.pixels.dtype == "uint8" else ""
             return (
                 f"{has}A column has one mode, here that of its first file or of its declaration: leave such files out "
                 f"with --ignore{eight if 'depth' in losses else ''}"

@@ -181,6 +181,9 @@ def test_a_writer_asks_and_takes_a_declared_mode(field: Any, tmp_path: Path) -> 
     value: Any = [path, path] if is_list else path
     with pytest.raises(UsageError, match=r"column 'depth'.*uint16.*mode='I;16'"):
         write(tmp_path / "s.lmdb", field, value)
+    with pytest.raises(UsageError, match=r"has values of uint16.*one mode") as caught:
+        write(tmp_path / "s.lmdb", type(field)(mode="F"), value)
+    assert "--depth" not in str(caught.value)  # which makes no floating point
     write(tmp_path / "s.lmdb", type(field)(mode="I;16"), value)
     found = PackedDataset(tmp_path / "s.lmdb", columns=("depth",))[0]
     np.testing.assert_array_equal(found[1] if is_list else found, deep(1)[None])
