@@ -58,7 +58,7 @@ class TestCaptionFiles(SourceSuite):
         return True
 
 
-@pytest.mark.parametrize("samples", [3, 300, 3000])
+@pytest.mark.parametrize("samples", [3, 300, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("end", ["txt", "caption", "cap"])
 def test_each_text_goes_with_its_image(end: str, samples: int, tmp_path: Path) -> None:
     path = make(tmp_path / "set", samples, end=end)

@@ -70,7 +70,7 @@ class TestPixelTable(SourceSuite):
         return False
 
 
-@pytest.mark.parametrize("samples", [3, 300, 3000])
+@pytest.mark.parametrize("samples", [3, 300, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["fer", "wide", "grid", "rgb"])
 def test_all_numbers_are_kept(name: str, samples: int, tmp_path: Path) -> None:
     colours = 3 if name == "rgb" else 1
