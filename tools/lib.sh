@@ -153,8 +153,9 @@ make_venv() {
 pip_install() {
     mkdir -p -- "$venv/tmp"
     # TMPDIR: what a killed pip leaves there goes with the .venv. --use-pep517: how newer versions build by themselves.
+    # --no-compile: Python compiles the few modules that it imports, not all of them.
     # shellcheck disable=SC2086 # several arguments
-    logged env TMPDIR="$venv/tmp" "$venv/bin/python" -m pip install --no-input --use-pep517 \
+    logged env TMPDIR="$venv/tmp" "$venv/bin/python" -m pip install --no-input --no-compile --use-pep517 \
         ${PACKSTORE_PIP_ARGS-} -c tools/constraints.txt -e "$1" || return
     rm -rf -- "$venv/tmp"
 }
