@@ -387,7 +387,7 @@ BY_NAME: dict[str, Make] = {
     "FUNSD": files(MAKERS["funsd"]),
     "CORD": files(MAKERS["cord"]),
     "TextOCR": files(MAKERS["textocr"]),
-    "captions, a file each": files(_captions),
+    "captions, one file per image": files(_captions),
     "captions without a header": table("captions.txt", "", "{f}.jpg\ta photo of {n} things\n"),
     "CLIP, CSV": table("train.csv", "filepath,title\n", "images/{f}.jpg,a photo of {n}\n", "images/"),
     "CLIP, TSV": table("train.tsv", "title\tfilepath\n", "a photo of {n}\timages/{f}.jpg\n", "images/"),

@@ -43,10 +43,10 @@ SUITES = {
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
 kinds the default tier takes three, and two are in the fast tier."""
 
-CASES = {"SourceSuite": 9, "ExportSuite": 8}
+CASES = {"SourceSuite": 6, "ExportSuite": 5}
 """Of each test in these suites, which dozens of kinds inherit, the default tier takes so many cases."""
 
-SLOW_CASES, MANY_CASES = 1, 5
+SLOW_CASES, MANY_CASES = 1, 4
 """Cases of each other test in the default tier: of one that is marked ``slow`` where it is defined, and of the rest."""
 
 
