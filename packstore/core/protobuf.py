@@ -237,12 +237,12 @@ def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] |
         if isinstance(values, np.ndarray):
             floats = values.dtype.kind == "f"
             data = values.astype("<f4").tobytes() if floats else b"".join(varint(int(n)) for n in values.flat)
-            kind, listed = (2 if floats else 3), _delimited(1, data) if data else b""
+            kind, listed = (2 if floats else 3), _field_bytes(1, data) if data else b""
         else:
-            kind, listed = 1, b"".join(_delimited(1, value) for value in values)
-        feature = _delimited(kind, listed)
-        entries.append(_delimited(1, _delimited(1, name.encode()) + _delimited(2, feature)))
-    return _delimited(1, b"".join(entries))
+            kind, listed = 1, b"".join(_field_bytes(1, value) for value in values)
+        feature = _field_bytes(kind, listed)
+        entries.append(_field_bytes(1, _field_bytes(1, name.encode()) + _field_bytes(2, feature)))
+    return _field_bytes(1, b"".join(entries))
 
 
 def varint(number: int) -> bytes:
@@ -256,5 +256,5 @@ def varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _delimited(number: int, data: bytes) -> bytes:
+def _field_bytes(number: int, data: bytes) -> bytes:
     return varint(number << 3 | _BYTES) + varint(len(data)) + data

@@ -89,11 +89,11 @@ def heif_header(data: bytes) -> HeifHeader:
         raise BadBoxesError("HEIF whose primary item has no size")
     shown = crop or size
     # The parts of a grid have the same bits as the image, which need not say them.
-    bits = bits or max((_coded_bits(data, name, start) for name, start, _ in kinds), default=0) or 8
+    bits = bits or max((_bits_of_codec(data, name, start) for name, start, _ in kinds), default=0) or 8
     return HeifHeader(kind, *size, shown if turns % 2 == 0 else shown[::-1], has_data or b"idat" in inside, end, bits)
 
 
-def _coded_bits(data: bytes, name: bytes, start: int) -> int:
+def _bits_of_codec(data: bytes, name: bytes, start: int) -> int:
     """Returns the bits per sample in a decoder's configuration (AV1 in ISOBMFF 2.3.3, ISO/IEC 14496-15 8.3.3); 0 for
     other boxes."""
     if name == b"av1C":

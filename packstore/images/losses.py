@@ -33,7 +33,7 @@ UNIFIED = {
 
 
 class Examined(NamedTuple):
-    """What a reading makes of an image file.
+    """The losses of an image file by the mode that it is read in.
 
     Attributes:
         losses: See :func:`find_losses`.

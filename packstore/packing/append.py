@@ -309,7 +309,7 @@ def _publish_shards(
         rewritten, again = _split_mixed_shards(plan, own, work, progress)
         parts = _join_shards(again, added, first_new).group_by_split(order)
         assert parts is not None
-    totals = [replace(c, nbytes=c.nbytes + _added_nbytes(other, c, added, plan)) for c in plan.columns]
+    totals = [replace(c, nbytes=c.nbytes + _nbytes_of_shards(other, c, added, plan)) for c in plan.columns]
     options = dict(manifest.options)
     whole = int(added.rows["records"].sum()) == other.records  # else nobody has counted its part
     for name, count in record_counts(other).items() if whole else ():
@@ -441,7 +441,7 @@ def _split_mixed_shards(
     return total, parts
 
 
-def _added_nbytes(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
+def _nbytes_of_shards(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
     """Returns the bytes of a column's values in the added shards."""
     whole = other.column(column.name).nbytes
     if column.kind == "fixed":

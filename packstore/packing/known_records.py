@@ -31,7 +31,7 @@ def count_same(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCal
     known = (entry for entry in plan.source.entries() if entry.key in keys)
     same = seen = 0
     for packed in pack_batches(plan, encoder, known, plan.options.workers or plan.source.workers()):
-        for key, checksum, fields in _packed_rows(packed, plan, reader.manifest.columns):
+        for key, checksum, fields in _iterate_rows(packed, plan, reader.manifest.columns):
             record = stored.find(key)
             same += (
                 record is not None
@@ -43,7 +43,7 @@ def count_same(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCal
     return same
 
 
-def _packed_rows(
+def _iterate_rows(
     packed: PackedBatch, plan: Plan, columns: tuple[Column, ...]
 ) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     """Yields key, image checksum and row of each packed record."""

@@ -320,12 +320,12 @@ def _resolve_encoding(
         progressive=options.progressive,
         reading=reading,
         # Of files in a store nothing is asked again, unless they are to be read in another way.
-        asks=survey.store is None or reading != _recorded_reading(survey.store),
+        asks=survey.store is None or reading != _reading_of_store(survey.store),
     )
     return encode, normalize == "auto"
 
 
-def _recorded_reading(store: Manifest) -> Reading:
+def _reading_of_store(store: Manifest) -> Reading:
     return replace(Reading.recorded(store.image.mode, store.options), chosen=True)
 
 

@@ -58,7 +58,7 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
             at = _read_old_rle(data, at, coded[row])
     values = np.ldexp(coded[..., :3].astype(np.float32), coded[..., 3:].astype(np.int32) - 136)
     values[coded[..., 3] == 0] = 0
-    return np.ascontiguousarray(_turned(values, size), dtype=np.float32)
+    return np.ascontiguousarray(_orient(values, size), dtype=np.float32)
 
 
 def _match_size(data: bytes) -> re.Match[bytes]:
@@ -127,7 +127,7 @@ def _read_old_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
     return at
 
 
-def _turned(values: NDArray[np.float32], size: re.Match[bytes]) -> NDArray[np.float32]:
+def _orient(values: NDArray[np.float32], size: re.Match[bytes]) -> NDArray[np.float32]:
     """Turns scanlines so that rows go down and columns to the right."""
     rows_fall, columns_rise = (
         size[1] == (b"-" if size[2] == b"Y" else b"+"),

@@ -132,7 +132,7 @@ class IdxSource(ArraySource):
         return Array(chosen.info.dtype.name, chosen.info.shape[1:]) if name == "nist" else super()._field(name, chosen)
 
     def convert(self, name: str, chosen: Chosen, value: Any) -> Any:
-        """Of QMNIST's eight numbers a sample, the first is the class."""
+        """Takes the first of QMNIST's eight numbers as the class."""
         return super().convert(name, chosen, np.reshape(value, -1)[:1] if name == "label" else value)
 
     @cached_property
