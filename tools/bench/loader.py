@@ -299,7 +299,7 @@ def python_seconds(dataset: PackedDataset, **options: Any) -> float:
     Engine.run = lambda self, requests, first, stop, max_pixels: np.zeros(stop - first, np.bool_)  # type: ignore[method-assign]
     try:
         fill()
-        return min(fill() for _ in range(20))
+        return min(fill() for _ in range(200))
     finally:
         Engine.run = run  # type: ignore[method-assign]
 
