@@ -266,7 +266,7 @@ def suggest_packing(path: Path) -> Iterator[None]:
         yield
     except StoreError as error:
         from packstore.sources import kind_of
-        from packstore.sources.refusals import title
+        from packstore.sources.refusals import short_help
         from packstore.stores.opening import looks_like_store
 
         if not (path.is_file() or path.is_dir()) or (path.is_dir() and looks_like_store(path, b"")):
@@ -274,7 +274,9 @@ def suggest_packing(path: Path) -> Iterator[None]:
         kind = kind_of(path)
         if kind is None:
             raise
-        raise UsageError(f"{printable(str(path))} is {title(kind)}; pack it first: {packing_command(path)}") from error
+        raise UsageError(
+            f"{printable(str(path))} is {short_help(kind)}; pack it first: {packing_command(path)}"
+        ) from error
 
 
 def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> list[str]:

@@ -128,7 +128,7 @@ def count_modes(source: Source, survey: Survey) -> Counter[str]:
     found = Counter[str]()
     if survey.encoding != "original" or not (survey.counted and survey.resumable):
         return found
-    for entry in source.some(None, survey.records, _LOOKED_AT):
+    for entry in source.pick_entries(None, survey.records, _LOOKED_AT):
         with suppress(PackstoreError, HeaderError):
             data = bytes(source.image(entry))
             described = native.describe(memoryview(data), sniff(data))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import ImageData
 from packstore.core.manifest import Column
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.sources.base import Entry, Sample, Source, Survey, rounded_size
+from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
 from packstore.stores.joining import class_mapping
@@ -92,7 +92,7 @@ class AddedSource(Source):
         size_bytes = key_bytes = 0
         for entry in self.entries():
             splits[entry.split] += 1
-            sizes[rounded_size(entry.size_bytes)] += 1
+            sizes[round_up_size(entry.size_bytes)] += 1
             size_bytes += entry.size_bytes
             key_bytes += len(entry.key.encode("utf-8", "surrogateescape"))
         return replace(
@@ -111,8 +111,8 @@ class AddedSource(Source):
                 labels = tuple(label if numbers is None else int(numbers[label]) for numbers, label in pairs)
             yield entry._replace(key=key, split=self._split_of(entry.split), labels=labels)
 
-    def file_of(self, entry: Entry, column: str, number: int) -> str | None:
-        return self._source.file_of(entry, column, number)
+    def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
+        return self._source.further_file_name(entry, column, number)
 
     def locate(self, entry: Entry) -> Location | None:
         return self._source.locate(self._original(entry))

@@ -128,7 +128,7 @@ def pack(
                 if converter.masks and isinstance(found, Sample):
                     converter.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
             except FileLossError as error:
-                raise error.with_file(source.file_of(listed, error.column.name, error.number)) from None
+                raise error.with_file(source.further_file_name(listed, error.column.name, error.number)) from None
             except (SampleError, CorruptRecordError) as error:
                 reason = error.reason if isinstance(error, SampleError) else str(error)
                 reason = reason if number is None else f"sample {number}: {reason}"

@@ -120,7 +120,7 @@ def _first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode
     """Reads the first image and returns its mode. Raises :class:`SourceError` if there is none or it cannot be read."""
     if not survey.counted:
         raise UsageError("keep reads the first image beforehand, and an iterable can be read once; name the mode")
-    for entry in islice(source.some(options.split, survey.records, 1), 1):
+    for entry in islice(source.pick_entries(options.split, survey.records, 1), 1):
         found = source.image(entry)
         data = getattr(found, "image", found)
         if isinstance(data, np.ndarray):

@@ -17,7 +17,7 @@ from packstore.core.sizes import parse_bytes
 from packstore.images.normalization import MeanAndStd, parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import MAX_PIXELS
-from packstore.sources.given import check_given
+from packstore.sources.column_options import check_columns
 from packstore.sources.ignoring import check_patterns
 
 KEEP = "keep"
@@ -78,7 +78,7 @@ class ConvertOptions:
             if name == "max_pixels" or getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
-        object.__setattr__(self, "columns", check_given(self.columns))
+        object.__setattr__(self, "columns", check_columns(self.columns))
         one = None if self.frames in (None, *OF_SOURCES) else str(self.frames)
         _check_mode(self.mode, self.depth, self.alpha, one)
         if self.frames in OF_SOURCES and (self.exif_transpose or self.link):

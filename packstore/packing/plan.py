@@ -346,7 +346,7 @@ class _Probe:
         # Fewer in a small source, for which they would take a large part of the conversion's time.
         """Yields some entries, spread over the source, ready to be read."""
         count = max(8, min(_SAMPLED, records // 100))
-        return self._source.some(self._split, records, count)
+        return self._source.pick_entries(self._split, records, count)
 
     def encoded_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
         """Encodes the samples; returns (bytes in the source, bytes as a record) of each, without bad samples. Empty

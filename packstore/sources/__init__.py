@@ -27,26 +27,26 @@ from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.bridges import open_bridge
 from packstore.sources.clips import ClipsSource
-from packstore.sources.contents import contents_of
+from packstore.sources.column_options import check_columns
+from packstore.sources.contents import list_contents
 from packstore.sources.encodings import ROLE as ENCODING
-from packstore.sources.encodings import decoding, encoding_of
+from packstore.sources.encodings import find_encoding, use_encoding
 from packstore.sources.frames import FramesSource
-from packstore.sources.given import check_given
-from packstore.sources.ignoring import check_patterns, ignore_rules, ignoring, pattern_of
+from packstore.sources.ignoring import apply_ignore_rules, check_patterns, compile_ignore_rules, escape_pattern
 from packstore.sources.ledger import Role
-from packstore.sources.nested import find_within, folders_like_splits, only_folder, unlike_classes
+from packstore.sources.nested import find_nested, find_non_classes, find_only_folder, find_split_like_folders
 from packstore.sources.refusals import (
-    incomplete,
-    lies_within,
-    like_splits,
-    no_classes,
-    only_unpacked,
-    or_as,
-    undecided,
-    unrecognised,
-    with_answer,
+    add_first_answer,
+    add_kinds,
+    archive_without_images_error,
+    incomplete_error,
+    nested_error,
+    no_classes_error,
+    several_kinds_error,
+    split_names_error,
+    unrecognised_error,
 )
-from packstore.sources.remote import OnlyCopiedError, RemotePath, known_buckets, source_path
+from packstore.sources.remote import NeedsCopyError, RemotePath, cache_buckets, source_path
 from packstore.sources.rows import TreeRowSource
 from packstore.sources.tree import Tree
 from packstore.sources.wrapped import GEO, GeoSource
@@ -125,10 +125,10 @@ def open_source(
         SourceError: There is nothing at ``path``, or nothing of a known kind.
     """
     given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
-    named = check_given(columns) or _recorded(packed_as, "columns")
+    named = check_columns(columns) or _recorded(packed_as, "columns")
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
-    encoding = encoding_of(named)
-    with decoding(encoding):
+    encoding = find_encoding(named)
+    with use_encoding(encoding):
         opened = _open_files(
             path, kind, labels, max_pixels, packed_as, skip_bad, image_key, label_key, layout, ignore, others, progress
         )
@@ -189,7 +189,7 @@ def _open_files(
         return store.open(place, options)
     try:
         return _opened(place, named, options, packed_as)
-    except OnlyCopiedError:
+    except NeedsCopyError:
         from packstore.sources.copied import CopiedSource
 
         assert isinstance(place, RemotePath)
@@ -206,14 +206,14 @@ def _described_by(file: Path, options: SourceOptions) -> tuple[Path, SourceOptio
         beside = [each for each in file.parent.iterdir() if each.suffix == file.suffix and each.name != file.name]
         if len(beside) > _MOST_BESIDE:
             return None
-        hidden = (f"/{pattern_of(each.relative_to(folder).as_posix())}" for each in sorted(beside))
+        hidden = (f"/{escape_pattern(each.relative_to(folder).as_posix())}" for each in sorted(beside))
         given = replace(options, ignore=(*options.ignore, *hidden))
         try:
-            with ignoring(folder, ignore_rules(given.ignore)), known_folders(), kept_indexes():
+            with apply_ignore_rules(folder, compile_ignore_rules(given.ignore)), known_folders(), kept_indexes():
                 kind = _recognise(folder, given)
                 with closing(kind.open(folder, replace(given, named=True))) as source:
                     tree = getattr(source, "tree", None)
-                    names = source.described_by() if isinstance(source, TreeRowSource) else ()
+                    names = source.describing_files() if isinstance(source, TreeRowSource) else ()
                     if tree is not None and file.relative_to(folder).as_posix() in set(names):
                         return folder, given
         except PackstoreError:
@@ -222,7 +222,7 @@ def _described_by(file: Path, options: SourceOptions) -> tuple[Path, SourceOptio
 
 
 def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:
-    """Opens a source. Raises :class:`OnlyCopiedError` for a URL if the kind can only read local copies."""
+    """Opens a source. Raises :class:`NeedsCopyError` for a URL if the kind can only read local copies."""
     try:
         place.stat()
     except PackstoreError:  # of which one is a ValueError, too
@@ -230,13 +230,18 @@ def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: 
     except (OSError, ValueError) as error:
         raise SourceError(_unreachable(place, error)) from None
     if named is not None and not named.reads(place):
-        raise OnlyCopiedError(f"{printable(str(place))} is of kind {named.name}")
-    with ignoring(place, ignore_rules(options.ignore)), _asking_about(place, options), kept_indexes(), known_buckets():
+        raise NeedsCopyError(f"{printable(str(place))} is of kind {named.name}")
+    with (
+        apply_ignore_rules(place, compile_ignore_rules(options.ignore)),
+        _asking_about(place, options),
+        kept_indexes(),
+        cache_buckets(),
+    ):
         if named is None:
             try:
                 with known_folders():
                     named = _recognise(place, options)
-            except OnlyCopiedError:
+            except NeedsCopyError:
                 raise
             except SourceError as error:
                 known = packed_as is not None and packed_as.origin.kind in SOURCES
@@ -271,7 +276,7 @@ def _last_answers(answer: Answer, place: Path, options: SourceOptions, depth: in
     source = answer.source or place
     given = SourceOptions(ignore=(*options.ignore, *patterns))
     try:
-        with ignoring(source, ignore_rules(given.ignore)), known_folders(), kept_indexes():
+        with apply_ignore_rules(source, compile_ignore_rules(given.ignore)), known_folders(), kept_indexes():
             _recognise(source, given)
     except AmbiguousSourceError as error:
         if depth == _ASKED_IN_A_ROW:
@@ -294,8 +299,8 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     found = _left_by(source, survey)
     if found:
         with _asking_about(source.path, source.options):
-            error = incomplete(source.path, SOURCES[source.kind], [each[:2] for each in found])
-            raise or_as(error, _partial_kinds(source))
+            error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in found])
+            raise add_kinds(error, _partial_kinds(source))
 
 
 def ask_about_clips(source: Source, survey: Survey) -> None:
@@ -318,7 +323,7 @@ def _left_by(source: Source, survey: Survey) -> list[Finding]:
     if not source.asks_about_left or not isinstance(tree, Tree) or not survey.ledger.count(Role.LEFT):
         return []
     left = survey.ledger.names(Role.LEFT)
-    rules = ignore_rules(source.options.ignore)
+    rules = compile_ignore_rules(source.options.ignore)
     return find_left(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
 
 
@@ -347,7 +352,7 @@ def _would_leave(path: Path, kind: Kind, options: SourceOptions) -> list[Finding
             tree, left = getattr(source, "tree", None), _left_by(source, survey)
             if left or not isinstance(tree, Tree):
                 return left
-            rules = ignore_rules(options.ignore)
+            rules = compile_ignore_rules(options.ignore)
             others = (path for path in survey.ledger.names(Role.LEFT) if not rules.hides(path))
             return find_other_images(tree, others, lambda: (entry.key for entry in source.entries()))
     except PackstoreError:
@@ -367,7 +372,7 @@ def _recorded(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
     recorded = None if packed_as is None else packed_as.options.get(name)
     try:
         found = json.loads(recorded) if isinstance(recorded, str) else ()
-        return check_patterns(found) if name == "ignore" else check_given(found)
+        return check_patterns(found) if name == "ignore" else check_columns(found)
     except ValueError:
         return ()
 
@@ -414,7 +419,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     refused: SourceError | None = None
     kind: Kind
     if isinstance(path, RemotePath) and path.is_file():
-        raise path.is_one_object()
+        raise path.one_object_error()
     for kind in SOURCES.values():  # plug-ins come last, and are not even looked for where a built-in kind is certain
         if not (kind.reads(path) and kind.takes(options)) or (refused is not None and kind.name in SOURCES.built_in):
             continue
@@ -433,7 +438,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
                     _ask_about_classes(path)
                 except AmbiguousSourceError as error:
                     side_by_side = [each for each in found.get(Certainty.PARTIAL, ()) if each.name == _MODALITIES]
-                    raise with_answer(error, side_by_side[0]) if side_by_side else error from None
+                    raise add_first_answer(error, side_by_side[0]) if side_by_side else error from None
             return kind
         found.setdefault(certainty, []).append(kind)
     if refused is not None:
@@ -442,31 +447,31 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         formats = [kind for kind in partial if kind.name not in (*_PLAIN, _MODALITIES)]
         if len(formats) == 1 and (left := _would_leave(path, formats[0], options)):
             side_by_side = [kind for kind in partial if kind.name == _MODALITIES]
-            raise or_as(incomplete(path, formats[0], [each[:2] for each in left]), side_by_side)
+            raise add_kinds(incomplete_error(path, formats[0], [each[:2] for each in left]), side_by_side)
         if formats:
-            raise undecided(path, formats)
+            raise several_kinds_error(path, formats)
         plain = next((kind for kind in partial if kind.name in _PLAIN), None)
         if partial[0].name == _MODALITIES:
             raise (
-                undecided(path, partial[:1])
+                several_kinds_error(path, partial[:1])
                 if plain is None
-                else with_answer(annotated_error(path, plain.name), partial[0])
+                else add_first_answer(annotated_error(path, plain.name), partial[0])
             )
-        within = find_within(path, _specific)
+        within = find_nested(path, _specific)
         several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
         if within and not several_masks:
-            raise lies_within(path, within)
+            raise nested_error(path, within)
         raise annotated_error(path, partial[0].name)
     possible = found.get(Certainty.POSSIBLE, [])
     if possible and possible[0].name not in _PLAIN:
         return possible[0]
-    if options.labels is None and (within := find_within(path, _certain)):
-        raise lies_within(path, within)
+    if options.labels is None and (within := find_nested(path, _certain)):
+        raise nested_error(path, within)
     if isinstance(path, RemotePath) and not (options.named or _holds_images(path)):
-        raise OnlyCopiedError(f"{printable(str(path))} holds no images and no store")
+        raise NeedsCopyError(f"{printable(str(path))} holds no images and no store")
     if possible:
         if path.is_file() and (tree := open_tree(path)) is not None:
-            raise only_unpacked(path, tree)
+            raise archive_without_images_error(path, tree)
         return possible[0]
     if options.columns:
         raise SourceError(f"{printable(str(path))} has no table that names its images, of which --column could tell")
@@ -475,7 +480,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
             f"{printable(str(path))} is of no kind that has arrays to choose from ({_kinds_of_arrays()}); leave "
             "image_key, label_key and layout out"
         )
-    raise unrecognised(path)
+    raise unrecognised_error(path)
 
 
 def _certain(path: Path) -> Kind | None:
@@ -501,16 +506,16 @@ def _specific(path: Path) -> Kind | None:
 def _ask_about_classes(path: Path) -> None:
     """Raises :class:`AmbiguousSourceError` for an image folder whose folders seem to be no classes: the only one a
     dataset of its own, or all of them splits."""
-    inside = only_folder(path)
+    inside = find_only_folder(path)
     kind = None if inside is None else _certain(inside)
     if inside is not None and kind is not None:
-        raise lies_within(path, [(inside, kind)], "imagefolder")
-    if splits := folders_like_splits(path):
-        raise like_splits(path, splits, "imagefolder")
+        raise nested_error(path, [(inside, kind)], "imagefolder")
+    if splits := find_split_like_folders(path):
+        raise split_names_error(path, splits, "imagefolder")
     tree = open_tree(path)
-    found = None if tree is None else unlike_classes(contents_of(tree))
+    found = None if tree is None else find_non_classes(list_contents(tree))
     if found is not None:
-        raise no_classes(path, *found, "imagefolder")
+        raise no_classes_error(path, *found, "imagefolder")
 
 
 def _holds_images(path: RemotePath) -> bool:

@@ -23,9 +23,9 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.contents import Contents, FolderContents, NameSet, contents_of, folder_contents, stem_of
+from packstore.sources.contents import Contents, FolderContents, NameSet, list_contents, stem_of, summarize_folder
 from packstore.sources.folder_names import Names
-from packstore.sources.ignoring import pattern_of
+from packstore.sources.ignoring import escape_pattern
 from packstore.sources.labels import LabelsFile
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.sources.tree import Tree
@@ -123,7 +123,7 @@ def _shorten_list(phrases: Sequence[str]) -> str:
 
 def _question(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
     tree = open_tree(path)
-    contents = Contents({}) if tree is None else contents_of(tree)
+    contents = Contents({}) if tree is None else list_contents(tree)
     masks = _masks(contents)
     alone, answers = _alone(path, kind, contents)
     labels = _labels_files(path, contents) if path.is_dir() else []
@@ -180,13 +180,13 @@ def find_annotations(tree: Tree) -> list[str]:
 
 def find_further(tree: Tree) -> list[str]:
     """Does :func:`find_annotations` without masks."""
-    contents = contents_of(tree)
+    contents = list_contents(tree)
     return [each.phrase for each in _unique(_further(tree, contents, contents.folders.values()))]
 
 
 def find_all(tree: Tree) -> list[Finding]:
     """Finds all suspected annotations of the images of ``tree``: masks, pairs of images, and other files."""
-    contents = contents_of(tree)
+    contents = list_contents(tree)
     places = _masks(contents)
     masks = [Finding(phrase, (_mask_pattern(contents, places, place),)) for place, phrase in places.items()]
     holding = {place for path, each in contents.folders.items() if each.images.count for place in _at_and_above(path)}
@@ -203,7 +203,7 @@ def _widen(finding: Finding, holding: Collection[str]) -> Finding:
 def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     """Finds suspected annotations among the files of ``tree`` that a source leaves out: other files, and folders of
     masks of which it uses none."""
-    whole = contents_of(tree)
+    whole = list_contents(tree)
     by_folder: dict[str, list[str]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -211,7 +211,7 @@ def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
         if not hidden and name.lower() not in SYSTEM_NAMES and folder in whole.folders:
             by_folder.setdefault(folder, []).append(name)
     left = Contents(
-        {folder: folder_contents(folder, Names(sorted(names)), hidden=True) for folder, names in by_folder.items()}
+        {folder: summarize_folder(folder, Names(sorted(names)), hidden=True) for folder, names in by_folder.items()}
     )
     counts = {folder: each.images.count for folder, each in left.folders.items()}
     masks = [
@@ -225,7 +225,7 @@ def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
 def find_other_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:
     """Finds folders of images among the files of ``tree`` that a source leaves out, and samples, whose ``keys`` are
     paths, that differ from others by the ending of their names."""
-    contents = contents_of(tree)
+    contents = list_contents(tree)
     left = (path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
     folders = Counter(folder for folder in left if folder in contents.folders)
     whole = {folder for folder, count in folders.items() if count == contents.folders[folder].images.count}
@@ -261,7 +261,7 @@ def _further(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> 
                 path = f"{folder.path}/{name}" if folder.path else name
                 why = _annotates(tree, path, suffix, few, known, splits, counts) if len(known) else None
                 if why is not None:
-                    yield Finding(printable(path) + why, (pattern_of(path),), folder.path)
+                    yield Finding(printable(path) + why, (escape_pattern(path),), folder.path)
 
 
 def _annotates(
@@ -370,7 +370,7 @@ def _printable_folder(folder: str) -> str:
 
 def _pattern(folder: str, suffix: str = "") -> str:
     """What ``--ignore`` takes for a folder, or for the files of a suffix in it."""
-    path = pattern_of(folder) if folder else ""
+    path = escape_pattern(folder) if folder else ""
     if not suffix:
         return f"{path}/" if "/" not in path else path
     return f"{path}/*{suffix}"
@@ -380,7 +380,7 @@ def _mask_pattern(contents: Contents, masks: Collection[str], place: str) -> str
     """What ``--ignore`` takes for a folder of masks: its name, if there are several of this name and all hold masks."""
     name = place.rpartition("/")[2]
     alike = [path for path in contents.folders if path.rpartition("/")[2] == name]
-    return f"{pattern_of(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else _pattern(place)
+    return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else _pattern(place)
 
 
 def _sidecars(images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]) -> Iterator[Finding]:
@@ -391,7 +391,7 @@ def _sidecars(images: Contents, folders: Iterable[FolderContents], known: NDArra
         for suffix, names in folder.others.items():
             if _is_work(folder.path):
                 continue
-            if len(known) and suffix not in _NO_SIDECARS and names.shared(known) >= enough:
+            if len(known) and suffix not in _NO_SIDECARS and names.count_shared(known) >= enough:
                 phrase = f"a {suffix} file for each image in {_printable_folder(folder.path)}"
                 yield Finding(phrase, _suffix_patterns(images, folder, suffix), folder.path)
 
@@ -425,7 +425,7 @@ def _masks(contents: Contents) -> dict[str, str]:
                 continue
             if _MASKS.fullmatch(other) or _counts_alike(contents, mask, image):
                 continue
-            if 2 * mask.images.shared(image.images) >= len(image.images.stems):
+            if 2 * mask.images.count_shared(image.images) >= len(image.images.stems):
                 found[mask.path] = (
                     f"{printable(mask.path)} has files of the same names as {_printable_folder(image.path)}"
                 )
@@ -435,7 +435,7 @@ def _masks(contents: Contents) -> dict[str, str]:
         parts = mask.path.split("/")
         for n, part in enumerate(parts[:-1]):  # masks/cat beside cat
             own = by_path.get("/".join((*parts[:n], *parts[n + 1 :]))) if _MASKS.fullmatch(part.lower()) else None
-            if own is not None and 2 * mask.images.shared(own.images) >= len(own.images.stems):
+            if own is not None and 2 * mask.images.count_shared(own.images) >= len(own.images.stems):
                 place = "/".join(parts[: n + 1])
                 found[place] = f"{printable(place)} has files of the same names as {printable(own.path)}"
     with_images = {place for folder, _ in holding for place in _at_and_above(folder.path)}
@@ -461,7 +461,7 @@ def _counts_alike(contents: Contents, mask: FolderContents, image: FolderContent
             continue
         named = any(pattern.fullmatch(other.name) for pattern in (_MASKS, _IMAGES))
         named = named or {other.path[-2:], image.path[-2:]} == {"/A", "/B"}  # two times, with a mask of changes
-        if not named and 2 * other.images.shared(image.images) >= len(image.images.stems):
+        if not named and 2 * other.images.count_shared(image.images) >= len(image.images.stems):
             return True
     return False
 
@@ -482,7 +482,7 @@ def _pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
             other = holding.get(f"{above}{slash}{second}") if name == first else None
             if other is None or one.path in known or other.path in known:
                 continue
-            if 2 * one.images.shared(other.images) >= len(one.images.stems):
+            if 2 * one.images.count_shared(other.images) >= len(one.images.stems):
                 phrase = f"{printable(one.path)} and {printable(other.path)} have files of the same names"
                 yield Finding(phrase, (_pattern(other.path),))
 
@@ -495,7 +495,7 @@ def _tails(contents: Contents) -> Iterator[Finding]:
             continue
         stems, where = folder.images.stems, printable(folder.path) or "the folder itself"
         tails = {tail: NameSet(len(bases), bases, ()) for tail, bases in folder.tails.items()}
-        paired = {tail: bases.shared(stems) for tail, bases in tails.items()}
+        paired = {tail: bases.count_shared(stems) for tail, bases in tails.items()}
         single = len(stems) - sum(paired.values())
         for tail, count in paired.items():
             enough = (
@@ -509,7 +509,7 @@ def _tails(contents: Contents) -> Iterator[Finding]:
         large = [tail for tail, bases in tails.items() if bases.count >= _MENTIONS and not paired[tail]]
         for n, one in enumerate(large):
             for other in large[n + 1 :]:
-                both = tails[one].shared(tails[other])
+                both = tails[one].count_shared(tails[other])
                 most = max(tails[one].count, tails[other].count)
                 if 10 * both >= 9 * most and 20 * both >= 9 * len(stems):
                     image, mask = sorted((one, other), key=lambda tail: (_BESIDE.fullmatch(tail) is not None, tail))

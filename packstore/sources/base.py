@@ -26,7 +26,7 @@ from packstore.core.urls import UrlPath
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.arrays.flat import is_layout
 from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED
-from packstore.sources.ignoring import check_patterns, ignore_rules
+from packstore.sources.ignoring import check_patterns, compile_ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import FolderTree
@@ -200,7 +200,7 @@ class Survey:
         mode: Name of the mode of arrays, as in :attr:`packstore.core.column.Column.mode`; None for RGB of 8 bits.
         shape: Shape that all arrays share, or None for files and ragged stores.
         size_bytes: Bytes of all main images in the source.
-        size_counts: Number of images by size, rounded up by :func:`rounded_size`, from which formats that pad images
+        size_counts: Number of images by size, rounded up by :func:`round_up_size`, from which formats that pad images
             estimate their size.
         key_bytes: Bytes of all keys together.
         ledger: Every file of the source with its role; empty for a store, and for samples that are no files.
@@ -302,7 +302,7 @@ class Source(ABC):
         found = self.read(entry)
         return found.image if isinstance(found, Sample) else found
 
-    def file_of(self, entry: Entry, column: str, number: int) -> str | None:
+    def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         """Names a file in a column beside the main image, for messages: the file ``number`` of the value; None if it
         has no name."""
         return None
@@ -325,7 +325,7 @@ class Source(ABC):
         """Estimates the bytes of an entry of :meth:`fetch`."""
         return entry.size_bytes
 
-    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         """Yields ``count`` of the source's ``records`` entries, spread over the source, ready for :meth:`read`."""
         step = max(1, records // count)
         return islice(self.entries(split), 0, count * step, step)
@@ -342,7 +342,7 @@ class Source(ABC):
         show every change. Raises :class:`SourceError` if the source has vanished."""
         return ""
 
-    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         """Lists all files of the source for its ledger: each folder, and the names of its files."""
         if self.path.is_dir():
             return list_files(FolderTree(self.path))
@@ -360,7 +360,7 @@ class Source(ABC):
         """Tells if a left file always belongs to the layout, so that it raises no question."""
         return False
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         """Counts parts of packed files (records, arrays, columns) that are left out, by reason."""
         return {}
 
@@ -368,16 +368,16 @@ class Source(ABC):
         """Lists all files and assigns each its role. ``split`` is the surveyed split, None for all."""
         self.claim_files(claims)
         others = None if split is None else "images that are not of this split"
-        rules = ignore_rules(self.options.ignore)
+        rules = compile_ignore_rules(self.options.ignore)
         return make_ledger(
-            self.listed_files(),
+            self.list_all_files(),
             claims,
             lambda folder, name: (
                 rules.reason(folder, name)
                 or (others if name.lower().endswith(IMAGE_SUFFIXES) else None)
                 or self.left_reason(folder, name)
             ),
-            self.left_members(),
+            self.count_left_members(),
         )
 
     def claim_paths(self, claims: Claims, paths: Iterable[Path], role: Role = Role.PACKED) -> None:
@@ -393,13 +393,13 @@ class Source(ABC):
         :class:`PackstoreError`."""
         return
 
-    def no_split(self, split: str, splits: Iterable[str]) -> NotInSourceError:
+    def unknown_split_error(self, split: str, splits: Iterable[str]) -> NotInSourceError:
         """Returns the error for an unknown split; ``splits`` are the known ones."""
         known = ", ".join(printable(name) for name in splits if name) or "it has none"
         return NotInSourceError(f"{printable(str(self.path))} has no split {printable(split)!r}; splits: {known}")
 
 
-def stamp_of(paths: Iterable[Path]) -> str:
+def stamp_files(paths: Iterable[Path]) -> str:
     """Returns a stamp of files: sizes, times of modification and of change. Raises :class:`SourceError` if one is
     missing."""
     parts = []
@@ -425,10 +425,10 @@ def readable_sizes(sizes: Sequence[int], max_bytes: int) -> Sequence[int]:
 
 
 def count_sizes(sizes: Iterable[int]) -> Counter[int]:
-    """Counts sizes, rounded as :func:`rounded_size` does."""
+    """Counts sizes, rounded as :func:`round_up_size` does."""
     return Counter([-(-size // 64) * 64 for size in sizes])
 
 
-def rounded_size(size: int) -> int:
+def round_up_size(size: int) -> int:
     """Rounds ``size`` up to 64 bytes, so that :attr:`Survey.size_counts` stays small for any number of images."""
     return -(-size // 64) * 64

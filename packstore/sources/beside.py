@@ -44,7 +44,7 @@ def join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def plain_path(text: str) -> str:
+def clean_path(text: str) -> str:
     """A path that a file names, without empty parts and ``.``. Raises :class:`ValueError` where it is empty, absolute,
     or leads upwards, so that no file outside the source is read."""
     text.encode("utf-8", "surrogateescape")  # a lone surrogate is no name of a file
@@ -54,7 +54,7 @@ def plain_path(text: str) -> str:
     return "/".join(parts)
 
 
-def finite(text: str) -> float:
+def parse_finite(text: str) -> float:
     """A number that a file names. Raises :class:`ValueError` for anything else, infinity and NaN among it."""
     try:
         number = float(text)
@@ -83,7 +83,7 @@ def read_text(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
     return to_utf8(read_whole(tree, file, max_bytes), tree.encoding, tree.name(file))
 
 
-def lines_of(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int, str]]:
+def read_lines(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int, str]]:
     """Number and text of each line of a file that is not blank, without blanks around it. Lines that are ``paths`` may
     have any bytes, as names of files may."""
     text = read_whole(tree, file) if paths and tree.encoding is None else read_text(tree, file)
@@ -107,7 +107,7 @@ def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
         raise SourceError(f"{tree.name(file)} is no JSON: {printable(reason)}") from None
 
 
-def mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
+def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
     """How masks are declared, by the first of ``files`` that can be read: files of one channel are masks, others (in
     colour, JPEG) images."""
     for file in files:
@@ -120,7 +120,7 @@ def mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
     return Mask(optional=True)
 
 
-def by_stem(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:
+def find_odd_suffixes(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:
     """The suffix of each image of a folder whose suffix is not ``.jpg``, by its name without it. Raises
     :class:`SourceError` where two images differ by their suffixes alone, so that a list of stems cannot mean both."""
     others: dict[str, str] = {}
@@ -136,7 +136,7 @@ def by_stem(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:
     return others
 
 
-def class_names(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]:
+def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]:
     """Names of classes, each once: those that several have get their numbers, ``crane (134)``."""
     counts = Counter(names)
     found = tuple(
@@ -149,7 +149,7 @@ def class_names(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]
     )
 
 
-def folder_of(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -> str | None:
+def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -> str | None:
     """Finds the folder to which most of the ``paths`` of files are relative, the first of several; None if no file is
     there under any of them."""
     wanted: dict[str, set[str]] = {}
@@ -167,7 +167,7 @@ def folder_of(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -> str |
     return best if hits[best] else None
 
 
-def yolo_labels(tree: Tree, folder: str) -> bool:
+def holds_yolo_labels(tree: Tree, folder: str) -> bool:
     """Whether a folder, or one within it, holds YOLO's labels: ``.txt`` files with a class and numbers on each line."""
     waiting = [folder]
     for place in waiting:  # grows meanwhile
@@ -180,7 +180,7 @@ def yolo_labels(tree: Tree, folder: str) -> bool:
     return False
 
 
-def yolo_beside(tree: Tree, folder: str) -> bool:
+def has_yolo_beside(tree: Tree, folder: str) -> bool:
     """Whether the first image of a folder with a file of its name that says something has YOLO's labels there."""
     images = tree.names(folder).ending(*IMAGE_SUFFIXES)[:_LOOKED_AT]
     starts = (tree.start(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)

@@ -14,7 +14,7 @@ from packstore.core.fields import Field, Image, Text
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, read_whole
-from packstore.sources.contents import contents_of, stem_of
+from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.encodings import try_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
@@ -64,7 +64,7 @@ class CaptionFilesSource(FileRowSource):
         text = found["caption"]
         return found | {"caption": text.decode("utf-8-sig").strip() if isinstance(text, bytes) else None}
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return ()
 
     def _images(self) -> Iterator[tuple[str, Sequence[str]]]:
@@ -78,11 +78,11 @@ def find_suffix(tree: Tree) -> str | None:
     files of two suffixes have stems of images."""
     counts = dict.fromkeys(_SUFFIXES, 0)
     images = 0
-    for folder in contents_of(tree).folders.values():
+    for folder in list_contents(tree).folders.values():
         images += folder.images.count
         for suffix in _SUFFIXES:
             if suffix in folder.others:
-                counts[suffix] += folder.images.shared(folder.others[suffix])
+                counts[suffix] += folder.images.count_shared(folder.others[suffix])
     found = [suffix for suffix, count in counts.items() if count]
     if len(found) != 1 or 2 * counts[found[0]] < images:
         return None
@@ -137,7 +137,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         raise
     except SourceError:
         return Certainty.NO
-    holding = [folder for folder, each in contents_of(tree).folders.items() if each.images.count]
+    holding = [folder for folder, each in list_contents(tree).folders.items() if each.images.count]
     plain = {f for f in holding if not _split_of(f) and not _REPEATS.fullmatch(f.rpartition("/")[2])}
     return Certainty.CERTAIN if len(plain) < 2 else Certainty.PARTIAL
 

@@ -22,8 +22,8 @@ from packstore.sources.annotations import find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import folder_of, join, lines_of, plain_path, read_text
-from packstore.sources.encodings import utf8_start
+from packstore.sources.beside import clean_path, find_base_folder, join, read_lines, read_text
+from packstore.sources.encodings import convert_start
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
 from packstore.sources.tree import Tree
@@ -96,7 +96,7 @@ class CaptionsSource(FileRowSource):
         captions = self._kept.read(found.pop("entry"))
         return found | ({"captions": captions} if self._kept.several else {"caption": captions[0]})
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return (self._file, *self._sets.values())
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class CaptionsSource(FileRowSource):
             raise ValueError("its source is closed")
         return self._captions
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         return {"captions of images in none of the sets": self._kept.left_out} if self._kept.left_out else {}
 
 
@@ -134,7 +134,7 @@ class _Captions:
         split_by_name = {
             line.encode("utf-8", "surrogateescape"): split
             for split, place in sets.items()
-            for _, line in lines_of(tree, place, paths=True)
+            for _, line in read_lines(tree, place, paths=True)
         }
         try:
             with tempfile.TemporaryFile() as kept:
@@ -183,7 +183,7 @@ def _lines(tree: Tree, file: str) -> Iterator[_Line]:
     last = 0
     try:
         for number, line in _parsed(file, data):
-            yield line._replace(file=plain_path(line.file))
+            yield line._replace(file=clean_path(line.file))
             last = number
     except (ValueError, csv.Error, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
@@ -281,7 +281,7 @@ def _fits(path: str, start: bytes) -> bool:
 
 
 def _first_line(start: bytes) -> str:
-    return utf8_start(start).split(b"\n")[0].decode("utf-8", "replace").removeprefix("\ufeff").strip()
+    return convert_start(start).split(b"\n")[0].decode("utf-8", "replace").removeprefix("\ufeff").strip()
 
 
 def _no_captions(tree: Tree) -> SourceError:
@@ -305,7 +305,7 @@ def _image_folder(tree: Tree, file: str) -> str | None:
     names = tree.names("").folders
     nested = [join(name, inner) for name in names for inner in ("images", name)]  # as Flickr8k's zip has it
     paths = (line.file for line in _lines(tree, file))
-    return folder_of(tree, paths, ["", file.rpartition("/")[0], *names, *nested])
+    return find_base_folder(tree, paths, ["", file.rpartition("/")[0], *names, *nested])
 
 
 def _find_sets(tree: Tree, file: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.decoders import native
 from packstore.images.reading import CLIPS, Reading, bring
 from packstore.images.sniff import HeaderError, check_header
-from packstore.sources.base import Entry, Sample, Source, Survey, rounded_size
+from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.frames import hold_modes
 from packstore.sources.listing import key_size
 from packstore.sources.wrapped import WrappedSource
@@ -58,7 +58,7 @@ class ClipsSource(WrappedSource):
             splits[entry.split] += 1
             size_bytes += frame_bytes
             value_bytes += frame_bytes * len(entry.ref)
-            size_counts[rounded_size(frame_bytes)] += 1
+            size_counts[round_up_size(frame_bytes)] += 1
             key_bytes += key_size(entry.key)
         clip = column_of("clip", Array(mode.dtype, (mode.channels, *size), ragged=True))
         others = survey.columns if has_classes else ()
@@ -89,7 +89,7 @@ class ClipsSource(WrappedSource):
     def image(self, entry: Entry) -> ImageData:
         return self.read(entry).image
 
-    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         step = max(1, records // count)
         return (entry for number, entry in enumerate(self.entries(split)) if not number % step)
 

@@ -59,7 +59,7 @@ class NameSet:
         stems = text.replace(f"{suffix}\0", "\0")[1:-1].split("\0")
         return cls(len(names), _unique(np.array([*map(hash, stems)], np.int64)), tuple(names[:_FIRST]))
 
-    def shared(self, other: NameSet | NDArray[np.int64]) -> int:
+    def count_shared(self, other: NameSet | NDArray[np.int64]) -> int:
         """Counts the stems that both have."""
         theirs = other.stems if isinstance(other, NameSet) else other
         return int(np.isin(self.stems, theirs, assume_unique=True, kind="sort").sum())
@@ -105,7 +105,7 @@ class Contents:
     @classmethod
     def of(cls, tree: Tree) -> Contents:
         """Lists the whole tree."""
-        return cls({path: folder_contents(path, names) for path, names in tree.folders(is_passed_over)})
+        return cls({path: summarize_folder(path, names) for path, names in tree.folders(is_passed_over)})
 
     @property
     def images(self) -> int:
@@ -118,8 +118,8 @@ class Contents:
         return _unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
-def contents_of(tree: Tree) -> Contents:
-    """Lists the whole tree; within :func:`known_contents`, once for all trees of the same root."""
+def list_contents(tree: Tree) -> Contents:
+    """Lists the whole tree; within :func:`cache_contents`, once for all trees of the same root."""
     known = _known.get()
     if known is None:
         return Contents.of(tree)
@@ -128,16 +128,16 @@ def contents_of(tree: Tree) -> Contents:
     return known[tree.root]
 
 
-def lone_image_folder(tree: Tree) -> str | None:
+def find_lone_image_folder(tree: Tree) -> str | None:
     """Returns the only folder with images in a tree, if it is at the top and has a generic name (``images``)."""
     if not any(map(_CALLED_IMAGES.fullmatch, map(str.lower, tree.names("").folders))):
         return None
-    holding = [path for path, each in contents_of(tree).folders.items() if each.images.count]
+    holding = [path for path, each in list_contents(tree).folders.items() if each.images.count]
     return holding[0] if len(holding) == 1 and _CALLED_IMAGES.fullmatch(holding[0].lower()) else None
 
 
 @contextmanager
-def known_contents() -> Iterator[None]:
+def cache_contents() -> Iterator[None]:
     """Caches the contents of trees within the block: several kinds of sources ask about one path."""
     token = _known.set({})
     try:
@@ -174,13 +174,13 @@ def suffix_of(name: str) -> str:
     return f".{suffix.lower()}" if stem and dot and suffix else ""
 
 
-def tail_of(stem: str) -> tuple[str, str] | None:
+def split_tail(stem: str) -> tuple[str, str] | None:
     """Splits ``a_WORD`` into ``a`` and ``word``; None if it does not end with a word."""
     match = _TAIL.fullmatch(stem)
     return (match[1], match[2].lower()) if match and not _NO_WORD.fullmatch(match[2]) else None
 
 
-def folder_contents(path: str, names: Names, hidden: bool = False) -> FolderContents:
+def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderContents:
     """Counts and hashes names. Leaves out hidden ones and those of systems, unless ``hidden``."""
     folders = tuple(name for name in names.folders if hidden or not is_passed_over(name))
     suffix = names.common_suffix
@@ -204,14 +204,14 @@ def folder_contents(path: str, names: Names, hidden: bool = False) -> FolderCont
 def _stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     """Collects the images named ``stem_WORD``: returns the sorted hashes of their stems, by word in lower case."""
     shapes = set("\0".join(images).translate(_DIGITS).split("\0"))
-    if not any(tail_of(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
+    if not any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
         return {}
     found: dict[str, list[int]] = {}
     for name in images:
         stem = name.rpartition(".")[0] or name
         if stem[-1:].isdigit() and not _ENDS_IN_WORD.search(stem):
             continue
-        divided = tail_of(stem)
+        divided = split_tail(stem)
         if divided is not None and (divided[1] in found or len(found) < _SUFFIXES):
             found.setdefault(divided[1], []).append(hash(divided[0]))
     return {tail: _unique(np.array(bases, np.int64)) for tail, bases in found.items()}

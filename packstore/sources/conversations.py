@@ -22,8 +22,8 @@ from packstore.sources.annotation_formats.documents import DocumentSource, Entry
 from packstore.sources.annotation_formats.objects import Annotation, Sides, load_json
 from packstore.sources.base import SourceOptions
 from packstore.sources.beside import join
-from packstore.sources.contents import contents_of
-from packstore.sources.encodings import utf8_start
+from packstore.sources.contents import list_contents
+from packstore.sources.encodings import convert_start
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.tree import Tree
 
@@ -62,16 +62,16 @@ class ConversationSource(DocumentSource):
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
-        contents, found = contents_of(tree), []
+        contents, found = list_contents(tree), []
         for folder, its in contents.folders.items() if contents.images else ():
             for suffix in (".json", ".jsonl"):
                 names = its.others.get(suffix)
                 paths = [join(folder, name) for name in names.first] if names and names.count <= _FEW else []
-                found += [each for each in paths if cls.signature.search(utf8_start(tree.start(each, _START)))]
+                found += [each for each in paths if cls.signature.search(convert_start(tree.start(each, _START)))]
         return found
 
     def load(self, data: bytes) -> Any:
-        text = utf8_start(data).lstrip()
+        text = convert_start(data).lstrip()
         return load_json(text) if text.startswith(b"[") else [*map(load_json, filter(bytes.strip, text.split(b"\n")))]
 
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:

@@ -98,8 +98,8 @@ class CopiedSource(Source):
     def nbytes(self, entry: Entry) -> int:
         return self._source.nbytes(entry)
 
-    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        return self._without_change_times(self._source.some(split, records, count))
+    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        return self._without_change_times(self._source.pick_entries(split, records, count))
 
     def stamp(self) -> str:
         assert isinstance(self.path, RemotePath)

@@ -20,7 +20,7 @@ from packstore.core.errors import SampleError, SourceError, UsageError, printabl
 from packstore.core.fields import Field
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, rounded_size
+from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size
 from packstore.sources.schema import Schema, Taken, make_schema
 from packstore.sources.torchvision_files import InSplit, files_of
 from packstore.sources.values import is_path, nbytes_of
@@ -127,7 +127,7 @@ class SampleSource(Source):
             mode=self.schema.mode,
             shape=None,
             size_bytes=image * records,
-            size_counts={rounded_size(image): records},
+            size_counts={round_up_size(image): records},
             key_bytes=sum(len(index_key(split, 0)) * number for split, number in splits.items()),
             sampled=frozenset(column.name for column in self.schema.columns),
             value_bytes=values * records,
@@ -206,7 +206,7 @@ class DatasetSource(SampleSource):
     def read(self, entry: Entry) -> Sample:
         return super().read(entry if isinstance(entry.ref, (Taken, Failed)) else self._read_here(entry))
 
-    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         """Yields samples that were probed."""
         for part in self._chosen(split):
             for index, raw in islice(part.probes.items(), count):
@@ -240,12 +240,12 @@ class DatasetSource(SampleSource):
     @cached_property
     def _sizes(self) -> tuple[int, int]:
         """Mean bytes of a sample: of the main image, and of the rest."""
-        return self.sizes(entry.ref for entry in self.some(None, 0, PROBED))
+        return self.sizes(entry.ref for entry in self.pick_entries(None, 0, PROBED))
 
     def _chosen(self, split: str | None) -> list[_Part]:
         chosen = [part for part in self._parts if split is None or part.split == split]
         if not chosen:
-            raise self.no_split(split or "", [part.split for part in self._parts])
+            raise self.unknown_split_error(split or "", [part.split for part in self._parts])
         return chosen
 
     def _entries(self, part: _Part) -> Iterator[Entry]:
@@ -321,7 +321,7 @@ class StreamSource(SampleSource):
         found, self._entries = self._entries, chain(_used_up(self.path))
         return found
 
-    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         """Yields the first samples."""
         return islice(self._first, count)
 

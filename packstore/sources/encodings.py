@@ -23,7 +23,7 @@ _STEP = 1 << 20
 _BETWEEN = rb"[\s,;:|\"'<>()\[\]{}]+"
 
 
-def encoding_of(columns: Sequence[str]) -> str | None:
+def find_encoding(columns: Sequence[str]) -> str | None:
     """The encoding that ``--column`` says; None if it says none. Raises :class:`UsageError` for an unknown one."""
     name = next((each.removeprefix(ROLE) for each in columns if each.startswith(ROLE)), None)
     try:
@@ -36,7 +36,7 @@ def encoding_of(columns: Sequence[str]) -> str | None:
 
 
 @contextmanager
-def decoding(encoding: str | None) -> Iterator[None]:
+def use_encoding(encoding: str | None) -> Iterator[None]:
     """Until its end, trees that are opened have texts in UTF-8 or in ``encoding``."""
     token = _active.set(encoding)
     try:
@@ -55,7 +55,7 @@ def is_text(file: str) -> bool:
     return _TEXT.fullmatch(file) is not None
 
 
-def utf8_start(start: bytes) -> bytes:
+def convert_start(start: bytes) -> bytes:
     """The beginning of a text in UTF-8 without a mark, if the text is in UTF-8 or UTF-16; else as it is."""
     return (
         start.decode("utf-16", "ignore").encode() if start.startswith(_UTF16) else start.removeprefix(codecs.BOM_UTF8)

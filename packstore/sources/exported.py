@@ -32,7 +32,7 @@ from packstore.sources.exported_rows import ExportedRows
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
-from packstore.sources.remote import OnlyCopiedError
+from packstore.sources.remote import NeedsCopyError
 from packstore.sources.rows import Row
 from packstore.sources.tree import FolderTree, Tree
 from packstore.stores.link_files import Location
@@ -92,7 +92,7 @@ class ExportedFiles(ExportedRows):
     def claim_files(self, claims: Claims) -> None:
         claims.claim_all("", (MANIFEST_FILE, ROWS_FILE), Role.ANNOTATION)
 
-    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         return list_files(self.tree)
 
     def rows(self, split: str) -> Iterator[Row]:
@@ -173,7 +173,7 @@ def _open(path: Path, options: SourceOptions) -> Source:
     else:
         kind: Kind = SOURCES[export_manifest.source]
         if not kind.reads(path):
-            raise OnlyCopiedError(f"{printable(str(path))} is an export as {kind.name}")
+            raise NeedsCopyError(f"{printable(str(path))} is an export as {kind.name}")
         opened = kind.open(path, options)
     opened.evidence = MANIFEST_FILE
     return opened

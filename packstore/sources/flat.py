@@ -19,11 +19,11 @@ from packstore.sources.base import (
     Survey,
     count_sizes,
     readable_sizes,
-    rounded_size,
-    stamp_of,
+    round_up_size,
+    stamp_files,
 )
 from packstore.sources.beside import join
-from packstore.sources.contents import lone_image_folder
+from packstore.sources.contents import find_lone_image_folder
 from packstore.sources.folder import FolderSource
 from packstore.sources.labels import LabelsFile, LabelsSummary, Row, parse_number, split_name
 from packstore.sources.ledger import Claims, Role
@@ -32,9 +32,9 @@ from packstore.sources.listing import (
     NO_FILE,
     NO_SOURCE,
     key_size,
-    no_images,
+    no_images_message,
 )
-from packstore.sources.npy_files import with_arrays
+from packstore.sources.npy_files import accept_arrays
 
 _REPORT_EVERY = 5000
 
@@ -52,11 +52,11 @@ class FlatSource(FolderSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self.tree = with_arrays(self.tree)
+        self.tree = accept_arrays(self.tree)
         self._labels = None if options.labels is None else LabelsFile(options.labels)
         self.by_suffix = self._labels is None
         self._summary: LabelsSummary | None = None
-        self._folder = (lone_image_folder(self.tree) if self._labels is None else None) or ""
+        self._folder = (find_lone_image_folder(self.tree) if self._labels is None else None) or ""
         where = f"images in {printable(self._folder)} and nowhere else" if self._folder else "images at its top"
         self.evidence = where if options.labels is None else f"the labels in {options.labels.name}"
 
@@ -66,7 +66,7 @@ class FlatSource(FolderSource):
         if self._labels is not None:
             return self._survey_labelled(self._labels, split, progress)
         self._choose(("",), split)
-        with self.tree.once():
+        with self.tree.cache_names():
             return self._survey_unlabelled(progress)
 
     def _survey_unlabelled(self, progress: ProgressCallback) -> Survey:
@@ -76,7 +76,7 @@ class FlatSource(FolderSource):
             above = (*self.tree.above, listing.identity)
             if any(self.tree.holds_images(name, above) for name in sorted(listing.directories)):
                 raise SourceError(f"{self.name()}: its images lie in subfolders: use --source imagefolder")
-            raise SourceError(no_images(self.name(), ignored, NO_SOURCE))
+            raise SourceError(no_images_message(self.name(), ignored, NO_SOURCE))
         sizes = readable_sizes(listing.sizes, self.max_bytes)
         progress(Progress("scan", len(listing.images), len(listing.images), sum(sizes)))
         claims = Claims()
@@ -109,7 +109,7 @@ class FlatSource(FolderSource):
             self.claim_paths(claims, [self._labels.path.absolute()], Role.ANNOTATION)
 
     def stamp(self) -> str:
-        return stamp_of([self._labels.path]) if self._labels is not None else ""
+        return stamp_files([self._labels.path]) if self._labels is not None else ""
 
     def _unlabelled(self) -> Iterator[Entry]:
         listing = self.tree.list(self._folder)
@@ -147,7 +147,7 @@ class FlatSource(FolderSource):
             size = size if size <= self.max_bytes else 0  # larger ones are not read
             splits[row.split] += 1
             size_bytes += size
-            size_counts[rounded_size(size)] += 1
+            size_counts[round_up_size(size)] += 1
             key_bytes += key_size(row.file)
             records += 1
             if records % _REPORT_EVERY == 0:
@@ -174,7 +174,7 @@ class FlatSource(FolderSource):
             return splits
         split = split_name(split)
         if not split or split not in splits:
-            raise self.no_split(split, splits)
+            raise self.unknown_split_error(split, splits)
         return (split,)
 
     def _size(self, labels: LabelsFile, row: Row) -> tuple[int, int | None, int, int]:
@@ -200,7 +200,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    if not tree.list("").images and lone_image_folder(tree) is None:
+    if not tree.list("").images and find_lone_image_folder(tree) is None:
         return Certainty.POSSIBLE
     return Certainty.PARTIAL if find_annotations(tree) else Certainty.CERTAIN
 

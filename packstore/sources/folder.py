@@ -63,10 +63,10 @@ class FolderSource(Source):
     def locate(self, entry: Entry) -> Location | None:
         return self.tree.locate(entry.key)
 
-    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         return list_files(self.tree)
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         return replaced_members(self.tree)
 
     def _check_name(self, key: str, suffix: str) -> None:

@@ -73,7 +73,7 @@ def common_suffix(text: str) -> str:
     return first[dot:]
 
 
-class KnownNames:
+class NameCache:
     """Names by directory, for any thread. They lie in a temporary file if they are many; closing it forgets them."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class KnownNames:
         self._places: dict[str, tuple[int, int, str]] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> KnownNames:
+    def __enter__(self) -> NameCache:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +110,7 @@ class KnownNames:
         self._places[directory] = (place, len(raw), names.common_suffix)
 
 
-def names_in(directory: int) -> Names:
+def list_directory_names(directory: int) -> Names:
     """Lists an open directory. A link to itself is a file. Raises :class:`OSError`."""
     listed = list_names(directory)
     if listed is not None:

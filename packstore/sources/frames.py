@@ -18,7 +18,7 @@ from packstore.images.decoders import native, pillow
 from packstore.images.frames import count_frames
 from packstore.images.reading import ALL_FRAMES, Reading, bring
 from packstore.images.sniff import HeaderError, check_header
-from packstore.sources.base import Entry, Sample, Source, Survey, rounded_size
+from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.listing import key_size
 from packstore.sources.wrapped import WrappedSource
 from packstore.stores.link_files import Location
@@ -58,7 +58,7 @@ class FramesSource(WrappedSource):
         for entry in self.entries(split):
             splits[entry.split] += 1
             size_bytes += entry.size_bytes
-            size_counts[rounded_size(entry.size_bytes)] += 1
+            size_counts[round_up_size(entry.size_bytes)] += 1
             key_bytes += key_size(entry.key)
         records = sum(splits.values())
         progress(Progress("scan", records, records, size_bytes))
@@ -122,7 +122,7 @@ class FramesSource(WrappedSource):
         key = found.key if found.key is None or count <= 1 else f"{found.key}#{frame}"
         return found._replace(image=image, key=key)
 
-    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         step = max(1, records // count)
         return self.fetch(islice(self.entries(split), 0, count * step, step))
 

@@ -42,7 +42,7 @@ class IgnoreRules:
             return False
         return self.expression.match(f"{self.prefix}{path}/" if is_directory else self.prefix + path) is not None
 
-    def visible(self, directory: str, names: Names) -> Names:
+    def filter_names(self, directory: str, names: Names) -> Names:
         """Returns the names in a directory that no pattern matches."""
         prefix = f"{directory}/" if directory else ""
         return Names(
@@ -56,7 +56,7 @@ class IgnoreRules:
 
 
 @lru_cache
-def ignore_rules(patterns: tuple[str, ...]) -> IgnoreRules:
+def compile_ignore_rules(patterns: tuple[str, ...]) -> IgnoreRules:
     """Compiles patterns. Raises :class:`UsageError` for a pattern that can match nothing, or means something else in
     git."""
     if not patterns:
@@ -66,22 +66,22 @@ def ignore_rules(patterns: tuple[str, ...]) -> IgnoreRules:
 
 def check_patterns(patterns: object) -> tuple[str, ...]:
     """Returns ``patterns`` as a tuple. Raises :class:`UsageError` for anything but text, and as
-    :func:`ignore_rules`."""
+    :func:`compile_ignore_rules`."""
     given = (patterns,) if isinstance(patterns, str) else patterns
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
         raise UsageError(f"ignore should be patterns such as '*.txt' or 'masks', got {patterns!r}")
-    ignore_rules(tuple(given))
+    compile_ignore_rules(tuple(given))
     return tuple(given)
 
 
-def pattern_of(path: str) -> str:
+def escape_pattern(path: str) -> str:
     """Returns the pattern that matches this name anywhere or, with a slash, this path."""
     path = re.sub(r"([\\\[*?])", r"\\\1", path)
     return f"[{path[0]}]{path[1:]}" if path[0] in "!#" else path
 
 
 @contextmanager
-def ignoring(root: Path, rules: IgnoreRules) -> Iterator[None]:
+def apply_ignore_rules(root: Path, rules: IgnoreRules) -> Iterator[None]:
     """Applies rules within the block: newly opened trees hide matching entries, and :func:`is_ignored` knows them."""
     token = _active.set((root, rules))
     try:

@@ -29,19 +29,19 @@ from packstore.sources.base import (
     count_sizes,
     readable_sizes,
 )
-from packstore.sources.contents import lone_image_folder
+from packstore.sources.contents import find_lone_image_folder
 from packstore.sources.folder import FolderSource
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import (
     NO_SOURCE,
     Identity,
     Listing,
-    cycle,
+    cycle_error,
     is_passed_over,
     key_size,
-    no_images,
+    no_images_message,
 )
-from packstore.sources.npy_files import with_arrays
+from packstore.sources.npy_files import accept_arrays
 from packstore.sources.splits import find_splits
 
 _LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
@@ -92,7 +92,7 @@ class ImageFolderSource(FolderSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self.tree = with_arrays(self.tree)
+        self.tree = accept_arrays(self.tree)
         self._listed: dict[str, list[tuple[str, str, Listing]]] = {}
         """Listings of the last survey by split, for :meth:`entries`."""
 
@@ -103,7 +103,7 @@ class ImageFolderSource(FolderSource):
         and unlabelled splits, images both in splits and in other folders, a cycle of links, and an unreadable
         directory.
         """
-        with self.tree.once():
+        with self.tree.cache_names():
             return self._survey(split, progress)
 
     def _survey(self, split: str | None, progress: ProgressCallback) -> Survey:
@@ -212,7 +212,7 @@ class ImageFolderSource(FolderSource):
             folders[split] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
         folders = self._within_images(folders, ignored)
         if cycles and not (self.options.skip_bad and folders):
-            raise cycle(self.tree.name(cycles[0].images[0]))
+            raise cycle_error(self.tree.name(cycles[0].images[0]))
         first, *others = folders.values()
         return [replace(first, cycles=tuple(cycles)), *others]
 
@@ -255,7 +255,7 @@ class ImageFolderSource(FolderSource):
         if split is not None:
             chosen = [folder for folder in folders if folder.split == split.lower()] if split else []
             if not chosen:
-                raise self.no_split(split, [folder.split for folder in folders])
+                raise self.unknown_split_error(split, [folder.split for folder in folders])
             return chosen
         unlabelled = [folder.split for folder in folders if folder.unlabelled]
         labelled = [folder.split for folder in folders if folder.classes]
@@ -302,12 +302,12 @@ class ImageFolderSource(FolderSource):
             continue
         there = ", ".join(other.split for other in folders)
         advice = f"remove this split, or pack another one with --split ({there})"
-        raise SourceError(no_images(self.name(folder.directory), passed, advice))
+        raise SourceError(no_images_message(self.name(folder.directory), passed, advice))
 
     def _refuse_without_folders(self, images: int, ignored: Counter[str]) -> NoReturn:
         if images:
             raise SourceError(f"{self.name()} holds {images} images but no class folders: pack it with --source flat")
-        raise SourceError(no_images(self.name(), ignored, NO_SOURCE))
+        raise SourceError(no_images_message(self.name(), ignored, NO_SOURCE))
 
     def _check_classes(
         self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_SplitFolder], ignored: Counter[str]
@@ -353,11 +353,11 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    tree = with_arrays(tree)
+    tree = accept_arrays(tree)
     root = tree.list("")
     above = (*tree.above, root.identity)
     if any(tree.holds_images(name, above) for name in sorted(root.directories)):
-        if not options.named and lone_image_folder(tree) is not None:
+        if not options.named and find_lone_image_folder(tree) is not None:
             return Certainty.NO
         return Certainty.PARTIAL if find_annotations(tree) else Certainty.CERTAIN
     return Certainty.POSSIBLE if root.directories and not root.images else Certainty.NO

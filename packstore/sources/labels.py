@@ -21,7 +21,7 @@ import xxhash
 
 from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.tree import kind_of
+from packstore.sources.tree import describe_mode
 
 FILE_COLUMNS = (
     *("file", "filename", "file_name", "image", "image_name", "img"),
@@ -108,7 +108,7 @@ class LabelsFile:
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open() itself refuses a folder
             os.close(descriptor)
             raise SourceError(
-                f"{printable(path)} is not a file but {kind_of(mode)}; "
+                f"{printable(path)} is not a file but {describe_mode(mode)}; "
                 "labels are read several times: save them to a file"
             )
         return descriptor

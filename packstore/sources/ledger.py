@@ -20,7 +20,7 @@ import xxhash
 
 from packstore.core.manifest import FileCounts
 from packstore.sources.folder_names import common_suffix
-from packstore.sources.listing import count_reason, reason_for
+from packstore.sources.listing import count_reason, skip_reason
 from packstore.sources.tree import Tree
 
 _MAX_SUFFIXES = 256
@@ -156,7 +156,7 @@ def make_ledger(
             named += packer.compress(_lines(Role.LEFT, prefix, rest))
             above = _reason_above(folder)
             for name in rest:
-                count_reason(above or _reason_above(name) or reason(folder, name) or reason_for(name), left)
+                count_reason(above or _reason_above(name) or reason(folder, name) or skip_reason(name), left)
     named += packer.flush()
     used, others = (f"{digests[key] & _MASK:032x}" if digests[key] else "" for key in (True, False))
     return Ledger(dict(+files), dict(left), dict(members), dict(suffixes), used, others, bytes(named))
@@ -164,7 +164,7 @@ def make_ledger(
 
 def list_files(tree: Tree) -> Iterator[tuple[str, Sequence[str]]]:
     """Lists all files of a tree, folder by folder, hidden ones included."""
-    for folder, names in tree.every():
+    for folder, names in tree.all_folders():
         yield folder, names.files
 
 
@@ -200,7 +200,7 @@ def file_counts(ledger: Ledger) -> FileCounts:
 def _reason_above(folder: str) -> str | None:
     """Returns the reason for leaving out all files of a folder by its path: hidden, or the system's; else None."""
     for part in folder.split("/"):
-        why = reason_for(part) if part else ""
+        why = skip_reason(part) if part else ""
         if why in ("hidden", "system files"):
             return why
     return None

@@ -17,7 +17,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.images.engine import stat_files
 from packstore.images.sniff import begins_like_image
 from packstore.images.unread import UNREAD_SUFFIXES
-from packstore.sources.folder_names import Names, is_directory, names_in
+from packstore.sources.folder_names import Names, is_directory, list_directory_names
 from packstore.sources.ignoring import IGNORED, IgnoreRules
 
 IMAGE_SUFFIXES = (
@@ -110,7 +110,7 @@ def list_directory(
         descriptor = os.open(path, _DIRECTORY_FLAGS)
         try:
             found = os.fstat(descriptor)
-            names = names_in(descriptor) if names is None else names
+            names = list_directory_names(descriptor) if names is None else names
             for name in names.folders:
                 (passed if is_passed_over(name) else directories).append(name)
             if names.common_suffix.lower() in _SAMPLES and "\0." not in names.text:
@@ -128,7 +128,7 @@ def list_directory(
     return Listing((found.st_dev, found.st_ino), images, sizes, modified, changed, directories)
 
 
-def folders_in(path: Path) -> list[Path]:
+def list_folders(path: Path) -> list[Path]:
     """The folders in a folder, sorted, without a ``stat`` for each of its files. Raises :class:`OSError`."""
     with os.scandir(path) as entries:
         return sorted(path / entry.name for entry in entries if is_directory(entry))
@@ -187,7 +187,7 @@ def _sizes(names: list[str], descriptor: int) -> tuple[list[int], list[int], lis
     return sizes, modified, changed
 
 
-def reason_for(name: str) -> str:
+def skip_reason(name: str) -> str:
     """Why a file or directory is passed over, in words that follow a number: ``3`` *hidden*."""
     if name[0] == ".":
         return "hidden"
@@ -203,10 +203,10 @@ def count_passed_over(names: list[str], ignored: Counter[str] | None) -> None:
     if ignored is None:
         return
     for name in names:
-        count_reason(reason_for(name), ignored)
+        count_reason(skip_reason(name), ignored)
 
 
-def visible_part(
+def hide_ignored(
     listing: Listing,
     rules: IgnoreRules,
     directory: str,
@@ -224,7 +224,7 @@ def visible_part(
                 if rules.hides(prefix + name, bool(is_folder)):
                     count_reason(IGNORED, ignored)
                 elif name not in used:
-                    count_reason(reason_for(name), ignored)
+                    count_reason(skip_reason(name), ignored)
     images, sizes, modified, changed = (
         [column[n] for n in kept] for column in (listing.images, listing.sizes, listing.modified, listing.changed)
     )
@@ -241,7 +241,7 @@ NO_SOURCE = "give a folder of images (.jpg, .png …), or another source (see pa
 """Advice about a source without images."""
 
 
-def no_images(name: str, ignored: Counter[str], advice: str) -> str:
+def no_images_message(name: str, ignored: Counter[str], advice: str) -> str:
     """The message about a folder without images, by its printable name: what was passed over, and ``advice``."""
     found = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
     return f"{name} holds no images{f' (passed over: {found})' if found else ''}: {advice}"
@@ -250,7 +250,7 @@ def no_images(name: str, ignored: Counter[str], advice: str) -> str:
 IS_CYCLE = "is a link to a folder that it lies in, a cycle"
 
 
-def cycle(name: str) -> SourceError:
+def cycle_error(name: str) -> SourceError:
     """The error for a link that leads to a directory above itself, by its printable name."""
     return SourceError(f"{name} {IS_CYCLE}: remove it, pack a folder without it, or leave it out with --on-error skip")
 

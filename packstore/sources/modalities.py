@@ -14,10 +14,10 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import join, mask_field
-from packstore.sources.contents import contents_of, stem_of
+from packstore.sources.beside import infer_mask_field, join
+from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.names import column_names
+from packstore.sources.names import make_column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
@@ -67,7 +67,7 @@ class ModalitiesSource(FileRowSource):
         if any(self._main not in folders for folders in self._groups.values()):
             raise SourceError(f"{printable(str(path))}: only some splits have a folder {printable(self._main)}")
         others = [name for name in names if name != self._main]
-        self._called = dict(column_names(others, ["image"]))
+        self._called = dict(make_column_names(others, ["image"]))
         self.evidence = f"images in {printable(self._main)}, with those in {', '.join(map(printable, others))}"
 
     def splits(self) -> Sequence[str]:
@@ -92,14 +92,14 @@ class ModalitiesSource(FileRowSource):
                 }
                 yield FileRow(join(join(place, self._main), file), beside)
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return ()
 
     def _field(self, name: str) -> Image | Mask:
         if not looks_like_mask(name.lower()) and all(map(_NAMES.fullmatch, name.split("/"))):
             return Image(optional=True)
         places = [join(place, name) for place, folders in self._groups.items() if name in folders]
-        return mask_field(
+        return infer_mask_field(
             self.tree,
             (join(each, file) for each in places for file in self.tree.names(each).ending(*IMAGE_SUFFIXES)[:_PROBED]),
         )
@@ -108,7 +108,7 @@ class ModalitiesSource(FileRowSource):
 def find_groups(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
     """Folders with images side by side, by the folder that they lie in: two or more, each with half of the names of the
     first, or more; empty unless these are all images. All lie in the top folder, or in folders of splits there."""
-    contents = contents_of(tree).folders
+    contents = list_contents(tree).folders
     found: dict[str, tuple[str, ...]] = {}
     used = 0
     for place, folder in contents.items():
@@ -129,10 +129,10 @@ def find_groups(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
         if not 2 <= len(inside) <= _MOST or not (named or modalities):
             continue
         sets = [there[name] for name in inside]
-        if all(2 * each.shared(sets[0]) >= max(len(each.stems), len(sets[0].stems)) for each in sets):
+        if all(2 * each.count_shared(sets[0]) >= max(len(each.stems), len(sets[0].stems)) for each in sets):
             found[place] = tuple(inside)
             used += sum(each.count for each in sets)
-    return found if used == contents_of(tree).images else {}
+    return found if used == list_contents(tree).images else {}
 
 
 def _split_of(place: str) -> str:

@@ -30,7 +30,7 @@ _LIKE_SPLIT = re.compile(
 )
 
 
-def find_within(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
+def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
     """Finds paths in a folder, in an only folder there, or one among a few folders there, that are certain to be of a
     kind; tests only the first files of each suffix. ``certain`` returns a path's kind, and may raise
     :class:`PackstoreError` for damaged files."""
@@ -68,7 +68,7 @@ def _among(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> li
     return found if len(found) == 1 else []
 
 
-def only_folder(path: Path) -> Path | None:
+def find_only_folder(path: Path) -> Path | None:
     """Returns the only folder in a folder, if it has no split's name, contains folders, and no images are directly
     in either."""
     folders = [place for place in _visible(path) if place.is_dir()]
@@ -79,7 +79,7 @@ def only_folder(path: Path) -> Path | None:
     return folders[0] if bare and any(place.is_dir() for place in inside) else None
 
 
-def folders_like_splits(path: Path) -> list[str]:
+def find_split_like_folders(path: Path) -> list[str]:
     """Lists the folders in a folder or archive if all of them begin like split names (``train2017``,
     ``test_images``, ``trainA``) or are folds, and at least one is not a split's exact name; else none."""
     tree = open_tree(path)
@@ -91,7 +91,7 @@ def folders_like_splits(path: Path) -> list[str]:
     return []
 
 
-def unlike_classes(contents: Contents) -> tuple[str, list[str]] | None:
+def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
     """Returns why a tree's folders of images do not seem to be classes, and the folders to use instead; None if they
     do.
 

@@ -14,8 +14,8 @@ from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, Sou
 from packstore.core.fields import Field, Image, Labels, Mask
 from packstore.images.decoders import get_decoder
 from packstore.images.masks import decode_mask, read_mask_header
-from packstore.sources.beside import class_names, join
-from packstore.sources.ignoring import pattern_of
+from packstore.sources.beside import join, number_repeated_names
+from packstore.sources.ignoring import escape_pattern
 from packstore.sources.listing import is_passed_over
 from packstore.sources.palette_files import read_rows
 from packstore.sources.tree import Tree
@@ -107,7 +107,7 @@ def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
         raise AmbiguousSourceError(
             f"{tree.name()}: {printable(pair[0])} and {printable(pair[1])} name other classes of masks: leave one out "
             "with --ignore",
-            [Answer(("--ignore", f"/{pattern_of(each)}")) for each in pair],
+            [Answer(("--ignore", f"/{escape_pattern(each)}")) for each in pair],
         )
     return Palette(first.names, first.colours, tuple(file for each in found for file in each.files))
 
@@ -117,7 +117,7 @@ def _read_palette(tree: Tree, file: str) -> Iterator[Palette]:
     rows = read_rows(tree, file)
     if not rows:
         return
-    names = class_names([name for name, _ in rows], range(len(rows)))
+    names = number_repeated_names([name for name, _ in rows], range(len(rows)))
     colours = [colour for _, colour in rows]
     if all(isinstance(colour, int) for colour in colours):
         if colours == [*range(len(colours))]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, HeaderError, sniff
 from packstore.sources.base import Kind
-from packstore.sources.listing import no_images
+from packstore.sources.listing import no_images_message
 from packstore.sources.tree import Tree
 
 SEE = "see packstore guide sources"
@@ -21,7 +21,7 @@ _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07
 """First bytes of gzip, zip, bzip2, xz, RAR and 7z files."""
 
 
-def unrecognised(path: Path) -> SourceError:
+def unrecognised_error(path: Path) -> SourceError:
     """Returns the error for a path of no known kind."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
@@ -40,7 +40,7 @@ def unrecognised(path: Path) -> SourceError:
     return SourceError(f"{name} is a file{begins}: no store, and no source that packstore reads ({SEE})")
 
 
-def incomplete(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]]) -> AmbiguousSourceError:
+def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]]) -> AmbiguousSourceError:
     """Returns the error for a path of a kind that would leave out suspected annotations; ``found`` are their phrases
     and patterns for ``--ignore``."""
     more = ", ".join(phrase for phrase, _ in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
@@ -50,40 +50,40 @@ def incomplete(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]
         answers.insert(0, Answer(tuple(part for pattern in patterns for part in ("--ignore", pattern))))
         ignore = ", or leave that out with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
     return AmbiguousSourceError(
-        f"{printable(str(path))} is {title(kind)}, and would be packed without what else is there: "
+        f"{printable(str(path))} is {short_help(kind)}, and would be packed without what else is there: "
         f"{more or 'other folders of images'}. Say that this is right with --source {kind.name}{ignore}",
         answers,
         path,
     )
 
 
-def undecided(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
+def several_kinds_error(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
     """Returns the error for a path that several ``kinds`` match partially, so that the user must choose."""
-    could_be = " or ".join(title(kind) for kind in kinds)
+    could_be = " or ".join(short_help(kind) for kind in kinds)
     answers = [Answer(("--source", kind.name)) for kind in kinds]
     shown = " or ".join(f"--source {kind.name}" for kind in kinds)
     return AmbiguousSourceError(f"{printable(str(path))} could be {could_be}: say which, with {shown}", answers, path)
 
 
-def with_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError:
+def add_first_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError:
     """Adds the answer to name a kind, before the other answers of an error."""
-    said = f"{error}; or pack {title(kind)} as one sample with --source {kind.name}"
+    said = f"{error}; or pack {short_help(kind)} as one sample with --source {kind.name}"
     return AmbiguousSourceError(said, [Answer(("--source", kind.name)), *error.answers], error.source)
 
 
-def or_as(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSourceError:
+def add_kinds(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSourceError:
     """Adds further possible kinds to the answers of an error."""
     if not kinds:
         return error
-    more = ", or ".join(f"as {title(kind)} with --source {kind.name}" for kind in kinds)
+    more = ", or ".join(f"as {short_help(kind)} with --source {kind.name}" for kind in kinds)
     answers = [*error.answers, *(Answer(("--source", kind.name)) for kind in kinds)]
     return AmbiguousSourceError(f"{error}; or pack it {more}", answers, error.source)
 
 
-def lies_within(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None = None) -> AmbiguousSourceError:
+def nested_error(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None = None) -> AmbiguousSourceError:
     """Returns the error for a folder that is no dataset but contains some; ``kind`` is a kind that would also match
     it."""
-    shown = ", ".join(f"{printable(place.relative_to(path).as_posix())} ({title(each)})" for place, each in found)
+    shown = ", ".join(f"{printable(place.relative_to(path).as_posix())} ({short_help(each)})" for place, each in found)
     advice = "give that" if len(found) == 1 else "give one of them"
     answers = [Answer(source=place) for place, _ in found]
     if kind is not None:
@@ -94,7 +94,7 @@ def lies_within(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None
     )
 
 
-def like_splits(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
+def split_names_error(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
     """Returns the error for an image folder whose folders have names like splits."""
     shown, is_folder = ", ".join(map(printable, folders)), path.is_dir()
     give = "give one of them" if is_folder else "unpack it and give one of them"
@@ -106,7 +106,7 @@ def like_splits(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourc
     )
 
 
-def no_classes(path: Path, why: str, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
+def no_classes_error(path: Path, why: str, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
     """Returns the error for an image folder whose folders do not seem to be classes; ``why`` continues its name."""
     is_folder = path.is_dir()
     shown = ", ".join(map(printable, folders[:_SHOWN])) + (" …" if len(folders) > _SHOWN else "")
@@ -118,21 +118,21 @@ def no_classes(path: Path, why: str, folders: Sequence[str], kind: str) -> Ambig
     )
 
 
-def only_unpacked(path: Path, tree: Tree) -> SourceError:
+def archive_without_images_error(path: Path, tree: Tree) -> SourceError:
     """Returns the error for an archive without images."""
     passed: Counter[str] = Counter()
     for _ in tree.walk("", tree.above, passed, skip_cycles=True):
         continue
     advice = "archives of other data are read only once they are unpacked: unpack it, and give the folder"
-    return SourceError(no_images(printable(str(path)), passed, advice))
+    return SourceError(no_images_message(printable(str(path)), passed, advice))
 
 
-def title(kind: Kind) -> str:
+def short_help(kind: Kind) -> str:
     """Returns the description of a kind in a few words."""
     return re.sub(r" \(.*\)|[,:].*", "", kind.help)
 
 
-def not_a_folder(path: Path) -> SourceError:
+def not_a_folder_error(path: Path) -> SourceError:
     """Returns the error for a file in place of a folder of images."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)

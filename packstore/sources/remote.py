@@ -30,7 +30,7 @@ from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
-from packstore.sources.tree import Found, Tree, changed_since
+from packstore.sources.tree import FileStat, Tree, changed_message
 
 _KNOWN_NAMES = 200_000
 """Children in directories that are known at a time; those of one directory are, however many."""
@@ -43,7 +43,7 @@ Children = Mapping[str, "ObjectInfo | None"]
 """What lies in a directory: by its name, an object; or None for a directory."""
 
 
-class OnlyCopiedError(SourceError):
+class NeedsCopyError(SourceError):
     """What lies at a URL is no folder of images: if it is a source, then one that is read from local copies."""
 
 
@@ -117,7 +117,7 @@ _buckets: ContextVar[dict[str, Bucket] | None] = ContextVar("known buckets", def
 
 
 @contextmanager
-def known_buckets() -> Iterator[None]:
+def cache_buckets() -> Iterator[None]:
     """Until its end, what was listed of a bucket is known: one kind of source after the other asks about a path."""
     token = _buckets.set({})
     try:
@@ -187,12 +187,12 @@ class RemotePath(UrlPath):
     def tree(self) -> ObjectTree | None:
         """The folder there; None where nothing lies there. Raises :class:`SourceError` for an object."""
         if self.is_file():
-            raise self.is_one_object()
+            raise self.one_object_error()
         return ObjectTree(self) if self.is_dir() else None
 
-    def is_one_object(self) -> OnlyCopiedError:
+    def one_object_error(self) -> NeedsCopyError:
         """The error for what is a file and no folder."""
-        return OnlyCopiedError(f"{printable(str(self))} is one object")
+        return NeedsCopyError(f"{printable(str(self))} is one object")
 
     def _mode(self) -> int:
         try:
@@ -250,11 +250,11 @@ class ObjectTree(Tree):
         names = sorted(self._names(directory).items(), key=itemgetter(0))
         return Names([name for name, info in names if info is not None], [name for name, info in names if info is None])
 
-    def stat_any(self, file: str) -> Found:
+    def stat_any(self, file: str) -> FileStat:
         info = self._find(file)
         if info is None:
-            return Found(NO_FILE, is_directory=True)
-        return Found(info.nbytes, _nanoseconds(info), _version(info))
+            return FileStat(NO_FILE, is_directory=True)
+        return FileStat(info.nbytes, _nanoseconds(info), _version(info))
 
     def read_start(self, file: str, size: int) -> bytes:
         try:
@@ -263,7 +263,7 @@ class ObjectTree(Tree):
             return b""
         return b"" if info is None else self._begin(info, size)
 
-    def part(self, file: str, place: int, size: int) -> bytes:
+    def read_part(self, file: str, place: int, size: int) -> bytes:
         info = self._find(file)
         if info is None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
@@ -285,7 +285,7 @@ class ObjectTree(Tree):
         except MissingObjectError:
             raise SampleError(key, "is not there any more: it was there when it was listed") from None
         if len(data) != size_bytes or _nanoseconds(info) != modified_ns:
-            raise SampleError(key, changed_since(size_bytes, len(data)))
+            raise SampleError(key, changed_message(size_bytes, len(data)))
         return data
 
     def close(self) -> None:

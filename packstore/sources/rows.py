@@ -25,12 +25,12 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import tree_of
-from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, rounded_size, stamp_of
+from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, round_up_size, stamp_files
 from packstore.sources.encodings import is_text, to_utf8
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.schema import FieldError, Schema, make_schema
-from packstore.sources.tree import Found
+from packstore.sources.tree import FileStat
 from packstore.stores.link_files import Location
 
 PROBED = 16
@@ -132,7 +132,7 @@ class RowSource(Source):
                 value_bytes += row.value_bytes
                 if row.sizes:
                     sizes.update(row.sizes)
-                size_counts[rounded_size(row.size_bytes)] += 1
+                size_counts[round_up_size(row.size_bytes)] += 1
                 key_bytes += key_size(row.key)
                 if total % _REPORT_EVERY == 0:
                     progress(Progress("scan", total, None, size_bytes))
@@ -174,7 +174,7 @@ class RowSource(Source):
         return None
 
     def stamp(self) -> str:
-        return stamp_of(self.files())
+        return stamp_files(self.files())
 
     @cached_property
     def schema(self) -> Schema:
@@ -196,7 +196,7 @@ class RowSource(Source):
             return splits
         name = split if split in splits else split.lower()
         if name not in splits or not name:
-            raise self.no_split(split, splits)
+            raise self.unknown_split_error(split, splits)
         return (name,)
 
     def _entries(self, split: str) -> Iterator[Entry]:
@@ -261,32 +261,32 @@ class TreeRowSource(RowSource):
         self._max_bytes = max_file_bytes(options.max_pixels)
 
     @abstractmethod
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         """Returns the files of the tree that describe the images; :meth:`stamp` changes when one of them does."""
 
     def claim_files(self, claims: Claims) -> None:
-        for file in self.described_by():
+        for file in self.describing_files():
             claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
 
-    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         return list_files(self.tree)
 
-    def _stat(self, file: str) -> Found:
+    def _stat(self, file: str) -> FileStat:
         """Returns size and times of a file that a list names. Raises :class:`OSError`, also for a path outside the
         source."""
         if "\0" in file or (".." in file and ".." in file.split("/")):
             raise OSError(errno.EINVAL, "is no path within the source")
         return self.tree.stat(file)
 
-    def _found(self, file: str) -> Found:
+    def _found(self, file: str) -> FileStat:
         try:
             return self._stat(file)
         except OSError:
-            return Found(-1)
+            return FileStat(-1)
 
     def stamp(self) -> str:
         parts = [self.tree.stamp()]
-        for file in self.described_by():
+        for file in self.describing_files():
             try:
                 found = self.tree.stat(file)
             except OSError as error:
@@ -357,7 +357,7 @@ class FileRowSource(TreeRowSource):
     def locate_row(self, ref: Any) -> Location | None:
         return self.tree.locate(ref[0])
 
-    def file_of(self, entry: Entry, column: str, number: int) -> str | None:
+    def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         *_, rest = entry.ref
         files = _files_in(rest.get(column)) if isinstance(rest, Mapping) else ()
         return files[number].file if number < len(files) else None

@@ -37,7 +37,7 @@ from packstore.images.sniff import HeaderError, check_header, max_file_bytes
 from packstore.sources.base import Sample
 from packstore.sources.values import (
     array_of,
-    infer,
+    infer_field,
     infer_mode,
     is_file,
     is_path,
@@ -409,7 +409,7 @@ def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] |
             field: Field = Image()
         else:
             try:
-                field = infer(name, given)
+                field = infer_field(name, given)
             except ValueError as error:
                 raise UsageError(f"{printable(name)}: {error}; give fields=") from error
         if isinstance(field, Label) and classes is not None:

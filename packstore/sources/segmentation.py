@@ -24,8 +24,8 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.annotations import DRAWN, ambiguous_source, find_further
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import is_file, join, lines_of, mask_field
-from packstore.sources.contents import contents_of, stem_of
+from packstore.sources.beside import infer_mask_field, is_file, join, read_lines
+from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name, is_passed_over
 from packstore.sources.palettes import Palette, find_palette, mask_fields, palette_for, read_with
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
@@ -127,7 +127,7 @@ class SegmentationSource(FileRowSource):
             files = (row.values[name].file for row in rows if name in row.values)
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             if some:
-                masks = self._field() if name == "mask" else mask_field(self.tree, some)
+                masks = self._field() if name == "mask" else infer_mask_field(self.tree, some)
                 found[name] = Json(optional=True) if name == "polygons" else masks
         found |= mask_fields(self._palette) if self._palette is not None else {}
         return found | ({"scene": Text(optional=True)} if self._scenes else {})
@@ -166,7 +166,7 @@ class SegmentationSource(FileRowSource):
             file.lower().endswith(".png") for file in files
         ):
             return Image(optional=True)
-        return mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
+        return infer_mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = {name: value for name, value in super().values(ref).items() if name in self._names}
@@ -179,7 +179,7 @@ class SegmentationSource(FileRowSource):
             found |= read_with(self._palette, found["mask"], self.options.max_pixels)
         return found
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         palettes = () if self._palette is None else self._palette.files
         return (*palettes, *((_SCENES,) if self._scenes else ()))
 
@@ -195,7 +195,7 @@ class SegmentationSource(FileRowSource):
         """Scene of each image, by its name without suffix."""
         if not is_file(self.tree, _SCENES):
             return {}
-        pairs = (line.partition(" ") for _, line in lines_of(self.tree, _SCENES))
+        pairs = (line.partition(" ") for _, line in read_lines(self.tree, _SCENES))
         return {name: scene.strip() for name, _, scene in pairs if scene}
 
     @cached_property
@@ -366,7 +366,7 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
 def _has_mask_tails(tree: Tree, folder: str) -> bool:
     """Tells if images of a folder end like masks of other images there, in exactly one way: with several masks an
     image, it is unclear which is meant."""
-    found = contents_of(tree).folders.get(folder)
+    found = list_contents(tree).folders.get(folder)
     if found is None:
         return False
     ends = {tail[1:].lower() for tail in _MASK_TAILS if tail} & found.tails.keys()
@@ -377,7 +377,7 @@ def _has_mask_tails(tree: Tree, folder: str) -> bool:
 
 def _common_tails(tree: Tree, folder: str) -> list[str]:
     """Returns the endings of nine in ten names in a folder: ``_training``."""
-    found = contents_of(tree).folders.get(folder)
+    found = list_contents(tree).folders.get(folder)
     if found is None:
         return []
     common = [tail for tail, bases in found.tails.items() if 10 * len(bases) >= 9 * found.images.count]
@@ -442,7 +442,7 @@ def _palette_folders(pairs: Mapping[str, _Pair]) -> list[str]:
 
 def _has_other_ends(tree: Tree, pair: _Pair) -> bool:
     """Tells if images in a pair's folder have an ending of neither images nor masks."""
-    found = contents_of(tree).folders.get(pair.images)
+    found = list_contents(tree).folders.get(pair.images)
     if found is None:
         return False
     used = {end.rpartition(".")[0][1:].lower() for end in pair.ends.values()} | {pair.tail[1:].lower()}

@@ -171,7 +171,7 @@ class StoreSource(Source):
             return [(s.name, s.start, s.stop) for s in splits] or [("", 0, self.manifest.records)]
         chosen = [(s.name, s.start, s.stop) for s in splits if s.name == split]
         if not chosen:
-            raise self.no_split(split, [s.name for s in splits])
+            raise self.unknown_split_error(split, [s.name for s in splits])
         return chosen
 
 

@@ -9,7 +9,7 @@ _WORDS = frozenset(["y", "label", "labels", "class", "category", "target", "targ
 _MAX_CLASSES, _LONGEST_NAME = 1 << 16, 200
 
 
-def words_of(name: str) -> list[str]:
+def name_words(name: str) -> list[str]:
     """The words and numbers of a name, in lower case: ``trainX_2`` are ``train``, ``x``, ``2``."""
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return [word.lower() for word in re.findall(r"[A-Za-z]+|\d+", parted)]

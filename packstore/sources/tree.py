@@ -20,17 +20,17 @@ from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import open_regular
 from packstore.images.engine import read_files
 from packstore.sources.encodings import active_encoding
-from packstore.sources.folder_names import KnownNames, Names, is_directory, names_in
+from packstore.sources.folder_names import NameCache, Names, is_directory, list_directory_names
 from packstore.sources.ignoring import IgnoreRules, active_rules
 from packstore.sources.listing import (
     ARRAY,
     NO_FILE,
     Identity,
     Listing,
-    cycle,
+    cycle_error,
+    hide_ignored,
     is_image_name,
     list_directory,
-    visible_part,
 )
 from packstore.stores.link_files import Location
 
@@ -42,7 +42,7 @@ _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 _SEARCH_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # with O_PATH it need not be readable
 
 
-class Found(NamedTuple):
+class FileStat(NamedTuple):
     """What lies under a name.
 
     Attributes:
@@ -84,7 +84,7 @@ class Tree(ABC):
         Raises :class:`SourceError` when it cannot be listed."""
         if not self.rules:
             return self.list_all(directory, ignored)
-        return visible_part(self.list_all(directory, None), self.rules, directory, self.list_names(directory), ignored)
+        return hide_ignored(self.list_all(directory, None), self.rules, directory, self.list_names(directory), ignored)
 
     def is_image_name(self, name: str) -> bool | None:
         """Whether a file is an image by its name; None if its first bytes have to tell."""
@@ -95,9 +95,9 @@ class Tree(ABC):
     def names(self, directory: str) -> Names:
         """All names in a directory. None if it cannot be listed."""
         names = self.list_names(directory)
-        return self.rules.visible(directory, names) if self.rules else names
+        return self.rules.filter_names(directory, names) if self.rules else names
 
-    def stat(self, file: str) -> Found:
+    def stat(self, file: str) -> FileStat:
         """What lies under a name. Raises :class:`OSError` where nothing does."""
         found = self.stat_any(file)
         if self.rules.hides(file, found.is_directory):
@@ -117,7 +117,7 @@ class Tree(ABC):
         """:meth:`names` without rules."""
 
     @abstractmethod
-    def stat_any(self, file: str) -> Found:
+    def stat_any(self, file: str) -> FileStat:
         """:meth:`stat` without rules."""
 
     @abstractmethod
@@ -125,7 +125,7 @@ class Tree(ABC):
         """:meth:`start` without rules."""
 
     @abstractmethod
-    def part(self, file: str, place: int, size: int) -> bytes:
+    def read_part(self, file: str, place: int, size: int) -> bytes:
         """``size`` bytes of a file from ``place`` on; fewer where it ends before. From any thread.
 
         Raises :class:`OSError`, and :class:`ValueError` in an archive where it is damaged, no plain file, or compressed
@@ -168,7 +168,7 @@ class Tree(ABC):
             listing = self.list(directory, ignored)
             if listing.identity in above:
                 if not skip_cycles:
-                    raise cycle(self.name(directory))
+                    raise cycle_error(self.name(directory))
                 parent, _, name = directory.rpartition("/")
                 yield parent, Listing.of_cycle(listing.identity, name)
                 continue
@@ -197,11 +197,11 @@ class Tree(ABC):
             prefix, above = f"{directory}/" if directory else "", (*above, identity)
             waiting.extend((prefix + name, above) for name in names.folders if not left_out(name))
 
-    def every(self) -> Iterator[tuple[str, Names]]:
+    def all_folders(self) -> Iterator[tuple[str, Names]]:
         """Yields each directory and its :meth:`names`, hidden ones too, and those that ``rules`` hide."""
         return self.folders(lambda _: False, every=True)
 
-    def once(self) -> AbstractContextManager[None]:
+    def cache_names(self) -> AbstractContextManager[None]:
         """Until its end, each directory may be listed once for all who ask."""
         return nullcontext()
 
@@ -237,7 +237,7 @@ class FolderTree(Tree):
         self.encoding = active_encoding()
         self.above = tuple(_identity(parent) for parent in Path(self.root).resolve().parents)
         self._threads = threading.local()
-        self._known: KnownNames | None = None
+        self._known: NameCache | None = None
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         names = None if self._known is None else self.list_names(directory)
@@ -251,7 +251,7 @@ class FolderTree(Tree):
         try:
             descriptor = os.open(f"{self.root}/{directory}", _LIST_FLAGS)
             try:
-                names = names_in(descriptor)
+                names = list_directory_names(descriptor)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError):
@@ -261,12 +261,12 @@ class FolderTree(Tree):
         return names
 
     @contextmanager
-    def once(self) -> Iterator[None]:
+    def cache_names(self) -> Iterator[None]:
         """Until its end, each directory is listed once, whatever happens to it meanwhile."""
         if self._known is not None:
             yield
             return
-        with KnownNames() as self._known:
+        with NameCache() as self._known:
             try:
                 yield
             finally:
@@ -290,14 +290,14 @@ class FolderTree(Tree):
             pass  # a listing says why
         return super().holds_images(top, above)
 
-    def stat_any(self, file: str) -> Found:
+    def stat_any(self, file: str) -> FileStat:
         try:
             found = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
         except ValueError as error:  # a null byte, as lists of files may have one
             raise FileNotFoundError(errno.ENOENT, str(error)) from None
         if not stat.S_ISREG(found.st_mode):
-            return Found(NO_FILE, is_directory=stat.S_ISDIR(found.st_mode))
-        return Found(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            return FileStat(NO_FILE, is_directory=stat.S_ISDIR(found.st_mode))
+        return FileStat(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def read_start(self, file: str, size: int) -> bytes:
         try:
@@ -307,7 +307,7 @@ class FolderTree(Tree):
         except (OSError, ValueError):
             return b""
 
-    def part(self, file: str, place: int, size: int) -> bytes:
+    def read_part(self, file: str, place: int, size: int) -> bytes:
         with open(f"{self.root}/{file}", "rb") as opened:  # noqa: PTH123 - as above
             opened.seek(place)
             return opened.read(size)
@@ -320,10 +320,10 @@ class FolderTree(Tree):
         try:
             found = os.fstat(descriptor)
             if found.st_mode & 0o170000 != stat.S_IFREG:
-                raise SampleError(key, f"is not a file but {kind_of(found.st_mode)}")
+                raise SampleError(key, f"is not a file but {describe_mode(found.st_mode)}")
             size = found.st_size
             if found.st_mtime_ns != modified_ns or size != size_bytes:
-                raise SampleError(key, changed_since(size_bytes, size))
+                raise SampleError(key, changed_message(size_bytes, size))
             if size > max_bytes:
                 raise SampleError(
                     key, f"has {size} bytes, more than the {max_bytes} that an image within max_pixels can have"
@@ -384,7 +384,7 @@ class _Directory:
             os.close(self.descriptor)
 
 
-def changed_since(listed: int, found: int) -> str:
+def changed_message(listed: int, found: int) -> str:
     """Why a file cannot be packed that was listed with another size or time of modification."""
     sizes = f"{listed} bytes then, {found} now" if listed != found else "written to meanwhile"
     return f"has changed since it was listed ({sizes}): pack again when nothing writes to it"
@@ -402,7 +402,7 @@ def _read_rest(descriptor: int, key: str, data: bytes, size: int) -> bytes:
     return b"".join(parts)
 
 
-def kind_of(mode: int) -> str:
+def describe_mode(mode: int) -> str:
     """What ``st_mode`` says, for people."""
     kinds = {
         stat.S_IFDIR: "a folder",

@@ -222,7 +222,7 @@ def mask_dtype(array: NDArray[Any]) -> str:
     return kept.get(array.dtype.name, "int32")
 
 
-def infer(name: str, values: Sequence[Any]) -> Field:
+def infer_field(name: str, values: Sequence[Any]) -> Field:
     """Infers the field of a name from its values in the first samples, none of which is None.
 
     Raises :class:`ValueError` if it must be declared.

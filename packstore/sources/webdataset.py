@@ -35,11 +35,11 @@ from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.names import identifier
+from packstore.sources.names import make_column_name
 from packstore.sources.records.shards import ShardSource, find_shards
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
-from packstore.sources.values import infer
+from packstore.sources.values import infer_field
 from packstore.stores.link_files import Location
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class WebDatasetSource(ShardSource):
     def _value_of(self, extension: str, name: str, data: bytes) -> Any:
         return _value(extension, data)
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         return sum((members.left for members in self._index), Counter[str]())
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class WebDatasetSource(ShardSource):
         if kind == "bytes" or not given:
             return Bytes()
         try:
-            return infer(name, given)
+            return infer_field(name, given)
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: .{printable(extension)}: {error}") from error
 
@@ -339,12 +339,12 @@ def _field_name(extension: str) -> str:
     name = first or usual.get(_kind(extension), last)
     if re.fullmatch(r"cls\d", last) and not first:
         name = f"label{last[-1]}"
-    return "image_" if name == "image" != _kind(extension) else identifier(name)
+    return "image_" if name == "image" != _kind(extension) else make_column_name(name)
 
 
 def _own_name(extension: str) -> str:
     """The column of a file whose usual one is another's: ``png`` of a ``jpg`` with a ``png``."""
-    name = identifier(extension)
+    name = make_column_name(extension)
     return f"{name}_" if name == "image" else name
 
 

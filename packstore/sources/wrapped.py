@@ -58,20 +58,20 @@ class WrappedSource(Source):
     def workers(self) -> int:
         return self._source.workers()
 
-    def some(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        return self._source.some(split, records, count)
+    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        return self._source.pick_entries(split, records, count)
 
     def stamp(self) -> str:
         return self._source.stamp()
 
-    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        return self._source.listed_files()
+    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        return self._source.list_all_files()
 
     def expects_left(self, path: str) -> bool:
         return self._source.expects_left(path)
 
-    def left_members(self) -> Mapping[str, int]:
-        return self._source.left_members()
+    def count_left_members(self) -> Mapping[str, int]:
+        return self._source.count_left_members()
 
     def close(self) -> None:
         self._source.close()

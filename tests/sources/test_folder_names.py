@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore.sources import folder_names
-from packstore.sources.folder_names import KnownNames, Names, names_in
+from packstore.sources.folder_names import NameCache, Names, list_directory_names
 
 NAMES = st.lists(
     st.one_of(
@@ -24,7 +24,7 @@ NAMES = st.lists(
 def listed(path: Path) -> Names:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return names_in(descriptor)
+        return list_directory_names(descriptor)
     finally:
         os.close(descriptor)
 
@@ -59,7 +59,7 @@ def test_more_names_than_one_call_has_room_for(tmp_path: Path) -> None:
 @given(NAMES, NAMES)
 def test_names_are_kept_and_their_suffixes_found(files: list[str], folders: list[str]) -> None:
     names = Names(files, folders)
-    with KnownNames() as known:
+    with NameCache() as known:
         known.put("", Names(["other.png"]))
         known.put("a/b", names)
         again = known.get("a/b")

@@ -12,7 +12,7 @@ import pytest
 
 from packstore import AmbiguousSourceError, SampleError, SourceError, UsageError, append, convert, repair, verify
 from packstore.sources import open_source
-from packstore.sources.ignoring import IGNORED, active_rules, ignore_rules, ignoring, is_ignored
+from packstore.sources.ignoring import IGNORED, active_rules, apply_ignore_rules, compile_ignore_rules, is_ignored
 from packstore.sources.listing import Listing
 from tests.makers.all_layouts import corpus
 from tests.makers.annotated import fill, jpeg, mask
@@ -44,7 +44,7 @@ PATTERNS = ("*.txt", "/extra")
     ],
 )
 def test_patterns_are_those_of_gitignore(pattern: str, hidden: Sequence[str], seen: Sequence[str]) -> None:
-    rules = ignore_rules((pattern,))
+    rules = compile_ignore_rules((pattern,))
     assert [path for path in hidden if not rules.hides(path)] == []
     assert [path for path in seen if rules.hides(path)] == []
     assert rules.reason("", hidden[0]) == IGNORED
@@ -81,7 +81,7 @@ def test_a_tree_without_what_is_ignored(packed: str, tmp_path: Path) -> None:
 
 
 def test_one_pattern_is_text() -> None:
-    assert ignore_rules(("a",)).hides("a")
+    assert compile_ignore_rules(("a",)).hides("a")
 
 
 def test_a_store_remembers_what_was_ignored(tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ def test_another_pattern_is_another_conversion(tmp_path: Path) -> None:
 
 
 def test_patterns_of_a_part_of_the_source_are_those_from_its_top(tmp_path: Path) -> None:
-    rules = ignore_rules(("a/b.txt", "c"))
-    with ignoring(tmp_path, rules):
+    rules = compile_ignore_rules(("a/b.txt", "c"))
+    with apply_ignore_rules(tmp_path, rules):
         inside = active_rules(tmp_path / "a")
         assert (inside.hides("b.txt"), inside.hides("x.txt"), inside.hides("c")) == (True, False, True)
         assert not active_rules(tmp_path.parent)

@@ -23,7 +23,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
 from packstore.sources import Certainty, Entry, Kind, Source, SourceOptions, Survey, open_source
-from packstore.sources.base import rounded_size
+from packstore.sources.base import round_up_size
 from packstore.sources.ledger import Claims
 from packstore.testing import SourceSuite
 
@@ -46,7 +46,7 @@ class NpySource(Source):
             claims.claim(entry.key)
             count, size = count + 1, size + entry.size_bytes
             key_bytes += len(os.fsencode(entry.key))
-            size_counts[rounded_size(entry.size_bytes)] += 1
+            size_counts[round_up_size(entry.size_bytes)] += 1
         if not count:
             raise SourceError(f"{printable(str(self.path))} holds no .npy files")
         progress(Progress("scan", count, count, size))
@@ -56,7 +56,7 @@ class NpySource(Source):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         if split is not None:
-            raise self.no_split(split, ())
+            raise self.unknown_split_error(split, ())
         return self._entries()
 
     def _entries(self) -> Iterator[Entry]:

@@ -19,8 +19,8 @@ from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import folder_of, join, plain_path, read_text
-from packstore.sources.encodings import utf8_start
+from packstore.sources.beside import clean_path, find_base_folder, join, read_text
+from packstore.sources.encodings import convert_start
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, Row, in_packing_order
 from packstore.sources.tree import Tree
@@ -122,7 +122,7 @@ class DocumentSource(AnnotatedSource):
         """The files of annotations, by their names and first bytes; with them those of the same name in other folders,
         which are damaged if they begin otherwise."""
         paths = [path for folder in _folders(tree, cls.deep) for path in _candidates(tree, folder, cls.names, cls.most)]
-        found = {path for path in paths if cls.signature.search(utf8_start(tree.start(path, _START)))}
+        found = {path for path in paths if cls.signature.search(convert_start(tree.start(path, _START)))}
         names = {path.rpartition("/")[2] for path in found}
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 
@@ -218,7 +218,7 @@ class DocumentSource(AnnotatedSource):
         return {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in paths}}
 
     def _below(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
-        folder = (folder_of(self.tree, names, folders) if names else None) or ""
+        folder = (find_base_folder(self.tree, names, folders) if names else None) or ""
         return [join(folder, name) for name in names]
 
     def _lies(self, path: str) -> bool:
@@ -250,10 +250,10 @@ class DocumentSource(AnnotatedSource):
     def raws(self) -> Iterator[Any]:
         return (self._spool.read(number)[1] for number in range(len(self._spool)))
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return self._files
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         return dict(+self.ignored)
 
     def close(self) -> None:
@@ -294,7 +294,7 @@ def _plain_name(name: Any) -> str:
     bare = name
     if re.match(r"\w{2,}:|[A-Za-z]:[\\/]|[\\/]", name):
         bare = re.split(r"[\\/]", re.split(r"[?#](?!d=)", name)[0])[-1]
-    return plain_path(bare)
+    return clean_path(bare)
 
 
 def split_of_file(file: str) -> str:

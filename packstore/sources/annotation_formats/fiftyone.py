@@ -110,9 +110,9 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
         for stem, labels in document["labels"].items():
             yield Entry(suffixes.get(stem, stem), {"labels": labels, "classes": document.get("classes") or []})
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         """Adds ``metadata.json``, which says how FiftyOne stores the fields of samples."""
-        files = super().described_by()
+        files = super().describing_files()
         metadata = (join(file.rpartition("/")[0], "metadata.json") for file in files)
         return [*files, *(file for file in metadata if is_file(self.tree, file))]
 

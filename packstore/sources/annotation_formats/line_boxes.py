@@ -12,7 +12,7 @@ from typing import Any
 
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
 from packstore.sources.annotation_formats.objects import Annotation, Sides, of_box, reals
-from packstore.sources.beside import is_file, join, lines_of
+from packstore.sources.beside import is_file, join, read_lines
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 _SUFFIXES = "|".join(map(re.escape, IMAGE_SUFFIXES))
@@ -52,12 +52,12 @@ class LineBoxesSource(DocumentSource):
         numbers = {number for raw in self.raws() for *_, number in raw["boxes"]}
         return list(dict.fromkeys([*named, *(f"{number:g}" for number in sorted(numbers) if not named)]))
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return dict.fromkeys([*self._files, *filter(None, map(self._classes_of, self._files))])
 
     def _names_of(self, file: str) -> list[str]:
         path = self._classes_of(file)
-        return [] if path is None else [line for _, line in lines_of(self.tree, path)]
+        return [] if path is None else [line for _, line in read_lines(self.tree, path)]
 
     def _classes_of(self, file: str) -> str | None:
         folder = file.rpartition("/")[0]

@@ -64,7 +64,7 @@ class MotSource(DocumentSource):
         listed = next((raw["classes"] for raw in self.raws() if raw["classes"]), None)
         return listed or (_CLASSES if self._seen.classes and self._seen.classes <= set(_CLASSES) else ())
 
-    def described_by(self) -> Sequence[str]:
+    def describing_files(self) -> Sequence[str]:
         files = [*self._files]
         for file in self._files:
             folder = file.rpartition("/")[0]

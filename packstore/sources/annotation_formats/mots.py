@@ -17,7 +17,7 @@ from packstore.core.fields import Array, Field
 from packstore.core.run_lengths import decode_run_lengths, run_lengths_box
 from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
 from packstore.sources.annotation_formats.objects import Annotation, Sides, of_runs
-from packstore.sources.beside import is_file, is_folder, join, mask_field
+from packstore.sources.beside import infer_mask_field, is_file, is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, InTree
 
@@ -64,7 +64,7 @@ class MotsSource(DocumentSource):
         places = ["img1"] if sequence == "gt" else [place.format(sequence) for place in _PLACES]
         return next((place for each in places if is_folder(self.tree, place := join(above, each))), None)
 
-    def described_by(self) -> list[str]:
+    def describing_files(self) -> list[str]:
         heads = [join(file.removesuffix("/gt/gt.txt"), "seqinfo.ini") for file in self._files]
         return [*self._files, *(file for file in heads if is_file(self.tree, file))]
 
@@ -72,7 +72,7 @@ class MotsSource(DocumentSource):
         rows = (row for split in self.splits() for row in self.file_rows(split))
         masks = [row.values["instance_mask"].file for row in rows if "instance_mask" in row.values]
         found = dict(super().fields())
-        return found | ({"instance_mask": mask_field(self.tree, masks)} if masks else {})
+        return found | ({"instance_mask": infer_mask_field(self.tree, masks)} if masks else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for row in super().file_rows(split):

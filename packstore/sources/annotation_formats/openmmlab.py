@@ -26,7 +26,7 @@ from packstore.sources.annotation_formats.objects import (
     of_runs,
     reals,
 )
-from packstore.sources.beside import is_file, join, lines_of
+from packstore.sources.beside import is_file, join, read_lines
 
 
 class OpenMMLabSource(DocumentSource):
@@ -90,7 +90,7 @@ class WildReceiptSource(DocumentSource):
     def class_order(self) -> Sequence[str]:
         return list(dict.fromkeys(self._numbered.values()))
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return [*self._files, *self._class_lists]
 
     @property
@@ -101,7 +101,7 @@ class WildReceiptSource(DocumentSource):
     @cached_property
     def _numbered(self) -> dict[str, str]:
         """Names of classes by number: ``1 Store_name_value``."""
-        lines = (line.split(None, 1) for path in self._class_lists for _, line in lines_of(self.tree, path))
+        lines = (line.split(None, 1) for path in self._class_lists for _, line in read_lines(self.tree, path))
         return {words[0]: words[-1] for words in lines}
 
 

@@ -20,8 +20,8 @@ from packstore.sources.annotation_formats.columns import AnnotationColumns
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, read_text
-from packstore.sources.contents import contents_of
-from packstore.sources.encodings import utf8_start
+from packstore.sources.contents import list_contents
+from packstore.sources.encodings import convert_start
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
@@ -80,7 +80,7 @@ class SidecarSource(AnnotatedSource):
     @classmethod
     def find_places(cls, tree: Tree) -> list[Place]:
         """The folders of images that have annotations, and further ones of the same names or of a split."""
-        contents = contents_of(tree)
+        contents = list_contents(tree)
         suffixes = {f".{pattern.rpartition('.')[2].lower()}" for pattern in cls.patterns}
         holding = {path for path, each in contents.folders.items() if suffixes & each.others.keys()}
         if not holding:
@@ -117,7 +117,7 @@ class SidecarSource(AnnotatedSource):
         looked = 0
         for image in tree.names(images).ending(*IMAGE_SUFFIXES):
             for name in cls._annotation_names(image):
-                start = utf8_start(tree.start(join(folder, name), _START)) if name in there else b""
+                start = convert_start(tree.start(join(folder, name), _START)) if name in there else b""
                 if start.strip():
                     if not cls.signature.search(start):
                         return False
@@ -144,7 +144,7 @@ class SidecarSource(AnnotatedSource):
                 file = InTree(join(folder, names[0]), optional=True) if folder is not None and names else None
                 yield FileRow(join(images, image), {} if file is None else {"raw": file})
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return ()
 
     def raw(self, values: dict[str, Any]) -> Any:

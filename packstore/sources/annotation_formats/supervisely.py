@@ -33,7 +33,7 @@ class SuperviselySource(SidecarSource):
     patterns = ("{name}.json", "{stem}.json")
     signature = re.compile(rb'\A(?=.*"objects"\s*:\s*\[)(?=.*"size"\s*:\s*\{)', re.S)
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return ["meta.json"] if is_file(self.tree, "meta.json") else []
 
     def class_order(self) -> Sequence[str]:

@@ -18,8 +18,8 @@ from packstore.sources.archives.index import Index
 from packstore.sources.archives.tar import is_tar, read_tar
 from packstore.sources.archives.tree import ArchiveTree
 from packstore.sources.archives.zip import is_zip, read_zip
-from packstore.sources.contents import known_contents
-from packstore.sources.refusals import not_a_folder
+from packstore.sources.contents import cache_contents
+from packstore.sources.refusals import not_a_folder_error
 from packstore.sources.remote import RemotePath
 from packstore.sources.tree import FolderTree, Tree
 
@@ -32,7 +32,7 @@ def tree_of(path: Path) -> Tree:
     """:func:`open_tree` where only a folder or an archive will do. Raises :class:`SourceError`."""
     tree = open_tree(path)
     if tree is None:
-        raise not_a_folder(path)
+        raise not_a_folder_error(path)
     return tree
 
 
@@ -48,7 +48,7 @@ def open_tree(path: Path) -> Tree | None:
             return FolderTree(path)
         if path not in known.trees:
             known.trees[path] = FolderTree(path)
-            known.stack.enter_context(known.trees[path].once())
+            known.stack.enter_context(known.trees[path].cache_names())
         return known.trees[path]
     if not path.is_file():
         return None
@@ -111,7 +111,7 @@ def known_folders() -> Iterator[None]:
     with ExitStack() as stack:
         token = _folders.set(_Folders({}, stack))
         try:
-            with known_contents():
+            with cache_contents():
                 yield
         finally:
             _folders.reset(token)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.folder_names import KnownNames
+from packstore.sources.folder_names import NameCache
 
 NOWHERE = -1
 """Stands for where a file lies that is a link out of its archive, or to nothing."""
@@ -175,7 +175,7 @@ class Index:
     zipped: bool = False
     replaced: int = 0
     listed: dict[bytes, list[tuple[bytes, int | None]]] = field(default_factory=dict)
-    names: KnownNames = field(default_factory=KnownNames)
+    names: NameCache = field(default_factory=NameCache)
 
     def __len__(self) -> int:
         return len(self.table)

@@ -16,13 +16,13 @@ from packstore.core.files import beyond_standard_streams
 from packstore.images.sniff import begins_like_image
 from packstore.sources.archives.index import NOWHERE, Index, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
-from packstore.sources.base import SPLIT_ORDER, stamp_of
+from packstore.sources.base import SPLIT_ORDER, stamp_files
 from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
-from packstore.sources.tree import Found, Tree
+from packstore.sources.tree import FileStat, Tree
 from packstore.stores.link_files import Location
 
 _START = 16
@@ -85,7 +85,7 @@ class ArchiveTree(Tree):
             known.put(key, names)
         return names
 
-    def every(self) -> Iterator[tuple[str, Names]]:
+    def all_folders(self) -> Iterator[tuple[str, Names]]:
         """Yields every directory; paths outside the root begin with ``/``."""
         waiting = [b""]
         while waiting:
@@ -96,21 +96,21 @@ class ArchiveTree(Tree):
             shown = place[len(self._top) :].removeprefix(b"/") if inside else b"/" + place
             yield shown.decode("utf-8", "surrogateescape"), _names(children)
 
-    def stat_any(self, file: str) -> Found:
+    def stat_any(self, file: str) -> FileStat:
         place = self._inside(file)
         number = self._index.find(place)
         if number is None:
             if next(self._index.children(place), None) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            return Found(NO_FILE, is_directory=True)
+            return FileStat(NO_FILE, is_directory=True)
         member = self._index.member(number)
-        return Found(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
+        return FileStat(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
 
     def read_start(self, file: str, size: int) -> bytes:
         number = self._index.find(self._inside(file))
         return b"" if number is None else self._start(number, size)
 
-    def part(self, file: str, place: int, size: int) -> bytes:
+    def read_part(self, file: str, place: int, size: int) -> bytes:
         number = self._index.find(self._inside(file))
         if number is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -151,7 +151,7 @@ class ArchiveTree(Tree):
         return Location(self.root, self._data_place(member.place) if self._index.zipped else member.place)
 
     def stamp(self) -> str:
-        return stamp_of([self._path])
+        return stamp_files([self._path])
 
     def close(self) -> None:
         self._file = self._index.file

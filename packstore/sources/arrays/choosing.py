@@ -16,7 +16,7 @@ from packstore.sources.arrays.flat import is_flat, parse_layout, unflatten
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import SPLIT_ORDER, SourceOptions
 from packstore.sources.rows import in_packing_order
-from packstore.sources.text_labels import words_of
+from packstore.sources.text_labels import name_words
 
 IMAGE_WORDS = frozenset(
     ["x", "image", "images", "img", "imgs", "data", "pixels", "rgb", "picture", "pictures", "photo", "photos"]
@@ -137,8 +137,8 @@ def choose(shown: str, files: Sequence[Sequence[ArrayInfo]], options: SourceOpti
 
 
 def _named(file: int, info: ArrayInfo) -> _Named:
-    own = words_of(info.name)
-    stem = words_of(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
+    own = name_words(info.name)
+    stem = name_words(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
     split = next((word for word in [*own, *stem] if word in SPLIT_ORDER), "")
     role = [word for word in own if word not in SPLIT_ORDER]
     if info.alone:
@@ -219,11 +219,11 @@ def _image(shown: str, arrays: Sequence[_Named], options: SourceOptions) -> _Nam
 
 
 def _by_key(shown: str, arrays: Sequence[_Named], key: str, option: str) -> _Named:
-    wanted = "_".join(words_of(key))
+    wanted = "_".join(name_words(key))
     for fits in (
         lambda each: each.info.name.strip("/") == key.strip("/"),
-        lambda each: each.role == "_".join(word for word in words_of(key) if word not in SPLIT_ORDER),
-        lambda each: wanted in (each.role, "_".join(words_of(each.info.name))),
+        lambda each: each.role == "_".join(word for word in name_words(key) if word not in SPLIT_ORDER),
+        lambda each: wanted in (each.role, "_".join(name_words(each.info.name))),
     ):
         found = [each for each in arrays if fits(each)]
         if len(found) == 1:

@@ -12,7 +12,7 @@ import numpy as np
 
 from packstore.sources.arrays.choosing import Choice, Chosen, column_name
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.text_labels import LabelTexts, is_label_name, words_of
+from packstore.sources.text_labels import LabelTexts, is_label_name, name_words
 
 ATTRIBUTES = ("classes", "class_names", "label_names", "names")
 """Attributes that name classes."""
@@ -81,12 +81,12 @@ def _with_repeated_names(choice: Choice, texts: Texts) -> Choice:
     names = list(chain.from_iterable(texts(Chosen(file, info))))
     if len({*names}) == len(names):
         return choice
-    columns = {**part.columns, column_name("_".join(words_of(info.name)), part.columns): Chosen(file, info)}
+    columns = {**part.columns, column_name("_".join(name_words(info.name)), part.columns): Chosen(file, info)}
     return replace(choice, parts=(replace(part, columns=columns),), classes=None)
 
 
 def _may_label(chosen: Chosen) -> bool:
-    words = [word for word in words_of(chosen.info.name) if word not in SPLIT_ORDER]
+    words = [word for word in name_words(chosen.info.name) if word not in SPLIT_ORDER]
     return chosen.info.what == "texts" and len(chosen.info.shape) == 1 and is_label_name(words)
 
 

@@ -16,7 +16,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo
-from packstore.sources.base import stamp_of
+from packstore.sources.base import stamp_files
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.ledger import Claims, Role
 
@@ -60,7 +60,7 @@ class ChunkFolderSource(ArraySource):
         """Returns a digest, since there may be any number of files."""
         digest = xxhash.xxh3_128()
         for file in chain(self.files(), self._group_files()):
-            digest.update(f"{file}\0{stamp_of([file])}\0".encode("utf-8", "surrogateescape"))
+            digest.update(f"{file}\0{stamp_files([file])}\0".encode("utf-8", "surrogateescape"))
         return f"files {digest.hexdigest()}"
 
 

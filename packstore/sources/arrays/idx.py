@@ -29,7 +29,7 @@ from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.inflating import GzipReader
-from packstore.sources.listing import folders_in
+from packstore.sources.listing import list_folders
 from packstore.sources.refusals import first_bytes
 
 _NAME = re.compile(
@@ -235,7 +235,7 @@ def _folders(path: Path) -> list[Path]:
     """The folders in which idx files lie: ``path``, its ``raw``, or the ``raw`` of folders in it."""
     if not path.is_dir():
         return []
-    for places in ([path], [path / "raw"], [each / "raw" for each in folders_in(path)]):
+    for places in ([path], [path / "raw"], [each / "raw" for each in list_folders(path)]):
         found = [place for place in places if place.is_dir() and any(map(_match, visible_paths(place)))]
         if found:
             return found

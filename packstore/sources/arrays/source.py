@@ -27,7 +27,7 @@ from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource
-from packstore.sources.text_labels import words_of
+from packstore.sources.text_labels import name_words
 
 _log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class ArraySource(RowSource):
         lacking = {name for part in self._choice.parts for name in declared if name not in part.columns}
         return {name: _optional(field) if name in lacking else field for name, field in declared.items()}
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         found = {
             "arrays that are no values of samples": len(self._choice.left_out),
             "chunks that were never written": self._unwritten_chunks,
@@ -189,9 +189,9 @@ class ArraySource(RowSource):
         path = self.path
         if any("label" in part.columns for part in choice.parts):
             return
-        own = words_of(path.stem)
+        own = name_words(path.stem)
         for other in sorted(path.parent.iterdir()):
-            words = words_of(other.stem)
+            words = name_words(other.stem)
             changed = [(a, b) for a, b in zip(own, words, strict=False) if a != b]
             beside = len(own) == len(words) and len(changed) == 1 and self.takes_file(other)
             if beside and changed[0][0] in IMAGE_WORDS and changed[0][1] in LABEL_WORDS:

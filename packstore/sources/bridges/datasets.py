@@ -88,7 +88,7 @@ class DatasetsSource(ArrowSource):
                 data = data.flatten_indices(cache_file_name=str(file))
             yield from ((split, Path(file["filename"])) for file in data.cache_files)
 
-    def listed_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         return iter(())  # the library says not which files it has read
 
     def files(self) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, stamp_of
+from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, stamp_files
 from packstore.sources.cifar.files import CifarFiles, find_files, no_cifar
 from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
 from packstore.sources.ledger import Claims
@@ -87,7 +87,7 @@ class CifarSource(Source):
         self._lock = threading.Lock()
 
     def stamp(self) -> str:
-        return stamp_of(self._files.paths())
+        return stamp_files(self._files.paths())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples. The first call here or of :meth:`entries` reads all files, for their labels.
@@ -170,7 +170,7 @@ class CifarSource(Source):
         if split is None:
             return splits
         if split not in splits:
-            raise self.no_split(split, splits)
+            raise self.unknown_split_error(split, splits)
         return [split]
 
     def _all_labels(self, progress: ProgressCallback) -> _Labels:

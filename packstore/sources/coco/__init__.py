@@ -17,7 +17,7 @@ from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import class_names, is_file, join, mask_field, yolo_labels
+from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names
 from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of, segments_of
 from packstore.sources.coco.files import (
     AnnotationFile,
@@ -89,7 +89,7 @@ class CocoSource(FileRowSource):
             self.close()
             raise
         self.evidence = ", ".join(map(printable, self._files))
-        self._classes = {kind: class_names([*names.values()], [*names]) for kind, names in categories.items()}
+        self._classes = {kind: number_repeated_names([*names.values()], [*names]) for kind, names in categories.items()}
         self._numbers = {kind: {each: n for n, each in enumerate(names)} for kind, names in categories.items()}
         documents_of_all = [each.documents for each in self._splits.values()]
         points = {documents.points for documents in documents_of_all if documents.annotated}
@@ -147,7 +147,7 @@ class CocoSource(FileRowSource):
         for column in dict.fromkeys(column for each in self._splits.values() for column in each.masks):
             rows = chain.from_iterable(map(self.file_rows, self._splits))
             files = (row.values[column].file for row in rows if column in row.values)
-            found[column] = mask_field(self.tree, (file for file in files if is_file(self.tree, file)))
+            found[column] = infer_mask_field(self.tree, (file for file in files if is_file(self.tree, file)))
         return found | {"json": Json()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -192,7 +192,7 @@ class CocoSource(FileRowSource):
             found["stuff_labels"] = labels_of(document["stuff"], self._numbers["stuff"])
         return found | {"json": document}
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return self._files
 
     def claim_files(self, claims: Claims) -> None:
@@ -205,7 +205,7 @@ class CocoSource(FileRowSource):
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         counts: Counter[str] = Counter()
         for each in self._splits.values():
             counts.update(each.documents.ignored)
@@ -273,7 +273,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None or not find_files(tree):
         return Certainty.NO
-    return Certainty.PARTIAL if yolo_labels(tree, "labels") else Certainty.CERTAIN
+    return Certainty.PARTIAL if holds_yolo_labels(tree, "labels") else Certainty.CERTAIN
 
 
 KIND = Kind("coco", "COCO: images with annotations/instances_*.json", _recognise, CocoSource, in_objects=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.archives.index import OpenFile
-from packstore.sources.beside import plain_path, read_json
+from packstore.sources.beside import clean_path, read_json
 from packstore.sources.coco.files import AnnotationFile
 from packstore.sources.tree import Tree
 
@@ -117,7 +117,7 @@ class Documents:
             if not isinstance(name, str) or not isinstance(image_id, (int, str)):
                 raise SourceError(f"{where}: an image without an id or a file name: {_shown(image)}")
             try:
-                image["file_name"] = plain_path(_of_other_machine(name))
+                image["file_name"] = clean_path(_of_other_machine(name))
             except ValueError as error:
                 raise SourceError(f"{where} {error}") from None
             known = images.setdefault(image_id, {"image": image})["image"]
@@ -172,7 +172,7 @@ class Documents:
                     [Answer(("--ignore", f"/{file.path}"))],
                 )
             try:
-                annotation["file_name"] = plain_path(_of_other_machine(str(annotation.get("file_name"))))
+                annotation["file_name"] = clean_path(_of_other_machine(str(annotation.get("file_name"))))
             except ValueError as error:
                 raise SourceError(f"{where} {error}") from None
             found["panoptic"] = annotation

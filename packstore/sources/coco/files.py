@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.beside import folder_of, join, read_whole
+from packstore.sources.beside import find_base_folder, join, read_whole
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
@@ -134,7 +134,7 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
     wanted |= dict.fromkeys(dated)
     places = [place for name in wanted for place in (name, f"images/{name}", f"{name}/images")]
     places += ["images", "image", "img", "imgs", "data", "JPEGImages", ""]
-    return folder_of(tree, names, [join(base, place) for base in (beside, above) for place in places])
+    return find_base_folder(tree, names, [join(base, place) for base in (beside, above) for place in places])
 
 
 def only_folder_of(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
@@ -165,7 +165,7 @@ def mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str
     stem = file.path.rpartition("/")[2].rpartition(".")[0]
     above = beside.rpartition("/")[0]
     places = [join(base, f"{name}{end}") for base in (beside, above) for name in (stem, f"images/{stem}")]
-    return folder_of(tree, names, [*places, *(() if end else (beside,))])
+    return find_base_folder(tree, names, [*places, *(() if end else (beside,))])
 
 
 def _is_of(folder: str, split: str) -> bool:

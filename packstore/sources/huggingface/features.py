@@ -23,9 +23,9 @@ from packstore.core.fields import BOXES_ARE, Array, Boxes, Bytes, Field, Image, 
 from packstore.images.sniff import begins_like_image
 from packstore.sources.boxes import CONVENTIONS
 from packstore.sources.huggingface.objects import ObjectColumn, find_objects
-from packstore.sources.names import column_names
-from packstore.sources.text_labels import is_label_name, words_of
-from packstore.sources.values import infer, names_an_image
+from packstore.sources.names import make_column_names
+from packstore.sources.text_labels import is_label_name, name_words
+from packstore.sources.values import infer_field, names_an_image
 
 _log = logging.getLogger(__name__)
 
@@ -172,11 +172,11 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
         raise SourceError(f"no column holds images; columns: {found[:500]}")
     main = "image" if "image" in images else images[0]
     usual = {main: "image"} | ({labels[0]: "label"} if len(labels) == 1 and "label" not in declared else {})
-    names = usual | column_names((name for name in declared if name not in usual), usual.values())
+    names = usual | make_column_names((name for name in declared if name not in usual), usual.values())
     columns: list[TableColumn] = []
     used = set(names.values())
     if lists:
-        name = next(iter(column_names([f"further_{lists[0]}"], used).values()))
+        name = next(iter(make_column_names([f"further_{lists[0]}"], used).values()))
         used.add(name)
         columns.append(_rest_column(name, lists[0], facts, used))
     objects = facts.objects
@@ -205,7 +205,7 @@ def columns_of(first: Any, features: Mapping[str, Any], facts: Facts) -> list[Ta
 
 def _path_name(wanted: str, several: bool, used: set[str]) -> str:
     """The name of the field for the path of each file, or for the paths of a list. Adds it to ``used``."""
-    found = next(iter(column_names([f"{wanted}s" if several else wanted], used).values()))
+    found = next(iter(make_column_names([f"{wanted}s" if several else wanted], used).values()))
     used.add(found)
     return found
 
@@ -221,7 +221,7 @@ def _object_columns(objects: ObjectColumn, optional: bool, name: str, used: set[
     if not objects.boxes:
         return [TableColumn(name, objects.column, Boxes(optional=optional), _mapped(objects.boxes_of))]
     wanted = ["boxes", "labels"] if objects.labels else ["boxes"]
-    called = column_names(wanted, used)
+    called = make_column_names(wanted, used)
     used |= set(called.values())
     found = [TableColumn(called["boxes"], objects.column, Boxes(optional=optional), _mapped(objects.boxes_of))]
     if objects.labels:
@@ -342,7 +342,7 @@ def _file_field(name: str, cells: Cells, feature: Any) -> Field:
             break
     if not data:
         return Bytes() if feature is None and not names_an_image(name) else Image()
-    found = infer(name.lower(), [data])
+    found = infer_field(name.lower(), [data])
     if isinstance(found, Mask) and (len(data) < 26 or data[25] not in _GRAY_OR_PALETTE):
         return Image()
     is_image = _kind(feature) == "Image" or begins_like_image(data[:16])
@@ -405,7 +405,7 @@ def is_text_label(name: str, type: Any, feature: Any) -> bool:
     """Whether a column may name the class of each row in a text."""
     if load_pyarrow("pyarrow.types").is_dictionary(type):
         type = type.value_type
-    return feature is None and _is_text(type) and is_label_name(words_of(name))
+    return feature is None and _is_text(type) and is_label_name(name_words(name))
 
 
 def _is_binary(type: Any) -> bool:

@@ -15,7 +15,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.core.fields import Array, Boxes, Field, Image, Images, Json, Label, Labels, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import join, mask_field
+from packstore.sources.beside import infer_mask_field, join
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.huggingface.card import CARD, Card, parse_card
 from packstore.sources.huggingface.metadata import FILES, Line, has_file_names, names_several, read_metadata
@@ -23,7 +23,7 @@ from packstore.sources.huggingface.objects import ObjectColumn, Objects, find_ob
 from packstore.sources.huggingface.splits import IN_FOLDER, IN_NAME, matches
 from packstore.sources.labels import file_hash, split_name
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.names import column_names
+from packstore.sources.names import make_column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
@@ -55,7 +55,7 @@ class HfImageFolderSource(FileRowSource):
     def splits(self) -> Sequence[str]:
         return in_packing_order(map(split_name, self._splits))
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return (*(self._metadata.files if self._metadata else ()), *([CARD] if self._card != Card() else []))
 
     def fields(self) -> Mapping[str, Field]:
@@ -123,7 +123,7 @@ class HfImageFolderSource(FileRowSource):
         """The names of the columns of boxes and of their labels."""
         assert self._objects is not None
         if self._objects.boxes:
-            boxes, labels = column_names(["boxes", "labels"], ["image", *self._names.values()]).values()
+            boxes, labels = make_column_names(["boxes", "labels"], ["image", *self._names.values()]).values()
             return boxes, labels
         return self._names[self._objects.column], self._names.get(self._objects.labels, "")
 
@@ -176,7 +176,7 @@ class HfImageFolderSource(FileRowSource):
             called[self._main] = f"further_{called[self._main]}"
         else:
             called.pop(self._main, None)
-        own = column_names(called.values(), ["image"])
+        own = make_column_names(called.values(), ["image"])
         return {column: own[name] for column, name in called.items()}
 
     def _further(self, column: str) -> Image | Mask:
@@ -185,7 +185,7 @@ class HfImageFolderSource(FileRowSource):
         if not looks_like_mask(self._names[column]):
             return Image(optional=True)
         named = (line.path(column) for line in self._metadata.lines())
-        return mask_field(self.tree, islice(filter(None, named), _LOOKED_AT))
+        return infer_mask_field(self.tree, islice(filter(None, named), _LOOKED_AT))
 
     def _file(self, line: Line) -> str:
         file = line.path(self._main)

@@ -14,7 +14,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Field, Json, Label, Text
-from packstore.sources.beside import join, plain_path, read_text, read_whole
+from packstore.sources.beside import clean_path, join, read_text, read_whole
 from packstore.sources.huggingface.features import class_names, features_of, load_pyarrow, plain_column
 from packstore.sources.huggingface.tables import faults
 from packstore.sources.tree import Tree
@@ -65,7 +65,7 @@ class Line:
         if not isinstance(value, str) or "://" in value:
             raise SourceError(f"{self.place}: {printable(name)} is {printable(repr(value)[:80])}, and should be a path")
         try:
-            return join(self.folder, plain_path(value))
+            return join(self.folder, clean_path(value))
         except ValueError as error:
             raise SourceError(f"{self.place}: {printable(name)} {error}") from None
 

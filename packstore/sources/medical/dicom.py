@@ -18,8 +18,8 @@ from packstore.core.modes import RGB, Mode, mode_of
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
-from packstore.sources.contents import contents_of
-from packstore.sources.given import parse_given
+from packstore.sources.column_options import parse_columns
+from packstore.sources.contents import list_contents
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.medical.dicom_files import (
@@ -72,7 +72,7 @@ class DicomSource(TreeRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        given = parse_given(options.columns)
+        given = parse_columns(options.columns)
         self._image = given.pop("image", ["stored"])[0]
         kept = given.pop("keep", [])
         if self._image not in _IMAGES or given:
@@ -92,7 +92,7 @@ class DicomSource(TreeRowSource):
     def splits(self) -> Sequence[str]:
         return ("",)
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return ()
 
     def fields(self) -> Mapping[str, Field]:
@@ -159,7 +159,7 @@ class DicomSource(TreeRowSource):
         is_left = (f"{folder}/{name}" if folder else name) in self._without_pixels
         return _NO_PIXELS if is_left else super().left_reason(folder, name)
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         if self._keeps_file:
             return {}
         left = sum(file.header.left for file in self._files if file.header is not None)
@@ -280,7 +280,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    contents = contents_of(tree)
+    contents = list_contents(tree)
     folders = contents.folders.values()
     found = any(suffix in folder.others for folder in folders for suffix in _SUFFIXES) or any(
         _is_dicom(tree, f"{folder.path}/{name}" if folder.path else name)

@@ -24,8 +24,8 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import too_many_pixels
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions, Survey
-from packstore.sources.contents import contents_of
-from packstore.sources.given import parse_given
+from packstore.sources.column_options import parse_columns
+from packstore.sources.contents import list_contents
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import is_passed_over
 from packstore.sources.medical.recent import Recent
@@ -103,7 +103,7 @@ class NiftiSource(TreeRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        given = parse_given(options.columns)
+        given = parse_columns(options.columns)
         self._as = given.pop("image", [""])[0]
         if given or self._as not in ("", *_AS):
             raise UsageError(f"{printable(str(path))}: of NIfTI, --column takes image=slices or image=volumes")
@@ -121,7 +121,7 @@ class NiftiSource(TreeRowSource):
         found = {_split_of(volume.path) for volume in self._volumes}
         return in_packing_order(found) if "" not in found else ("",)
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return ()
 
     def fields(self) -> Mapping[str, Field]:
@@ -211,7 +211,7 @@ class NiftiSource(TreeRowSource):
         if _DECATHLON in self.tree.names("").files:
             claims.claim(_DECATHLON, Role.EVIDENCE)
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         left = sum(volume.left for volume in self._all)
         return {"texts and extensions in headers": left} if left else {}
 
@@ -439,7 +439,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    contents = contents_of(tree)
+    contents = list_contents(tree)
     found = any(
         suffix == ".nii" or (suffix == ".gz" and any(name.lower().endswith(".nii.gz") for name in names.first))
         for folder in contents.folders.values()

@@ -118,7 +118,7 @@ class NamedSource(FileRowSource):
             for name in listing.images:
                 yield f"{directory}/{name}"
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         named = {each for name in (*self.signs, *self.needs, *self.lists) for each in name.split("|")}
         for name in sorted(named):
             try:

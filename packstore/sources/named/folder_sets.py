@@ -21,7 +21,7 @@ from packstore.core.fields import Array, Field, Image, Json, Label, Text
 from packstore.sources.annotations import ambiguous_source
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import is_file, join, mask_field
+from packstore.sources.beside import infer_mask_field, is_file, join
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.named import holds, lone_folders
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
@@ -120,7 +120,7 @@ class FolderSetSource(FileRowSource):
         for name, files in self._beside.items():
             suffix = "." + files[0].rpartition(".")[2].lower()
             if suffix in IMAGE_SUFFIXES:
-                found[name] = mask_field(self.tree, files) if _MASK.fullmatch(name) else Image(optional=True)
+                found[name] = infer_mask_field(self.tree, files) if _MASK.fullmatch(name) else Image(optional=True)
             else:
                 found[name] = Json(optional=True) if suffix in _JSON else Text(optional=True)
         return found
@@ -149,7 +149,7 @@ class FolderSetSource(FileRowSource):
                 found[name] = content.decode()
         return found
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return ()
 
     def expects_left(self, path: str) -> bool:

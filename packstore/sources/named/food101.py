@@ -8,7 +8,7 @@ from functools import cached_property
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.beside import plain_path
+from packstore.sources.beside import clean_path
 from packstore.sources.named import NamedSource, named
 from packstore.sources.rows import FileRow
 
@@ -52,7 +52,7 @@ class Food101(NamedSource):
             images = [line[0] for line in self.table(f"{name}.txt")]
         for image in images:
             try:
-                if plain_path(image).count("/") != 1:
+                if clean_path(image).count("/") != 1:
                     raise ValueError(f"names {image!r}")
             except (ValueError, AttributeError) as error:
                 said = printable(str(error)[:200])

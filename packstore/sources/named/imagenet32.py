@@ -24,7 +24,7 @@ from packstore.sources.arrays.npz import NpzSource
 from packstore.sources.arrays.stored import read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.cifar.pickles import BatchError, Span, array_of, data_of, mapping_of
-from packstore.sources.listing import folders_in
+from packstore.sources.listing import list_folders
 from packstore.sources.named.pixels import PixelPart, PixelSource, Read, from_one
 from packstore.sources.named.tables import Table
 from packstore.sources.refusals import first_bytes
@@ -154,7 +154,7 @@ def _find(path: Path) -> tuple[list[_Batch], list[str]]:
     if not path.is_dir():
         return [], []
     there: dict[str, Path] = {}
-    for folder in [path, *(each for each in folders_in(path) if _FOLDER.fullmatch(each.name))]:
+    for folder in [path, *(each for each in list_folders(path) if _FOLDER.fullmatch(each.name))]:
         for name in (*_BATCHES, _VAL):
             for file in (folder / name, folder / f"{name}.npz"):
                 if name not in there and file.is_file():

@@ -71,7 +71,7 @@ class Stl10Source(PixelSource):
             if rest:
                 raise SourceError(f"{self._shown(name)} ends within an image: it is cut off; download it again")
             try:
-                self._tree.part(self._base + name, 0, 1)
+                self._tree.read_part(self._base + name, 0, 1)
             except ValueError as error:
                 raise SourceError(f"{self._shown(name)}: {error}") from None
             labels = None
@@ -83,7 +83,7 @@ class Stl10Source(PixelSource):
         return found
 
     def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
-        part = partial(self._tree.part, file.as_posix())
+        part = partial(self._tree.read_part, file.as_posix())
         return lambda size, place: part(place, size), lambda: None
 
     def files(self) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label, Labels
-from packstore.sources.beside import mask_field, plain_path
+from packstore.sources.beside import clean_path, infer_mask_field
 from packstore.sources.named import NamedSource, named
 from packstore.sources.rows import FileRow, InTree, in_packing_order
 
@@ -39,7 +39,7 @@ class VisA(NamedSource):
         masks = (self.at(row["mask"]) for row in self._rows if row["mask"])
         kinds = sorted({kind for kinds in self._defects.values() for kind in kinds})
         found |= {"defects": Labels(tuple(kinds), of=False)} if kinds else {}
-        return found | {"mask": mask_field(self.tree, masks)}
+        return found | {"mask": infer_mask_field(self.tree, masks)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for row in self._rows:
@@ -49,7 +49,7 @@ class VisA(NamedSource):
                 values |= {"defects": self._defects.get(row["image"], [])} if self._defects else {}
                 yield FileRow(self.at(row["image"]), values)
 
-    def described_by(self) -> list[str]:
+    def describing_files(self) -> list[str]:
         notes = (f"{name}/{_NOTES}" for name in self._classes("object"))
         return [self.at(name) for name in (_LIST, *notes) if self.has(name)]
 
@@ -79,8 +79,8 @@ class VisA(NamedSource):
             head = next(lines, [])
             rows = [dict(zip(columns, line, strict=True)) for line in lines if line]
             for row in rows:
-                row["image"] = plain_path(row["image"])
-                row["mask"] = plain_path(row["mask"]) if row["mask"] else ""
+                row["image"] = clean_path(row["image"])
+                row["mask"] = clean_path(row["mask"]) if row["mask"] else ""
         except (ValueError, csv.Error) as error:
             raise SourceError(f"{where}: {printable(str(error))}; expected columns {', '.join(columns)}") from None
         if head != [*columns] or not rows:

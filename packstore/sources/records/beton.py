@@ -24,7 +24,7 @@ from packstore.images.encode.png import encode_png
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.names import column_names
+from packstore.sources.names import make_column_names
 from packstore.sources.records.files import OpenFiles
 from packstore.sources.records.shards import ShardSource, find_shards, first_shards, holds_images
 from packstore.sources.rows import Row
@@ -153,7 +153,7 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        found = column_names(list(self._betons[0].names))
+        found = make_column_names(list(self._betons[0].names))
         if "image" in found.values() and found[self._main] != "image":
             raise SourceError(f"{printable(str(self.path))}: 'image' is no image, and {printable(self._main)} is")
         return {**found, self._main: "image"}

@@ -28,12 +28,12 @@ from packstore.sources.archives.tar import compression_of
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ignoring import visible_paths
-from packstore.sources.names import column_names
+from packstore.sources.names import make_column_names
 from packstore.sources.records.files import OpenFiles
 from packstore.sources.records.mds_layout import FILES, INDEX, LISTS, SCALARS, Shard, array_of, decoded, read_shards
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import Row, in_packing_order
-from packstore.sources.values import LABEL_NAMES, infer, names_an_image
+from packstore.sources.values import LABEL_NAMES, infer_field, names_an_image
 from packstore.stores.link_files import Location
 
 _MAX_VALUE = 1 << 31
@@ -125,7 +125,7 @@ class MdsSource(ShardSource):
             for name, column in self._columns.items()
         }
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         found = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
         return dict(found)
 
@@ -142,7 +142,7 @@ class MdsSource(ShardSource):
         """The columns of values that one can hold, by their names."""
         shard = self._shards[0]
         names = [name for name, encoding in zip(shard.names, shard.encodings, strict=True) if encoding not in LISTS]
-        found = column_names(names)
+        found = make_column_names(names)
         main = self._main(names, dict(zip(shard.names, shard.encodings, strict=True)))
         if "image" in found.values() and found[main] != "image":
             raise SourceError(f"{printable(str(self.path))}: 'image' is no image, and {printable(main)} is")
@@ -184,7 +184,7 @@ class MdsSource(ShardSource):
         if not given:
             raise SourceError(f"{printable(str(self.path))}: no value of {printable(name)} can be read")
         try:
-            return infer(column, given)
+            return infer_field(column, given)
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: {printable(name)}: {error}") from error
 

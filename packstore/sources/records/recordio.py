@@ -133,7 +133,7 @@ class RecordioSource(ShardSource):
         assert self._index
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         listed = sum(len(index.listed or ()) for index in self._index)
         found = {
             "records without an image (of InsightFace)": self._facts.without,

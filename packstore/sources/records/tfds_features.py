@@ -15,7 +15,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import read_text
-from packstore.sources.names import identifier
+from packstore.sources.names import make_column_name
 from packstore.sources.records.examples import KEYS
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def describe(features: Mapping[str, Any], folder: Path) -> Described:
         if reason:
             found.ignored[f"features that are {reason}"] += 1
             continue
-        name = identifier("_".join(path)) if feature not in KEYS else identifier(feature)
+        name = make_column_name("_".join(path)) if feature not in KEYS else make_column_name(feature)
         if name in found.leaves or len(found.leaves) >= _MAX_COLUMNS:
             raise ValueError(f"two features would be the column {name!r}")
         found.leaves[name] = leaf

@@ -24,7 +24,7 @@ from packstore.core.protobuf import Feature, Message
 from packstore.images.encode.png import encode_png
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.names import identifier
+from packstore.sources.names import make_column_name
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.facts import Facts
 from packstore.sources.records.labels import Names, Numbering, find_names, numbering
@@ -86,7 +86,7 @@ class TfrecordSource(ExampleSource):
             {"boxes": Boxes()} if self._boxes is not None else {}
         )
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._said)
         found["features of several files each"] = len(self._unkept)
@@ -272,11 +272,11 @@ def _png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
 def _columns(features: Sequence[str], of: str | None) -> dict[str, str]:
     """The features by the names of their columns: the parts of a path with ``_``, without the ``image/`` before."""
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
-    short = {feature: usual.get(feature) or identifier(feature.removeprefix("image/")) for feature in features}
+    short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())
     found: dict[str, str] = {}
     for feature, name in short.items():
-        whole = name if names.count(name) == 1 and name not in ("image", "boxes") else f"{identifier(feature)}_"
+        whole = name if names.count(name) == 1 and name not in ("image", "boxes") else f"{make_column_name(feature)}_"
         if whole in found:
             raise SourceError(
                 f"two features would be the column {whole!r}: {printable(feature)}, {printable(found[whole])}"

@@ -12,7 +12,7 @@ from packstore.core.errors import UsageError, printable
 from packstore.sources.huggingface.metadata import ColumnValues
 from packstore.sources.labels import LABEL_COLUMNS
 from packstore.sources.table.box_cells import columns_of_boxes, is_box_name, number_of, plain_name, read_boxes, texts_of
-from packstore.sources.text_labels import is_label_name, words_of
+from packstore.sources.text_labels import is_label_name, name_words
 
 _SPLIT_NAMES = ("split", "set", "subset", "partition", "usage", "phase", "dataset", "data_set")
 _SPLIT_VALUE = re.compile(r"(public|private)?[ _-]?(train|training|val|valid|validation|dev|test|testing)", re.I)
@@ -241,7 +241,7 @@ def _find_label(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool)
     ]
     named = [
         name for name in fitting if not (name.lower() == "y" and {"x", "X"} & free.keys())
-        and (is_label_name(words_of(name)) or name.lower() in LABEL_COLUMNS
+        and (is_label_name(name_words(name)) or name.lower() in LABEL_COLUMNS
         or re.search(r"label|class|category|tags?$|finding|^(emotion|breed|species|diagnosis|dx)$", name.lower()))
     ] if header else []  # fmt: skip
     exact = [name for name in named if name.lower() in LABEL_COLUMNS]

@@ -11,8 +11,8 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.sources.annotation_formats.documents import split_of_file
 from packstore.sources.beside import join, read_whole
-from packstore.sources.contents import contents_of, suffix_of
-from packstore.sources.ignoring import pattern_of
+from packstore.sources.contents import list_contents, suffix_of
+from packstore.sources.ignoring import escape_pattern
 from packstore.sources.labels import FILE_COLUMNS
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, blocks, divide
@@ -66,7 +66,7 @@ class Table:
 def candidates(tree: Tree) -> list[str]:
     """Files that may be tables, by their names."""
     found = []
-    for folder, contents in contents_of(tree).folders.items():
+    for folder, contents in list_contents(tree).folders.items():
         for suffix in SUFFIXES:
             names = contents.others.get(suffix)
             if names is not None and names.count <= _FEW:
@@ -78,7 +78,7 @@ def samples(tree: Tree) -> list[str]:
     """Kaggle's forms to fill in."""
     return [
         join(folder, name)
-        for folder, contents in contents_of(tree).folders.items()
+        for folder, contents in list_contents(tree).folders.items()
         for name in contents.other_names
         if SAMPLE.fullmatch(name) and suffix_of(name) in SUFFIXES
     ]
@@ -175,7 +175,7 @@ def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequen
         raise AmbiguousSourceError(
             f"{tree.name(file)}: its column {printable(main)} could name the images in {shown}: leave one out with "
             "--ignore",
-            [Answer(("--ignore", f"/{pattern_of(folder)}/")) for folder in way.rivals],
+            [Answer(("--ignore", f"/{escape_pattern(folder)}/")) for folder in way.rivals],
         )
     further = {
         name: other
@@ -233,7 +233,7 @@ def _same(counters: Mapping[str, NamingCounter], names: Mapping[str, str], one: 
     return counters[back.get(one, one)].named() == counters[back.get(other, other)].named()
 
 
-def check_given(given: Mapping[str, Sequence[str]], tables: Sequence[Table], tree: Tree) -> None:
+def refuse_unknown_image_column(given: Mapping[str, Sequence[str]], tables: Sequence[Table], tree: Tree) -> None:
     """Raises :class:`UsageError` if no table has the column of images that was given."""
     if given.get("image") and not tables:
         raise UsageError(f"{tree.name()}: no table has a column {printable(given['image'][0])} that names images")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.contents import contents_of, suffix_of
-from packstore.sources.given import parse_given
+from packstore.sources.column_options import parse_columns
+from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.table.finding import find_tables, has_unread_lists, part_copies
 from packstore.sources.table.images import split_words, words_of_path
 from packstore.sources.table.joining import join_tables
@@ -18,7 +18,7 @@ from packstore.sources.table.source import TableSource
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """A folder or archive with a table whose rows name most images there."""
     tree = open_tree(path)
-    tables = [] if tree is None else find_tables(tree, parse_given(options.columns), options.named)
+    tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
     if tree is None or not tables:
         return Certainty.NO
     found = join_tables(tree, part_copies(tree, tables)[0])
@@ -27,7 +27,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)
     whole = lists or len(found) > 1
     splits = {split for table in found for split in split_words(words_of_path(table.file))}
-    folders = contents_of(tree).folders.values()
+    folders = list_contents(tree).folders.values()
     others = sum(
         folder.images.count for folder in folders if whole or not split_words(words_of_path(folder.path)) - splits
     )

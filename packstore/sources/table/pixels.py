@@ -27,10 +27,10 @@ from packstore.sources.annotation_formats.documents import split_of_file
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.contents import contents_of, suffix_of
+from packstore.sources.column_options import parse_columns
+from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.dataset import index_key
-from packstore.sources.given import parse_given
-from packstore.sources.ignoring import pattern_of
+from packstore.sources.ignoring import escape_pattern
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
 from packstore.sources.table.columns import ColumnFacts
@@ -92,7 +92,7 @@ class PixelTableSource(TableSource):
                 f"{self.tree.name()} has {len(named)} tables of pixels, {' and '.join(map(printable, named[:3]))}, "
                 "whose names do not tell different splits: leave all but one out with --ignore",
                 [
-                    Answer(tuple(p for each in named if each != kept for p in ("--ignore", f"/{pattern_of(each)}")))
+                    Answer(tuple(p for each in named if each != kept for p in ("--ignore", f"/{escape_pattern(each)}")))
                     for kept in named[:8]
                 ],
             )
@@ -228,10 +228,10 @@ def _examine(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> Pixel
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Tables of pixels and no images; other tables beside them are a question."""
     tree = open_tree(path)
-    if tree is None or (contents_of(tree).images and not options.named):
+    if tree is None or (list_contents(tree).images and not options.named):
         return Certainty.NO
     try:
-        found = {table.file for table in find_pixel_tables(tree, parse_given(options.columns))}
+        found = {table.file for table in find_pixel_tables(tree, parse_columns(options.columns))}
     except SourceError as error:
         if isinstance(error, AmbiguousSourceError):
             raise

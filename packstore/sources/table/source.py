@@ -20,19 +20,19 @@ from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.base import SPLIT_ORDER, SourceOptions, Survey
-from packstore.sources.beside import mask_field
+from packstore.sources.beside import infer_mask_field
 from packstore.sources.boxes import to_corners
+from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import suffix_of
-from packstore.sources.given import parse_given
 from packstore.sources.labels import split_name
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.names import column_names
+from packstore.sources.names import make_column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.table.box_cells import is_blank, number_of
 from packstore.sources.table.boxes import boxes_of, find_convention
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
 from packstore.sources.table.columns import ColumnFacts, find_roles, read_runs
-from packstore.sources.table.finding import check_given, find_tables, part_copies, samples
+from packstore.sources.table.finding import find_tables, part_copies, refuse_unknown_image_column, samples
 from packstore.sources.table.images import ImageIndex, blocks
 from packstore.sources.table.joining import JoinedRows, join_tables
 from packstore.sources.table.open_images import (
@@ -59,7 +59,7 @@ class TableSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        given = parse_given(options.columns)
+        given = parse_columns(options.columns)
         self._find_tables(given)
         self._missing: Counter[str] = Counter()
         self._names: list[bytes] = []
@@ -92,7 +92,7 @@ class TableSource(FileRowSource):
         self._tables: Sequence[Any]
         tables, self._copies = part_copies(self.tree, find_tables(self.tree, given, self.options.named))
         self._tables = join_tables(self.tree, tables)
-        check_given(given, self._tables, self.tree)
+        refuse_unknown_image_column(given, self._tables, self.tree)
         if not self._tables:
             raise SourceError(
                 f"{printable(str(self.path))} has no table whose rows name its images: name the column with "
@@ -298,7 +298,7 @@ class TableSource(FileRowSource):
             found[self._called[name]] = values if name in self._differing else values[0]
         return found
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return [*self._files, *self._described]
 
     @property
@@ -315,7 +315,7 @@ class TableSource(FileRowSource):
         for file in (*samples(self.tree), *(table.file for table in self._copies)):
             claims.claim(file, Role.EVIDENCE)
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         return {f"rows of {printable(file)} without an image": count for file, count in self._missing.items()}
 
     def close(self) -> None:
@@ -345,14 +345,14 @@ class TableSource(FileRowSource):
             name if n == 1 else f"{name} {n}" for name, most in self._further.items() for n in range(1, most + 1)
         ]
         own = {name: f"column{name}" if name.isdigit() else name for name in (*further, *self._roles.rest)}
-        names = column_names(own.values(), used)
+        names = make_column_names(own.values(), used)
         return {name: names[called] for name, called in own.items()}
 
     def _further_field(self, name: str) -> Image | Mask:
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
         rows = (self._spool.read(line)[1].get(name) for line in range(min(_MEASURED, len(self._spool))))
-        return mask_field(self.tree, (path for path in rows if path is not None))
+        return infer_mask_field(self.tree, (path for path in rows if path is not None))
 
     @cached_property
     def _is_paired(self) -> bool:

@@ -18,13 +18,13 @@ from packstore.core.fields import Field, Image
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
 from packstore.sources.beside import (
-    by_stem,
+    clean_path,
+    find_odd_suffixes,
+    infer_mask_field,
     is_file,
     is_folder,
     join,
-    lines_of,
-    mask_field,
-    plain_path,
+    read_lines,
 )
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
@@ -92,7 +92,7 @@ class VocSource(FileRowSource):
 
     def _mask_field(self, folder: str) -> Field:
         names = self.tree.names(self._at(folder)).files
-        return mask_field(self.tree, (self._at(folder, name) for name in names[:_LOOKED_AT]))
+        return infer_mask_field(self.tree, (self._at(folder, name) for name in names[:_LOOKED_AT]))
 
     @cached_property
     def _palette(self) -> Palette | None:
@@ -116,13 +116,13 @@ class VocSource(FileRowSource):
         document = found.get("json")
         return found if document is None else found | objects_of(document)
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the lists; those of a class or of another task add nothing to the annotations."""
         super().claim_files(claims)
-        used, places = set(self.described_by()), dict.fromkeys((self._at("ImageSets"), *self._set_folders))
+        used, places = set(self.describing_files()), dict.fromkeys((self._at("ImageSets"), *self._set_folders))
         for folder, names in (each for place in places for each in self.tree.folders(is_passed_over, place)):
             lists = (name for name in names.files if name.endswith(".txt") and join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
@@ -151,9 +151,9 @@ class VocSource(FileRowSource):
         if not self._sets:
             yield from (name.rpartition(".")[0] for name in self.tree.list(self._at(self._images)).images)
             return
-        for number, line in lines_of(self.tree, self._sets[split], paths=True):
+        for number, line in read_lines(self.tree, self._sets[split], paths=True):
             try:
-                yield plain_path(line if self._is_image(line) else _FLAG.sub("", line))
+                yield clean_path(line if self._is_image(line) else _FLAG.sub("", line))
             except ValueError as error:
                 raise SourceError(f"{self.tree.name(self._sets[split])}, line {number}: {error}") from None
 
@@ -165,7 +165,7 @@ class VocSource(FileRowSource):
     def _suffixes(self) -> dict[str, str]:
         """Suffixes of images that are no ``.jpg``. Raises :class:`SourceError` for an image in several sets."""
         folder = self._at(self._images)
-        suffixes = by_stem(self.tree, folder, self.tree.list(folder).images)
+        suffixes = find_odd_suffixes(self.tree, folder, self.tree.list(folder).images)
         if self._sets:
             seen: set[str] = set()
             for file in self._sets:

@@ -55,7 +55,7 @@ class VocBesideSource(FileRowSource):
         found = dict(super().values(ref))
         return found if found.get("json") is None else found | objects_of(found["json"])
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         return ()
 
     def left_reason(self, folder: str, name: str) -> str | None:

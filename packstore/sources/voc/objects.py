@@ -12,7 +12,7 @@ from typing import Any
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Labels
 from packstore.core.plainxml import load_xml
-from packstore.sources.beside import finite, read_whole
+from packstore.sources.beside import parse_finite, read_whole
 from packstore.sources.tree import Tree
 
 CLASSES = (
@@ -85,5 +85,5 @@ def _name(value: Any) -> str:
 
 def box_of(value: Mapping[str, Any]) -> list[float]:
     """The box of an ``object`` in pixels that count from 0. Raises :class:`ValueError`."""
-    left, top, right, bottom = (finite(_scalar(value.get("bndbox"), corner)) for corner in _CORNERS)
+    left, top, right, bottom = (parse_finite(_scalar(value.get("bndbox"), corner)) for corner in _CORNERS)
     return [left - 1, top - 1, right, bottom]

@@ -18,7 +18,7 @@ from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import finite, join, read_whole, yolo_beside, yolo_labels
+from packstore.sources.beside import has_yolo_beside, holds_yolo_labels, join, parse_finite, read_whole
 from packstore.sources.coco.files import READ, find_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.tree import Tree
@@ -86,7 +86,7 @@ class YoloSource(FileRowSource):
             del found["polygons"]
         return found
 
-    def described_by(self) -> Iterable[str]:
+    def describing_files(self) -> Iterable[str]:
         places = (place for places in self._layout.splits.values() for place in places)
         return [*self._layout.files, *(place for place in places if place.endswith(".txt"))]
 
@@ -117,7 +117,7 @@ class YoloSource(FileRowSource):
             return "files of labels of no sample"
         return super().left_reason(folder, name)
 
-    def left_members(self) -> Mapping[str, int]:
+    def count_left_members(self) -> Mapping[str, int]:
         return dict(+self._layout.ignored)
 
     @cached_property
@@ -162,7 +162,7 @@ def _objects(text: bytes, width: int, height: int, points: tuple[int, int] | Non
         if not words:
             continue
         try:
-            values = [finite(word.decode("ascii")) for word in words]
+            values = [parse_finite(word.decode("ascii")) for word in words]
             label, places = values[0], values[1:]
             if not 0 <= label < _MAX_CLASS or label != int(label):
                 raise ValueError(f"the class is {label}")
@@ -198,7 +198,7 @@ def _within(places: list[float]) -> list[float]:
 def _has_labels(tree: Tree, images: str) -> bool:
     """Whether there are labels for a folder of images."""
     folder = labels_path(join(images, "x.jpg")).rpartition("/")[0]
-    return yolo_beside(tree, images) if folder == images else yolo_labels(tree, folder)
+    return has_yolo_beside(tree, images) if folder == images else holds_yolo_labels(tree, folder)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

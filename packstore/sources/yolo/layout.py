@@ -13,14 +13,14 @@ from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.yamltext import load_yaml
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import (
-    class_names,
+    clean_path,
+    has_yolo_beside,
     is_file,
     is_folder,
     join,
-    lines_of,
-    plain_path,
+    number_repeated_names,
+    read_lines,
     read_text,
-    yolo_beside,
 )
 from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
@@ -81,11 +81,11 @@ def folders_of_images(tree: Tree, named: bool = False) -> dict[str, list[str]]:
         inside = tree.names("images").folders
         known = {re.sub(r"[_-]?(19|20)\d\d$", "", name.lower()): [f"images/{name}"] for name in inside}
         found = known if known and all(split in SPLIT_ORDER for split in known) else {"": ["images"]}
-    if not found and is_file(tree, _CLASS_FILES[0]) and yolo_beside(tree, ""):
+    if not found and is_file(tree, _CLASS_FILES[0]) and has_yolo_beside(tree, ""):
         found = {"": [""]}  # as LabelImg leaves them
     if not found:  # as Roboflow exports them for Darknet
         found = {name.lower(): [name] for name in names if name.lower() in SPLIT_ORDER
-                 and (named or is_file(tree, f"{name}/{_DARKNET}")) and yolo_beside(tree, name)}  # fmt: skip
+                 and (named or is_file(tree, f"{name}/{_DARKNET}")) and has_yolo_beside(tree, name)}  # fmt: skip
     return {split: found[split] for split in in_packing_order(found)}
 
 
@@ -157,7 +157,7 @@ def _darknet(tree: Tree, file: str) -> Layout:
     """The layout that a file like ``obj.data`` says: lists of images by split, and a file of names. Its paths are those
     of a working directory that nobody knows: the longest end of each that is there counts."""
     values: dict[str, str] = {}
-    for _, line in lines_of(tree, file, paths=True):
+    for _, line in read_lines(tree, file, paths=True):
         name, equals, value = (part.strip() for part in line.partition("="))
         if equals and value and name[0] not in "#;":
             values[name] = value
@@ -196,9 +196,9 @@ def listed(tree: Tree, file: str) -> Iterator[str]:
     """
     beside = file.rpartition("/")[0]
     drop, base = -1, ""
-    for number, line in lines_of(tree, file, paths=True):
+    for number, line in read_lines(tree, file, paths=True):
         try:
-            path = plain_path(line.lstrip("/"))
+            path = clean_path(line.lstrip("/"))
         except ValueError as error:
             raise SourceError(f"{tree.name(file)}, line {number} {error}") from None
         parts = path.split("/")
@@ -231,7 +231,7 @@ def _classes(tree: Tree, file: str, document: dict[Any, Any]) -> tuple[tuple[str
         raise SourceError(f"{where}: names should be a list of names, or names by number")
     if names is not None and type(count) is int and count != len(names):
         raise SourceError(f"{where}: nc is {count}, but there are {len(names)} names")
-    classes = None if not names else class_names([*map(str, names)], range(len(names)))
+    classes = None if not names else number_repeated_names([*map(str, names)], range(len(names)))
     shape = document.get("kpt_shape")
     if shape is None:
         return classes, None
@@ -247,8 +247,8 @@ def _scalar(value: Any) -> bool:
 
 
 def _named_in(tree: Tree, file: str) -> tuple[str, ...]:
-    names = [line for _, line in islice(lines_of(tree, file), _MAX_CLASSES)]
-    return class_names(names, range(len(names)))
+    names = [line for _, line in islice(read_lines(tree, file), _MAX_CLASSES)]
+    return number_repeated_names(names, range(len(names)))
 
 
 def _resolve(tree: Tree, path: Any, value: Any) -> str | None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from packstore.core.errors import UsageError, printable
-from packstore.sources.encodings import encoding_of
+from packstore.sources.encodings import find_encoding
 
 ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "encoding")
 
 
-def check_given(given: object) -> tuple[str, ...]:
+def check_columns(given: object) -> tuple[str, ...]:
     """``given`` as a tuple. Raises :class:`UsageError` for anything but ``ROLE=COL``."""
     found = (given,) if isinstance(given, str) else given
     if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
         raise UsageError(f"columns should be texts such as 'image=photo', got {given!r:.80}")
-    parse_given(found)
-    encoding_of(found)
+    parse_columns(found)
+    find_encoding(found)
     return tuple(found)
 
 
-def parse_given(given: Sequence[str]) -> dict[str, list[str]]:
+def parse_columns(given: Sequence[str]) -> dict[str, list[str]]:
     """``image=COL`` of ``--column`` as columns by role. Raises :class:`UsageError`."""
     found: dict[str, list[str]] = {}
     for each in given:
