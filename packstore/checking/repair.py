@@ -22,7 +22,7 @@ from packstore.checking.donor import Donor, Refused, Wanted
 from packstore.checking.repair_remote import repair_at_url
 from packstore.checking.repair_report import RepairReport
 from packstore.checking.store_check import StoreCheck, open_files, record_batches, try_key
-from packstore.core.arguments import text_or_none, true_or_false, whole_number
+from packstore.core.arguments import check_bools, check_texts, whole_number
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
@@ -94,8 +94,8 @@ def repair(
         SourceError, UsageError: The source cannot be read, or the records cannot be made from it.
         DestinationError: The destination may not be written.
     """
-    text_or_none(source_kind=source_kind)
-    true_or_false(partial=partial)
+    check_texts(source_kind=source_kind)
+    check_bools(partial=partial)
     whole_number("max_pixels", max_pixels)
     workers = default_workers() if workers is None else whole_number("workers", workers)
     refuse_empty(source)

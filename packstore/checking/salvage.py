@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_store
 from packstore.checking.repair import refuse_name
 from packstore.checking.store_check import compute_row_checksums
-from packstore.core.arguments import true_or_false
+from packstore.core.arguments import check_bools
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError, printable
@@ -105,7 +105,7 @@ def salvage(
         DestinationError: The destination may not be written.
     """
     check_paths(damaged, destination)
-    true_or_false(unproven=unproven)
+    check_bools(unproven=unproven)
     damaged, destination = Path(damaged), Path(destination)
     if not damaged.exists():
         raise UsageError(f"{printable(str(damaged))}: no such file or directory")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from packstore.checking.against import Comparison
 from packstore.checking.store_check import StoreCheck, try_key
-from packstore.core.arguments import text_or_none, true_or_false, whole_number
+from packstore.core.arguments import check_bools, check_texts, whole_number
 from packstore.core.column import SEEK_INDEX, Column, file_columns
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
@@ -92,8 +92,8 @@ class VerifyOptions:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        text_or_none(source_kind=self.source_kind)
-        true_or_false(quick=self.quick, decode=self.decode)
+        check_texts(source_kind=self.source_kind)
+        check_bools(quick=self.quick, decode=self.decode)
         whole_number("max_pixels", self.max_pixels)
         if self.workers is not None:
             whole_number("workers", self.workers)

@@ -21,21 +21,21 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
     return number
 
 
-def true_or_false(**values: Any) -> None:
+def check_bools(**values: Any) -> None:
     """Raises :class:`UsageError` unless all values are True or False: ``overwrite="no"`` would overwrite."""
     for name, value in values.items():
         if value not in (True, False):
             raise UsageError(f"{name} should be True or False, got {value!r}")
 
 
-def text_or_none(**values: Any) -> None:
+def check_texts(**values: Any) -> None:
     """Raises :class:`UsageError` unless each value is a ``str`` or None."""
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{name} should be text or None, got {value!r}")
 
 
-def function_or_none(**values: Any) -> None:
+def check_callables(**values: Any) -> None:
     """Raises :class:`UsageError` unless each value is callable or None."""
     for name, value in values.items():
         if value is not None and not callable(value):

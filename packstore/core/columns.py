@@ -163,7 +163,7 @@ class LazyArray(Sequence[NDArray[Any]]):
             return self._read_values(index.tolist())
         if not 0 <= index < len(self):
             raise IndexError(f"value {index} of {len(self)}")
-        return fixed_value(self._column, self._read(int(index)))
+        return parse_fixed_value(self._column, self._read(int(index)))
 
     def _read_values(self, numbers: Sequence[int]) -> NDArray[Any]:
         # Values are read before memory is allocated: a hostile manifest may claim any shape.
@@ -171,7 +171,7 @@ class LazyArray(Sequence[NDArray[Any]]):
         return np.stack(found) if found else np.empty((0, *self._column.shape), self.dtype)
 
 
-def fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
+def parse_fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
     """Converts stored bytes to a read-only value of a fixed column. Raises :class:`StoreError` for a wrong length."""
     view = memoryview(raw).toreadonly()
     if view.nbytes != column.record_nbytes:

@@ -26,7 +26,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import ManifestError
 from packstore.core.files import open_regular
 from packstore.core.manifest import MAX_JSON_BYTES, Manifest
-from packstore.core.plainjson import canonical, to_plain, unique
+from packstore.core.plainjson import build_unique_dict, canonical, to_plain
 
 MANIFEST_FILE, ROWS_FILE = "packstore.json", "packstore.rows.jsonl"
 _MAGIC, _VERSION = "packstore_export", 1
@@ -94,7 +94,7 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
     if len(raw) > _MAX_BYTES or raw.count(b",") + raw.count(b"[") + raw.count(b"{") > _MAX_VALUES:
         raise ManifestError(f"{MANIFEST_FILE} is larger than any that packstore writes")
     try:
-        plain = json.loads(text, object_pairs_hook=unique)
+        plain = json.loads(text, object_pairs_hook=build_unique_dict)
     except (ValueError, RecursionError):
         return None
     if not isinstance(plain, dict) or _MAGIC not in plain:
@@ -170,11 +170,11 @@ class RecordLines:
 
 
 class StoredBytes(bytes):
-    """A ragged value in its stored form already, from a source that reads an export."""
+    """Ragged value that a source has read from an export in its stored form, so that it is not converted again."""
 
 
 def names_sidecar(name: str) -> bool:
-    """Whether an entry of a line names a file that belongs to an image: ``beside``, ``beside object_mask``."""
+    """Tells if an entry of a record line names a file beside the image: ``beside``, ``beside object_mask``."""
     return name.split(" ")[0] == "beside"
 
 
@@ -228,7 +228,7 @@ def _path(value: object) -> str:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path with ``/`` stays within its folder."""
+    """Tells if a relative path with ``/`` stays within its folder."""
     parts = path.split("/")
     try:
         path.encode("utf-8", "surrogateescape")

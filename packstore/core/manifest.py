@@ -29,7 +29,7 @@ from packstore.core.column import (
 from packstore.core.column import Column as Column
 from packstore.core.errors import ManifestError
 from packstore.core.modes import MAX_CHANNELS
-from packstore.core.plainjson import canonical, from_plain, sha256_json, to_plain, unique
+from packstore.core.plainjson import build_unique_dict, canonical, from_plain, sha256_json, to_plain
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.shards import ShardTable
 
@@ -233,7 +233,7 @@ class Manifest:
 
     @property
     def holds_files(self) -> bool:
-        """Whether stored images are image files and not arrays."""
+        """True if images are stored as files and not as arrays."""
         return self.image.layout is None
 
     @property
@@ -243,17 +243,17 @@ class Manifest:
 
     @property
     def is_linked(self) -> bool:
-        """Whether the store links to images in other files, see :mod:`packstore.stores.linked`."""
+        """True if the store links to images in other files, see :mod:`packstore.stores.linked`."""
         return any(column.name == LINK_COLUMNS[0].name for column in self.columns)
 
     @cached_property
-    def held_columns(self) -> tuple[Column, ...]:
-        """The columns that the container holds: in a linked store the image column has no bytes."""
+    def container_columns(self) -> tuple[Column, ...]:
+        """Columns whose values are in the container: all, but in a linked store without the images."""
         return (replace(self.image, nbytes=0), *self.columns[1:]) if self.is_linked else self.columns
 
     @property
     def holds_floats(self) -> bool:
-        """Whether stored images are arrays of normalised floating point values."""
+        """True if images are stored as arrays of normalised floating point values."""
         return self.image.layout == "CHW"
 
     @property
@@ -310,7 +310,7 @@ class Manifest:
         if separators > _MAX_JSON_VALUES:
             raise ManifestError(f"the manifest has more than {_MAX_JSON_VALUES} values")
         try:
-            plain = json.loads(text, object_pairs_hook=unique)
+            plain = json.loads(text, object_pairs_hook=build_unique_dict)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest is not JSON: {error}") from None
         if not isinstance(plain, dict):
@@ -352,7 +352,7 @@ def _without_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_sealed(text: bytes, digest: object) -> bool:
-    """Whether ``text`` without its field ``digest`` has this SHA-256."""
+    """Tells if ``text`` without its field ``digest`` has this SHA-256."""
     field = f'"digest":"{digest}",'.encode("ascii", "replace")
     return hashlib.sha256(text.rstrip().replace(field, b"", 1)).hexdigest() == digest
 
@@ -368,14 +368,14 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
     check(good, f"image column for the encoding {encoding}", image)
     for known in (KEY, CHECKSUM, ROW_CHECKSUM, SEEK_INDEX, *LINK_COLUMNS):
         found = columns.get(known.name, known)
-        check(found.declared == known.declared, f"column {known.name!r}", found)
+        check(found.declaration == known.declaration, f"column {known.name!r}", found)
     linked = sum(column.name in columns for column in LINK_COLUMNS)
     check(linked in (0, len(LINK_COLUMNS)), "number of columns of links", linked)
     check(not linked or (image.layout is None and encoding == "original"), "encoding of a linked store", encoding)
     for column in columns.values():
         for needed in column.companions:
             there = columns.get(needed.name)
-            good = there is not None and there.declared == needed.declared
+            good = there is not None and there.declaration == needed.declaration
             check(good, f"{needed.name!r} column, which {column.name!r} needs", there)
         if column.parallel is not None:
             boxes = columns.get(column.parallel)

@@ -48,7 +48,7 @@ class Mode:
 
     @property
     def has_alpha(self) -> bool:
-        """Whether the last channel is the opacity."""
+        """True if the last channel is the opacity."""
         return "A" in self.name
 
     @property
@@ -57,7 +57,7 @@ class Mode:
 
     @property
     def white(self) -> float:
-        """The value that becomes 1.0 as floating point; 1 for modes whose values have no upper bound."""
+        """Value that becomes 1.0 in floating point: the dtype's maximum; 1 for dtypes without an upper bound."""
         return _WHITE.get(self.dtype, 1.0)
 
     def __str__(self) -> str:

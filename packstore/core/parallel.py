@@ -31,21 +31,21 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int) ->
     At most ``2 * workers + 1`` items are in flight, so memory does not depend on their number. An exception of
     ``function`` is raised when its item is due. All threads have ended when the iteration ends.
     """
-    return ordered_pieces(lambda item: (function(item) for _ in range(1)), items, workers)
+    return ordered_flat_map(lambda item: (function(item) for _ in range(1)), items, workers)
 
 
-def ordered_pieces(
+def ordered_flat_map(
     function: Callable[[T], Iterable[R]],
     items: Iterable[T],
     workers: int,
     size: Callable[[R], int] = _no_size,
     budget: int = BUDGET_BYTES,
 ) -> Iterator[R]:
-    """Works like :func:`ordered_map` for results of any size: ``function(item)`` yields an item's result in pieces.
+    """Yields the pieces that ``function(item)`` yields for each item, in order, computed by ``workers`` threads.
 
-    A worker starts a piece only while all existing pieces together have less than ``budget`` bytes. To avoid a
-    deadlock, the item that the consumer takes from may exceed the budget once the consumer has taken all its pieces. So
-    at most ``budget`` bytes exist, plus one piece for each worker, plus the consumer's piece.
+    For results of any size: workers pause while the finished pieces have ``budget`` bytes or more. The item whose
+    turn it is pauses only if it has a finished piece, else the consumer would wait forever. So memory is bounded by
+    ``budget``, plus one piece for each worker, plus the consumer's piece.
 
     Args:
         function: Called and iterated in a worker.

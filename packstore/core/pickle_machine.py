@@ -72,7 +72,9 @@ def run(
                 return machine.stack[0]
             operation = _OPERATIONS[code]
             if operation is None:
-                raise UnsupportedPickleError(f"a pickle with the instruction {_name(code)}, which no dataset needs")
+                raise UnsupportedPickleError(
+                    f"a pickle with the instruction {_opcode_name(code)}, which no dataset needs"
+                )
             operation(machine)
     except (IndexError, KeyError, UnicodeDecodeError):
         # The program ends early, the stack is empty, a memo index is unknown, or text is not UTF-8.
@@ -82,7 +84,7 @@ def run(
     raise UnsupportedPickleError(f"a pickle of more than {max_operations:,} operations, which no dataset needs")
 
 
-def _name(code: int) -> str:
+def _opcode_name(code: int) -> str:
     import pickletools  # slow to import, and only needed for this message
 
     known = {opcode.code: f"{opcode.name} " for opcode in pickletools.opcodes}
@@ -193,31 +195,31 @@ class _Machine:
 _Operation = Callable[[_Machine], Any]
 
 
-def _constant(value: Any) -> _Operation:
+def _push_constant(value: Any) -> _Operation:
     return lambda m: m.stack.append(value)
 
 
-def _unsigned(size: int) -> _Operation:
+def _push_unsigned(size: int) -> _Operation:
     return lambda m: m.stack.append(m.number(size))
 
 
-def _sized_bytes(size: int) -> _Operation:
+def _push_bytes(size: int) -> _Operation:
     return lambda m: m.stack.append(m.take(m.number(size)))
 
 
-def _sized_text(size: int) -> _Operation:
+def _push_text(size: int) -> _Operation:
     return lambda m: m.stack.append(m.take(m.number(size)).decode("utf-8", "surrogatepass"))
 
 
-def _tuple_of(count: int) -> _Operation:
+def _push_tuple(count: int) -> _Operation:
     return lambda m: m.stack.append(tuple(m.pop_last(count)))
 
 
-def _put(size: int) -> _Operation:
+def _store_in_memo(size: int) -> _Operation:
     return lambda m: m.memo.__setitem__(m.number(size), m.stack[-1])
 
 
-def _get(size: int) -> _Operation:
+def _push_from_memo(size: int) -> _Operation:
     return lambda m: m.stack.append(m.memo[m.number(size)])
 
 
@@ -225,39 +227,39 @@ _BY_OPCODE: dict[bytes, _Operation] = {
     b"\x80": lambda m: m.take(1),  # PROTO
     b"\x95": lambda m: m.take(8),  # FRAME
     b"(": lambda m: m.marks.append(len(m.stack)),  # MARK
-    b"N": _constant(None),
-    b"\x88": _constant(True),  # NEWTRUE
-    b"\x89": _constant(False),  # NEWFALSE
+    b"N": _push_constant(None),
+    b"\x88": _push_constant(True),  # NEWTRUE
+    b"\x89": _push_constant(False),  # NEWFALSE
     b"J": lambda m: m.stack.append(int.from_bytes(m.take(4), "little", signed=True)),  # BININT
-    b"K": _unsigned(1),  # BININT1
-    b"M": _unsigned(2),  # BININT2
+    b"K": _push_unsigned(1),  # BININT1
+    b"M": _push_unsigned(2),  # BININT2
     b"\x8a": lambda m: m.stack.append(int.from_bytes(m.take(m.number(1)), "little", signed=True)),  # LONG1
     b"G": lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),  # BINFLOAT
-    b"U": _sized_bytes(1),  # SHORT_BINSTRING
-    b"T": _sized_bytes(4),  # BINSTRING
-    b"C": _sized_bytes(1),  # SHORT_BINBYTES
-    b"B": _sized_bytes(4),  # BINBYTES
-    b"\x8e": _sized_bytes(8),  # BINBYTES8
-    b"\x96": _sized_bytes(8),  # BYTEARRAY8
-    b"\x8c": _sized_text(1),  # SHORT_BINUNICODE
-    b"X": _sized_text(4),  # BINUNICODE
-    b"\x8d": _sized_text(8),  # BINUNICODE8
+    b"U": _push_bytes(1),  # SHORT_BINSTRING
+    b"T": _push_bytes(4),  # BINSTRING
+    b"C": _push_bytes(1),  # SHORT_BINBYTES
+    b"B": _push_bytes(4),  # BINBYTES
+    b"\x8e": _push_bytes(8),  # BINBYTES8
+    b"\x96": _push_bytes(8),  # BYTEARRAY8
+    b"\x8c": _push_text(1),  # SHORT_BINUNICODE
+    b"X": _push_text(4),  # BINUNICODE
+    b"\x8d": _push_text(8),  # BINUNICODE8
     b"]": lambda m: m.stack.append([]),  # EMPTY_LIST
     b"}": lambda m: m.stack.append({}),  # EMPTY_DICT
-    b")": _constant(()),  # EMPTY_TUPLE
-    b"\x85": _tuple_of(1),
-    b"\x86": _tuple_of(2),
-    b"\x87": _tuple_of(3),
+    b")": _push_constant(()),  # EMPTY_TUPLE
+    b"\x85": _push_tuple(1),
+    b"\x86": _push_tuple(2),
+    b"\x87": _push_tuple(3),
     b"t": lambda m: m.stack.append(tuple(m.since_mark())),  # TUPLE
     b"a": lambda m: m.append(m.pop_last(1)),  # APPEND
     b"e": lambda m: m.append(m.since_mark()),  # APPENDS
     b"s": lambda m: m.set_items(m.pop_last(2)),  # SETITEM
     b"u": lambda m: m.set_items(m.since_mark()),  # SETITEMS
-    b"q": _put(1),  # BINPUT
-    b"r": _put(4),  # LONG_BINPUT
+    b"q": _store_in_memo(1),  # BINPUT
+    b"r": _store_in_memo(4),  # LONG_BINPUT
     b"\x94": lambda m: m.memo.__setitem__(len(m.memo), m.stack[-1]),  # MEMOIZE
-    b"h": _get(1),  # BINGET
-    b"j": _get(4),  # LONG_BINGET
+    b"h": _push_from_memo(1),  # BINGET
+    b"j": _push_from_memo(4),  # LONG_BINGET
     b"c": _Machine.find_lines,  # GLOBAL
     b"\x93": _Machine.find_stacked,  # STACK_GLOBAL
     b"Q": _Machine.refer,  # BINPERSID

@@ -18,8 +18,8 @@ Schemas = Mapping[type, Mapping[str, Any]]
 _SCALARS = (str, int, float, bool, type(None))
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Converts the pairs of a JSON object to a dict. Raises :class:`ValueError` for repeated names."""
+def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds a dict from the pairs of a JSON object. Raises :class:`ValueError` for repeated names."""
     plain = dict(pairs)
     if len(plain) != len(pairs):
         raise ValueError("a name appears twice in an object")

@@ -78,7 +78,7 @@ class _Bars:
         elif report.stage != self.stage:
             self.close()
             self.stage = report.stage
-            sized = _has_size()
+            sized = _can_draw()
             self.bar = _tqdm()(
                 desc=report.stage,
                 total=report.total,
@@ -101,8 +101,8 @@ class _Bars:
             self.bar = None
 
 
-def _has_size() -> bool:
-    """Whether standard error is not a terminal, or is one with a known size."""
+def _can_draw() -> bool:
+    """Tells if standard error has a size to draw in: True also if it is not a terminal."""
     try:
         return os.get_terminal_size(2).columns > 0
     except OSError:

@@ -1,7 +1,7 @@
 """The wire format of Protocol Buffers, and ``tf.train.Example`` in it
 (``tensorflow/core/example/{example,feature}.proto``).
 
-A message is walked where it lies: of a record whose image alone takes most of it, only the rest is read.
+A :class:`Message` reads only the parts that are asked for: so the image, most of a record's bytes, need not be read.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _KINDS: dict[int, Literal["bytes", "floats", "ints"]] = {1: "bytes", 2: "floats"
 
 
 class Message:
-    """The bytes of a message, read as they are needed.
+    """Message in a file or in memory, whose bytes are read on demand. Positions count from its first byte.
 
     Attributes:
-        size: Number of its bytes.
+        size: Size of the message in bytes.
     """
 
     def __init__(self, size: int, read: Callable[[int, int], bytes], start: bytes = b"") -> None:
-        """``read(size, at)`` gives the bytes from ``at`` on; ``start`` are the first ones."""
+        """``read(size, at)`` returns ``size`` bytes from position ``at`` on; ``start`` holds the first bytes."""
         self.size = size
         self._read = read
-        self._start = start  # what follows an image is read at its place, and this kept
+        self._start = start  # kept while :attr:`_data` moves on to bytes behind an image
         self._data, self._from = start, 0
 
     @classmethod
-    def of(cls, data: bytes) -> Message:
-        """That of bytes in memory."""
+    def from_bytes(cls, data: bytes) -> Message:
+        """Creates a message from bytes in memory."""
         return cls(len(data), lambda size, at: data[at : at + size], data)
 
     def get(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` to ``stop``. Raises :class:`ValueError` where there are fewer."""
+        """Returns the bytes from ``start`` to ``stop - 1``. Raises :class:`ValueError` if the message ends earlier."""
         if 0 <= start <= stop <= len(self._start) and stop <= self.size:
             return self._start[start:stop]
         if not 0 <= start <= stop <= self.size:
@@ -60,8 +60,8 @@ class Message:
                 raise ValueError("it is cut off")
         return self._data[low : low + stop - start]
 
-    def varint(self, at: int, stop: int) -> tuple[int, int]:
-        """A number of 64 bits, and where it ends."""
+    def read_varint(self, at: int, stop: int) -> tuple[int, int]:
+        """Reads a varint of up to 64 bits; returns its value and the position of its end."""
         low = at - self._from
         if at < stop and 0 <= low < len(self._data) and self._data[low] < 128:
             return self._data[low], at + 1
@@ -74,16 +74,16 @@ class Message:
         raise ValueError("it has a number without an end")
 
     def fields(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Number and wire type of each field from ``start`` to ``stop``, and where its value begins and ends.
+        """Yields number, wire type, start and end of the value of each field between ``start`` and ``stop``.
 
-        Raises :class:`ValueError` for what is no message."""
+        Raises :class:`ValueError` if the bytes are not a message."""
         while start < stop:
-            tag, start = self.varint(start, stop)
+            tag, start = self.read_varint(start, stop)
             wire = tag & 7
             if wire == _BYTES:
-                length, start = self.varint(start, stop)
+                length, start = self.read_varint(start, stop)
             elif wire == _VARINT:
-                length = self.varint(start, stop)[1] - start
+                length = self.read_varint(start, stop)[1] - start
             elif wire in (_FIXED64, _FIXED32):
                 length = 8 if wire == _FIXED64 else 4
             else:
@@ -93,17 +93,18 @@ class Message:
             yield tag >> 3, wire, start, start + length
             start += length
 
-    def short_feature(self, at: int, stop: int) -> tuple[str, Feature, int] | None:
-        """The feature that begins at ``at`` with its name, and where it ends, where it is as nearly all are: in less
-        than 128 bytes, its name first, its values in one field; and where it is at hand. None for any other, which may
-        be none at all."""
+    def parse_short_feature(self, at: int, stop: int) -> tuple[str, Feature, int] | None:
+        """Parses the feature at ``at`` if it has the usual form; returns its name, its values and its end.
+
+        The usual form: below 128 bytes, the name first, all values in one field. Returns None for any other form, for
+        bytes that are not a feature, and if the bytes are not in memory; reads nothing."""
         data, low = self._data, at - self._from
         if low < 0 or len(data) < low + 2:
             return None
         end = low + 2 + data[low + 1]
         if data[low] != _FIRST or data[low + 1] > 127 or end > len(data) or at + end - low > stop or end < low + 6:
             return None
-        # Of what is nested, each length says where the entry ends.
+        # The length of each nested message must lead to the same end.
         value = low + 4 + data[low + 3]
         if data[low + 2] != _FIRST or value + 4 > end or data[value] != _SECOND or value + 2 + data[value + 1] != end:
             return None
@@ -121,18 +122,18 @@ class Message:
 
 @dataclass(slots=True)
 class Feature:
-    """The values of a feature, unread.
+    """Location of a feature's values in a message.
 
     Attributes:
-        kind: What they are; empty where there are none.
-        spans: Where they lie: wire type, start and stop.
+        kind: Type of the values; empty if there are none.
+        spans: Wire type, start and end of each run of values.
     """
 
     kind: Literal["bytes", "floats", "ints", ""] = ""
     spans: list[tuple[int, int, int]] = field(default_factory=list)
 
     def count(self, message: Message) -> int:
-        """Number of values."""
+        """Counts the values; reads packed integers, whose sizes differ."""
         if self.kind == "bytes":
             return len(self.spans)
         total = 0
@@ -146,11 +147,11 @@ class Feature:
         return total
 
     def bytes(self, message: Message) -> list[bytes]:
-        """Values of the kind ``bytes``."""
+        """Reads values of the kind ``bytes``."""
         return [message.get(start, stop) for _, start, stop in self.spans]
 
     def numbers(self, message: Message) -> NDArray[np.float32] | NDArray[np.int64]:
-        """Values of the kinds ``floats`` and ``ints``. Raises :class:`ValueError`."""
+        """Reads values of the kinds ``floats`` and ``ints``. Raises :class:`ValueError` if they are damaged."""
         if self.kind == "floats":
             data = b"".join(message.get(start, stop) for _, start, stop in self.spans)
             return np.frombuffer(data, "<f4").astype(np.float32)
@@ -171,7 +172,7 @@ class Feature:
 
 
 def read_example(message: Message) -> dict[str, Feature]:
-    """The features of a ``tf.train.Example`` by name. Raises :class:`ValueError` for what is none."""
+    """Locates the features of a ``tf.train.Example`` by name. Raises :class:`ValueError` for any other message."""
     found: dict[str, Feature] = {}
     for number, wire, start, stop in message.fields(0, message.size):
         if number == 2 and wire == _BYTES:
@@ -187,7 +188,7 @@ def read_example(message: Message) -> dict[str, Feature]:
 
 def _features(message: Message, at: int, stop: int) -> Iterator[tuple[str, Feature]]:
     while at < stop:
-        short = message.short_feature(at, stop)
+        short = message.parse_short_feature(at, stop)
         if short is not None:
             name, feature, at = short
             yield name, feature
@@ -215,7 +216,7 @@ def _feature(message: Message, start: int, stop: int) -> Feature:
         kind = _KINDS.get(number)
         if kind is None or wire != _BYTES:
             continue
-        if kind != feature.kind:  # of a oneof, the last one counts
+        if kind != feature.kind:  # the last field of a oneof wins
             feature = Feature(kind)
         for each, inner, first, last in message.fields(low, high):
             if each != 1:
@@ -236,7 +237,7 @@ def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] |
         values = features[name]
         if isinstance(values, np.ndarray):
             floats = values.dtype.kind == "f"
-            data = values.astype("<f4").tobytes() if floats else b"".join(varint(int(n)) for n in values.flat)
+            data = values.astype("<f4").tobytes() if floats else b"".join(encode_varint(int(n)) for n in values.flat)
             kind, listed = (2 if floats else 3), _field_bytes(1, data) if data else b""
         else:
             kind, listed = 1, b"".join(_field_bytes(1, value) for value in values)
@@ -245,7 +246,7 @@ def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] |
     return _field_bytes(1, b"".join(entries))
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Encodes a 64-bit number as a varint; negative numbers as two's complement."""
     number &= 0xFFFFFFFFFFFFFFFF
     out = bytearray()
@@ -257,4 +258,4 @@ def varint(number: int) -> bytes:
 
 
 def _field_bytes(number: int, data: bytes) -> bytes:
-    return varint(number << 3 | _BYTES) + varint(len(data)) + data
+    return encode_varint(number << 3 | _BYTES) + encode_varint(len(data)) + data

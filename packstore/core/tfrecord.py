@@ -20,9 +20,9 @@ def frame_record(data: bytes) -> bytes:
 
 
 def record_length(header: bytes, left: int) -> int:
-    """Returns the length of a record's data, by its header, in a file with ``left`` bytes from there on.
+    """Returns the length in a record's header. The file has ``left`` bytes from the header's end on.
 
-    Raises :class:`ValueError` if nothing after it can be found."""
+    Raises :class:`ValueError` if the header is damaged or the record is cut off: no later record can be located."""
     if len(header) < HEADER:
         raise ValueError("the file ends within the header of a record")
     length, check = struct.unpack_from("<QI", header)
@@ -33,8 +33,8 @@ def record_length(header: bytes, left: int) -> int:
     return int(length)
 
 
-def checked_data(data: bytes, length: int) -> bytes | None:
-    """Returns the first ``length`` bytes of ``data``, which their checksum follows; None if they do not match it."""
+def verify_data(data: bytes, length: int) -> bytes | None:
+    """Returns the first ``length`` bytes of ``data``; None unless the bytes after them are their checksum."""
     body, check = data[:length], data[length:]
     return body if len(check) == CHECK and _crc(body) == check else None
 

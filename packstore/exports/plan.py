@@ -11,7 +11,7 @@ from typing import Literal
 from xxhash import xxh3_128_hexdigest
 
 from packstore import __version__
-from packstore.core.arguments import text_or_none, true_or_false, whole_number
+from packstore.core.arguments import check_bools, check_texts, whole_number
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import check_paths, refuse_empty, refuse_inside
@@ -40,8 +40,8 @@ class ExportOptions:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        text_or_none(to=self.to)
-        true_or_false(bare=self.bare, overwrite=self.overwrite, restart=self.restart)
+        check_texts(to=self.to)
+        check_bools(bare=self.bare, overwrite=self.overwrite, restart=self.restart)
         if self.to is not None:
             EXPORTS.check(self.to)
         if self.encode not in (None, "jpeg", "png"):

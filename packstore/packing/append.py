@@ -250,7 +250,7 @@ def _append_at_url(
 
 def _packs_alike(plan: AppendPlan, other: AppendPlan) -> bool:
     """Tells if two plans, for two versions of the store, pack the same records, so that these are packed once."""
-    columns = [[column.declared for column in each.columns] for each in (plan, other)]
+    columns = [[column.declaration for column in each.columns] for each in (plan, other)]
     same = plan.way == other.way != "link" and columns[0] == columns[1]
     return same and (plan.left_out, plan.added) == (other.left_out, other.added)
 

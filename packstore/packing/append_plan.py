@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from packstore.core.arguments import text_or_none, true_or_false
+from packstore.core.arguments import check_bools, check_texts
 from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
@@ -68,8 +68,8 @@ class AppendOptions:
     frames: int | str | None = None
 
     def __post_init__(self) -> None:
-        text_or_none(split=self.split, source_kind=self.source_kind)
-        true_or_false(restart=self.restart, no_new_classes=self.no_new_classes)
+        check_texts(split=self.split, source_kind=self.source_kind)
+        check_bools(restart=self.restart, no_new_classes=self.no_new_classes)
         if not isinstance(self.key_prefix, str):
             raise UsageError(f"key_prefix should be text, got {self.key_prefix!r}")
         if self.on_duplicate not in ("raise", "skip", "unchecked"):
@@ -271,7 +271,9 @@ def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source
 def _same_records(plan: AppendPlan, other: Manifest) -> bool:
     """Tells if records of another store can be copied unchanged, except for class numbers."""
     manifest, exif = plan.manifest, "exif_transpose"
-    own, others = ({c.name: replace(c, classes=None).declared for c in each} for each in (plan.columns, other.columns))
+    own, others = (
+        {c.name: replace(c, classes=None).declaration for c in each} for each in (plan.columns, other.columns)
+    )
     return (
         (other.encoding, other.normalization) == (manifest.encoding, manifest.normalization)
         and bool(other.options.get(exif)) == bool(manifest.options.get(exif))
@@ -378,7 +380,7 @@ def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
         other = made.pop(column.name, None)
         if other is None:
             raise StoreError(f"{printable(str(plan.store))} has a column {column.name!r}, the source has none")
-        if other.declared != column.declared:
+        if other.declaration != column.declaration:
             raise StoreError(
                 f"column {column.name!r} of {printable(str(plan.store))} holds {_describe_column(column)}, of the "
                 f"source {_describe_column(other)}"

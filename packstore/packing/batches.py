@@ -23,7 +23,7 @@ from packstore.stores.linked import relative_link
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
 # when they are decoded (50 KB of PNG can have 100 MB of pixels), so a worker hands over what it has at each
-# _PIECE_BYTES, and ordered_pieces bounds what is in flight.
+# _PIECE_BYTES, and ordered_flat_map bounds what is in flight.
 PASS_RECORDS, PASS_BYTES = 256, 4 << 20
 DECODE_RECORDS, DECODE_BYTES = 16, 1 << 20
 _PIECE_BYTES = 4 << 20

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.arguments import true_or_false
+from packstore.core.arguments import check_bools
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty, refuse_inside
@@ -71,7 +71,7 @@ class MergeOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        true_or_false(overwrite=self.overwrite)
+        check_bools(overwrite=self.overwrite)
         if isinstance(self.classes, str):
             raise UsageError(f"classes should be a list of names in their order, got {self.classes!r}")
         if self.on_duplicate not in ("raise", "skip", "unchecked"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from packstore.core.arguments import text_or_none, true_or_false, whole_number
+from packstore.core.arguments import check_bools, check_texts, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.modes import RGB, parse_mode
@@ -64,8 +64,8 @@ class ConvertOptions:
     frames: int | str | None = None
 
     def __post_init__(self) -> None:
-        text_or_none(source_kind=self.source_kind, split=self.split, format=self.format, encoding=self.encoding)
-        text_or_none(cluster=self.cluster)
+        check_texts(source_kind=self.source_kind, split=self.split, format=self.format, encoding=self.encoding)
+        check_texts(cluster=self.cluster)
         if self.on_error not in ("raise", "skip"):
             raise UsageError(f"on_error should be 'raise' or 'skip', got {self.on_error!r}")
         if self.format is not None and self.format not in FORMATS:
@@ -85,11 +85,11 @@ class ConvertOptions:
             raise UsageError(
                 f"frames={self.frames} packs pixels, so neither exif_transpose nor link can apply; leave them out"
             )
-        true_or_false(overwrite=self.overwrite, restart=self.restart)
+        check_bools(overwrite=self.overwrite, restart=self.restart)
         if self.link not in (True, False, "relative"):
             raise UsageError(f"link should be True, False or 'relative', got {self.link!r}")
         if self.index is not None:
-            true_or_false(index=self.index)
+            check_bools(index=self.index)
         if self.fit is not None and self.size is None:
             raise UsageError("fit needs a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":

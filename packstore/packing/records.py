@@ -15,7 +15,7 @@ from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY, LINK_COLUMNS, SEEK_INDEX
 from packstore.core.columns import Buffer
 from packstore.core.manifest import Column, Manifest, Origin, Skipped
-from packstore.core.parallel import ordered_pieces
+from packstore.core.parallel import ordered_flat_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.encode import Encoder
 from packstore.packing.batches import (
@@ -113,7 +113,7 @@ def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers
     source, skip = plan.source, plan.options.on_error == "skip"
     converter = ValueConverter(plan.survey, FileChecks(plan.survey, plan.encode, plan.options) or None)
     linker = Linker(source, plan.links_from) if plan.options.link else None
-    return ordered_pieces(
+    return ordered_flat_map(
         lambda batch: pack(batch, source, encoder, converter, skip, plan.index, linker),
         split_batches(source.fetch(entries), *limits, source.nbytes),
         workers,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.arguments import text_or_none, true_or_false, whole_number
+from packstore.core.arguments import check_bools, check_texts, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty, refuse_inside
 from packstore.core.findings import DEFAULT_DROP, records_to_drop
@@ -62,8 +62,8 @@ class SelectOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        text_or_none(where=self.where)
-        true_or_false(stratify=self.stratify, whole_shards=self.whole_shards, overwrite=self.overwrite)
+        check_texts(where=self.where)
+        check_bools(stratify=self.stratify, whole_shards=self.whole_shards, overwrite=self.overwrite)
         for name in ("sample", "per_class"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from packstore.core.arguments import text_or_none
+from packstore.core.arguments import check_texts
 from packstore.core.columns import ImageData
 from packstore.core.errors import NotInSourceError, SourceError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
@@ -81,7 +81,7 @@ class SourceOptions:
     frames: str | None = None
 
     def __post_init__(self) -> None:
-        text_or_none(**self.array_names)
+        check_texts(**self.array_names)
         check_patterns(self.ignore)
         if self.layout is not None and not self.says_boxes and not is_layout(self.layout):
             raise UsageError(

@@ -42,8 +42,10 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
             raise StoreError(f"{both} have different columns: only one of them has {odd}")
         for a in _without_derived(mine):
             b = other.column(a.name)
-            if replace(a, classes=None).declared != replace(b, classes=None).declared:
-                raise StoreError(f"column {a.name!r} of {both} differs in its declaration: {a.declared}; {b.declared}")
+            if replace(a, classes=None).declaration != replace(b, classes=None).declaration:
+                raise StoreError(
+                    f"column {a.name!r} of {both} differs in its declaration: {a.declaration}; {b.declaration}"
+                )
     columns = []
     indexed = all(reader.manifest.has_column(SEEK_INDEX.name) for reader in readers)
     kept = {column.name for column in _without_derived(first.manifest)} | ({SEEK_INDEX.name} if indexed else set())

@@ -477,6 +477,6 @@ def same_columns(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
         classes = mine.classes
         if classes is not None and column.classes is not None and column.classes[: len(classes)] == classes:
             classes = column.classes
-        if dataclasses.replace(mine, classes=classes).declared != column.declared:
+        if dataclasses.replace(mine, classes=classes).declaration != column.declaration:
             return False
     return True

@@ -32,7 +32,7 @@ def unify(readers: Sequence[Reader]) -> list[Reader]:
     Raises :class:`StoreError` if the images would come out in different modes or dtypes, or normalised differently.
     """
     manifests = [reader.manifest for reader in readers]
-    alike = len({(m.encoding, m.image.declared) for m in manifests}) == 1
+    alike = len({(m.encoding, m.image.declaration) for m in manifests}) == 1
     if alike and len({tuple(m.options.get(name) for name in _ANSWERS) for m in manifests}) == 1:
         return [*readers]
     if alike and not manifests[0].holds_files:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import function_or_none, whole_number
+from packstore.core.arguments import check_callables, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Column, Manifest
@@ -169,7 +169,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         except RuntimeError as error:
             first = str(error).partition("\n")[0]
             raise UsageError(f"device should be one of torch's, such as 'cuda:0', got {device!r}: {first}") from None
-        function_or_none(transform=transform, target_transform=target_transform, transforms=transforms)
+        check_callables(transform=transform, target_transform=target_transform, transforms=transforms)
         if transforms is not None and not (transform is None and target_transform is None):
             raise UsageError("transforms= takes image and target together: leave out transform and target_transform")
         if self.device.type == "cuda" and not torch.cuda.is_available():

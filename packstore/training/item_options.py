@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from packstore.core.arguments import true_or_false
+from packstore.core.arguments import check_bools
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import keeps_exif, transposed_by_readers
@@ -113,7 +113,7 @@ def check_output(
         raise UsageError(f"no output {output!r}; outputs: {', '.join(OUTPUTS)}")
     if output == "tv_tensors" and "image" not in columns:
         raise UsageError(f"output='tv_tensors' needs the column 'image', and the columns are {', '.join(columns)}")
-    true_or_false(denormalize=denormalize)
+    check_bools(denormalize=denormalize)
     if denormalize and output != "pil":
         raise UsageError(f"denormalize= is for output='pil'; the output is {output!r}")
     if output == "pil" and manifest.holds_floats and not denormalize:

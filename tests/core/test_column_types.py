@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import packstore
 from packstore.core.column import Column
 from packstore.core.column_types.base import Field
-from packstore.core.column_types.objects import Bytes
+from packstore.core.column_types.objects import BytesType
 from packstore.core.columns import from_stored, to_stored
 from packstore.core.errors import ManifestError, StoreError, UsageError
 from packstore.core.fields import as_field
@@ -174,7 +174,7 @@ class Reversed(Field):
     optional: bool = False
 
 
-class ReversedType(Bytes):
+class ReversedType(BytesType):
     name = "reversed"
     field = Reversed
 

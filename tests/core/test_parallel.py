@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.parallel import ordered_map, ordered_pieces
+from packstore.core.parallel import ordered_flat_map, ordered_map
 from packstore.packing import batches as packing
 from packstore.packing import conversion
 from tests.makers.tiers import examples
@@ -61,7 +61,7 @@ def test_pieces_made_before_an_error_come_before_it() -> None:
         yield item
         raise KeyError(item)
 
-    results = ordered_pieces(fail, range(9), 2)
+    results = ordered_flat_map(fail, range(9), 2)
     assert next(results) == 0
     with pytest.raises(KeyError, match="0"):
         next(results)
@@ -129,7 +129,7 @@ def test_bytes_in_flight_are_bounded(sizes: list[list[int]], workers: int, budge
 
     found = []
     largest = max((n for item in sizes for n in item), default=0)
-    for piece in ordered_pieces(pieces, sizes, workers, lambda p: p.nbytes, budget):
+    for piece in ordered_flat_map(pieces, sizes, workers, lambda p: p.nbytes, budget):
         found.append(piece.nbytes)
         time.sleep(pause)  # a slow consumer, as a disk is
         del piece
@@ -140,13 +140,13 @@ def test_bytes_in_flight_are_bounded(sizes: list[list[int]], workers: int, budge
 
 def test_one_item_larger_than_the_budget_passes() -> None:
     live = Live()
-    results = ordered_pieces(lambda _: (live.make(10) for _ in range(50)), range(6), 3, lambda p: p.nbytes, budget=1)
+    results = ordered_flat_map(lambda _: (live.make(10) for _ in range(50)), range(6), 3, lambda p: p.nbytes, budget=1)
     assert sum(piece.nbytes for piece in results) == 6 * 50 * 10
     assert live.most <= 1 + 4 * 10
 
 
 def test_workers_that_wait_for_room_go_home_with_the_consumer() -> None:
-    results = ordered_pieces(lambda _: (100 for _ in range(9)), range(50), 4, lambda piece: piece, budget=1)
+    results = ordered_flat_map(lambda _: (100 for _ in range(9)), range(50), 4, lambda piece: piece, budget=1)
     assert next(results) == 100
     assert len(threads()) > 1
     results.close()  # type: ignore[attr-defined]

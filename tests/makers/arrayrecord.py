@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from packstore.core.protobuf import varint
+from packstore.core.protobuf import encode_varint
 from packstore.images.engine import highway_hash
 
 BLOCK = 1 << 16
@@ -29,8 +29,8 @@ def expanded(data: bytes) -> bytes:
 
 def chunk(records: Sequence[bytes], kind: bytes = b"r") -> bytes:
     """A chunk, without headers of blocks."""
-    sizes, values = b"".join(varint(len(record)) for record in records), b"".join(records)
-    data = b"\0" + varint(len(sizes)) + sizes + values
+    sizes, values = b"".join(encode_varint(len(record)) for record in records), b"".join(records)
+    data = b"\0" + encode_varint(len(sizes)) + sizes + values
     count = len(records).to_bytes(7, "little")
     return hashed(struct.pack("<QQQc7sQ", 0, len(data), 0, kind, count, len(values)) + data)
 
@@ -44,7 +44,7 @@ def hashed(chunk: bytes) -> bytes:
 
 def message(*numbers: int) -> bytes:
     """A message whose fields are whole numbers, from the first on."""
-    return b"".join(varint(field << 3) + varint(number) for field, number in enumerate(numbers, 1))
+    return b"".join(encode_varint(field << 3) + encode_varint(number) for field, number in enumerate(numbers, 1))
 
 
 def write_arrayrecord(path: Path, records: Sequence[bytes], group: int = 3) -> Path:
@@ -67,7 +67,7 @@ def write_arrayrecord(path: Path, records: Sequence[bytes], group: int = 3) -> P
         some = records[at : at + group]
         entries.append(message(put(chunk(some)), sum(map(len, some)), len(some)))
     about = message(1, len(entries), len(records))
-    footer = put(chunk([b"\x0a" + varint(len(about)) + about, *entries]))
+    footer = put(chunk([b"\x0a" + encode_varint(len(about)) + about, *entries]))
     out.extend(bytes(-len(out) % BLOCK))
     put(chunk([message(footer, MAGIC)] * 3))
     out.extend(bytes(-len(out) % BLOCK))

@@ -69,7 +69,7 @@ def assert_same(path: Path, other: Path) -> None:
     with open_store(path) as a, open_store(other) as b:
         assert keys(path) == keys(other)
         assert a.manifest.splits == b.manifest.splits
-        assert [c.declared for c in a.manifest.columns] == [c.declared for c in b.manifest.columns]
+        assert [c.declaration for c in a.manifest.columns] == [c.declaration for c in b.manifest.columns]
         assert [c.nbytes for c in a.manifest.columns] == [c.nbytes for c in b.manifest.columns]
         assert a.manifest.dataset_digest == b.manifest.dataset_digest
         assert [bytes(a.read(i)) for i in range(len(a))] == [bytes(b.read(i)) for i in range(len(b))]

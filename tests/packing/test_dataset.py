@@ -102,7 +102,7 @@ def test_a_store_of_a_store_keeps_every_column(tmp_path: Path, suffix: str) -> N
     first = packstore.convert(coco(20), tmp_path / "a.h5", split="train").manifest
     again = packstore.convert(tmp_path / "a.h5", tmp_path / f"b{suffix}", encoding="original", shard_size=4000).manifest
     assert again.dataset_digest == first.dataset_digest
-    assert [c.declared for c in again.columns] == [c.declared for c in first.columns]
+    assert [c.declaration for c in again.columns] == [c.declaration for c in first.columns]
     pixels = packstore.convert(tmp_path / f"b{suffix}", tmp_path / "c.lmdb", encoding="uint8").manifest
     assert columns_of(pixels) == columns_of(first)
     with packstore.open(tmp_path / "a.h5") as one, packstore.open(tmp_path / "c.lmdb") as other:

@@ -47,7 +47,7 @@ def in_turn(jobs: dict[str, Callable[[], float]], repeats: int) -> dict[str, lis
 
 def held_bytes(store: Path) -> int:
     """Bytes of the images, indexes and links that a store holds."""
-    columns = packstore.open(store).manifest.held_columns
+    columns = packstore.open(store).manifest.container_columns
     return sum(c.nbytes for c in columns if c.name in ("image", "seek_index") or c.name.startswith("link_"))
 
 

@@ -17,7 +17,7 @@ from packstore.checking.audit.images import Inspected, Inspection, Limits, image
 from packstore.checking.audit.report import AuditReport, Collector, Finding
 from packstore.checking.audit.same import RecordHashes, find_nearest_before, report_duplicates, report_near
 from packstore.checking.audit.tables import RecordTable, report_boxes, report_classes
-from packstore.core.arguments import true_or_false, whole_number
+from packstore.core.arguments import check_bools, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.findings import KINDS
@@ -48,7 +48,7 @@ class AuditOptions:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        true_or_false(pixels=self.pixels, near=self.near, mirrored=self.mirrored)
+        check_bools(pixels=self.pixels, near=self.near, mirrored=self.mirrored)
         whole_number("min_side", self.min_side)
         whole_number("max_pixels", self.max_pixels)
         for name in ("mask_classes", "workers"):

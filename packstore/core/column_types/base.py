@@ -135,7 +135,7 @@ class Column:
 
     @property
     def form(self) -> Form:
-        """The form of the stored values: an image file (``file``), several (``files``), UTF-8 (``text``), other bytes
+        """Form of a stored value: an image file (``file``), several (``files``), UTF-8 (``text``), other bytes
         (``bytes``), or numbers (``numbers``), as images and masks are that are arrays."""
         return "numbers" if self.layout is not None else self.traits.form
 
@@ -146,7 +146,7 @@ class Column:
 
     @property
     def record_nbytes(self) -> int:
-        """Bytes of one record's value in a fixed column, or of one row in a ragged column."""
+        """Size in bytes of one record's value in a fixed column, or of one row in a ragged column."""
         return math.prod(self.shape) * ITEM_SIZE[self.dtype]
 
     @property
@@ -161,7 +161,7 @@ class Column:
 
     @property
     def holds_images(self) -> bool:
-        """Whether it is a further column of images, or of lists of them."""
+        """True for columns of images, or of lists of images, beside the main image."""
         return self.type in ("image", "images")
 
     @property
@@ -175,20 +175,20 @@ class Column:
         return tuple(found)
 
     def size_of(self, records: int) -> int:
-        """Returns the bytes of the values of so many records, even if :attr:`nbytes` of a fixed column is not set."""
+        """Returns the size in bytes of the values of that many records; a fixed column does not need :attr:`nbytes`."""
         return self.record_nbytes * records if self.kind == "fixed" else self.nbytes
 
     @property
     def one_by_one(self) -> bool:
-        """Whether an LMDB keeps each value under a key of its own, because values may be large or the column is large.
+        """True if an LMDB keeps each value under its own key, because values may be large or the column is large.
         Single numbers are always kept together."""
         if self.kind == "fixed":
             return self.nbytes > _WHOLE_BYTES and self.record_nbytes > _SINGLE_BYTES
         return self.traits.large or self.nbytes > _WHOLE_BYTES
 
     @property
-    def declared(self) -> tuple[Any, ...]:
-        """The declaration of the column: all fields except size and digest, which depend on the values."""
+    def declaration(self) -> tuple[Any, ...]:
+        """All attributes of the column except size and digest, which depend on the values."""
         return (
             self.name, self.kind, self.dtype, self.shape, self.layout, self.classes,
             self.type, self.nullable, self.coordinates, self.parallel, self.mode,
@@ -212,7 +212,7 @@ class Field:
     optional: bool
 
     def column(self, name: str) -> Column:
-        """Creates the field's column: bytes of the type that is called as the declaration."""
+        """Creates the field's column: ragged bytes, with the type whose name is the class name of the declaration."""
         return Column(name, "ragged", "uint8", type=type(self).__name__.lower(), nullable=self.optional)
 
 
@@ -248,7 +248,7 @@ class ColumnType(ABC):
     field: ClassVar[type[Field] | None] = None
 
     def fits(self, column: Column) -> bool:
-        """Whether a column of this type may have its stored form: kind, dtype, shape, layout and mode."""
+        """Tells if the column's kind, dtype, shape, layout and mode are allowed for this type."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "uint8", (), None)
 
     @abstractmethod
@@ -265,7 +265,7 @@ class ColumnType(ABC):
 
 
 def unfit_error(column: Column, expected: str, value: Any) -> ValueError:
-    """Returns the error for a value of another kind than its column."""
+    """Returns the error for a value that does not fit its column: what was expected, and the value."""
     shape = getattr(value, "shape", None)
     found = type(value).__name__ if shape is None else f"{getattr(value, 'dtype', '')} {tuple(shape)}".strip()
     if shape is None and isinstance(value, (list, tuple)):

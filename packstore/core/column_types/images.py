@@ -36,7 +36,7 @@ class Images(Field):
         return replace(Field.column(self, name), mode=None if self.mode == RGB.name else self.mode)
 
 
-class _Images(ColumnType):
+class ImagesType(ColumnType):
     name = "images"
     form: ClassVar[Form] = "files"
     large = True
@@ -77,4 +77,4 @@ def unframe(data: memoryview) -> list[memoryview]:
     return [data[start:stop] for start, stop in pairwise(ends)]
 
 
-IMAGES = _Images()
+IMAGES = ImagesType()

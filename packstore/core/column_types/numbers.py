@@ -13,7 +13,7 @@ from packstore.core.dtypes import NUMPY_DTYPE, bfloat16_bits
 from packstore.core.errors import StoreError
 
 
-class Array(ColumnType):
+class ArrayType(ColumnType):
     """Numbers of any dtype and shape: fixed, or any number of rows. Base of the types of numbers."""
 
     name = "array"
@@ -57,7 +57,7 @@ class Array(ColumnType):
         return (flat if flat.flags.aligned else flat.copy()).reshape(wanted)
 
 
-class Label(Array):
+class LabelType(ArrayType):
     """A class number."""
 
     name = "label"
@@ -73,7 +73,7 @@ class Label(Array):
         return int(raw)
 
 
-class Labels(Array):
+class LabelsType(ArrayType):
     """Any number of class numbers."""
 
     name = "labels"
@@ -87,7 +87,7 @@ class Labels(Array):
         _check_classes(column, array)
 
 
-class Boxes(Array):
+class BoxesType(ArrayType):
     """Boxes: left, top, right, bottom."""
 
     name = "boxes"
@@ -106,7 +106,7 @@ class Boxes(Array):
             raise ValueError(f"column {column.name!r}: box {row} is {array[row].tolist()}; expected {expected} (xyxy)")
 
 
-class Keypoints(Array):
+class KeypointsType(ArrayType):
     """Points: x, y, and perhaps visibility."""
 
     name = "keypoints"
@@ -153,4 +153,4 @@ def to_numbers(column: Column, value: Any) -> NDArray[Any]:
     return array.reshape(given.shape)  # ascontiguousarray makes a scalar one-dimensional
 
 
-ARRAY, LABEL, LABELS, BOXES, KEYPOINTS = Array(), Label(), Labels(), Boxes(), Keypoints()
+ARRAY, LABEL, LABELS, BOXES, KEYPOINTS = ArrayType(), LabelType(), LabelsType(), BoxesType(), KeypointsType()

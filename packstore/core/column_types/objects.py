@@ -9,7 +9,7 @@ from packstore.core.column_types.base import Buffer, Column, ColumnType, Form, u
 from packstore.core.errors import StoreError
 
 
-class Bytes(ColumnType):
+class BytesType(ColumnType):
     """Bytes of any length. Base of the types whose values are Python objects, and no numbers."""
 
     name = "bytes"
@@ -24,7 +24,7 @@ class Bytes(ColumnType):
         return bytes(raw)
 
 
-class Text(Bytes):
+class TextType(BytesType):
     """A string in UTF-8; bytes that are not UTF-8 are kept as surrogates."""
 
     name = "text"
@@ -43,7 +43,7 @@ class Text(Bytes):
         return bytes(raw).decode("utf-8", "surrogateescape")
 
 
-class Json(Bytes):
+class JsonType(BytesType):
     """A JSON value in UTF-8."""
 
     name = "json"
@@ -71,4 +71,4 @@ def to_bytes(column: Column, value: Any) -> bytes:
     return bytes(value)
 
 
-TEXT, JSON, BYTES = Text(), Json(), Bytes()
+TEXT, JSON, BYTES = TextType(), JsonType(), BytesType()

@@ -7,14 +7,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from packstore.core.column_types.base import Column, ColumnType, unfit_error
-from packstore.core.column_types.numbers import Array
+from packstore.core.column_types.numbers import ArrayType
 from packstore.core.column_types.objects import to_bytes
 
 MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
 """Of masks that are arrays; float32 for values measured at each pixel, such as depth."""
 
 
-class Picture(Array):
+class PictureType(ArrayType):
     """Base of images and masks: files if the column has no layout, else arrays."""
 
     form = "file"
@@ -34,7 +34,7 @@ class Picture(Array):
         return bytes(raw) if column.layout is None else super().from_stored(column, raw, shape)
 
 
-class Image(Picture):
+class ImageType(PictureType):
     """An image: files, ``HWC`` whole numbers or ``CHW`` floating point."""
 
     name = "image"
@@ -51,7 +51,7 @@ class Image(Picture):
         return ColumnType.fits(self, column)
 
 
-class Mask(Picture):
+class MaskType(PictureType):
     """A mask: PNG files, or ``HW`` arrays."""
 
     name = "mask"
@@ -64,4 +64,4 @@ class Mask(Picture):
         return column.layout == "HW" and column.dtype in MASK_DTYPES and len(column.shape) == dimensions
 
 
-IMAGE, MASK = Image(), Mask()
+IMAGE, MASK = ImageType(), MaskType()

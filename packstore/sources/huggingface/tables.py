@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Mask, Text
-from packstore.core.parallel import ordered_pieces
+from packstore.core.parallel import ordered_flat_map
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
@@ -245,7 +245,7 @@ class TableSource(ShardSource):
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """Reads the rows, in a thread of its own, some 32 MB ahead. Their values lie in ``Entry.ref`` then."""
-        pieces = ordered_pieces(lambda _: self._pieces(entries), [None], 1, lambda piece: piece[1], _AHEAD_BYTES)
+        pieces = ordered_flat_map(lambda _: self._pieces(entries), [None], 1, lambda piece: piece[1], _AHEAD_BYTES)
         return chain.from_iterable(piece for piece, _ in pieces)
 
     def nbytes(self, entry: Entry) -> int:

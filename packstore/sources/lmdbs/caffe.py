@@ -87,10 +87,10 @@ def _may_be(data: bytes) -> bool:
 
 def read_datum(data: bytes) -> _Datum:
     """Raises :class:`ValueError` for what is no datum, or one of floats."""
-    message, numbers, place = Message.of(data), dict.fromkeys(_NUMBERS, 0), (0, 0)
+    message, numbers, place = Message.from_bytes(data), dict.fromkeys(_NUMBERS, 0), (0, 0)
     for field, wire, start, stop in message.fields(0, len(data)):
         if field in _NUMBERS and wire == 0:
-            numbers[field] = message.varint(start, stop)[0]
+            numbers[field] = message.read_varint(start, stop)[0]
         elif field == _DATA and wire == _BYTES:
             place = start, stop
         elif field == _FLOATS:

@@ -102,7 +102,7 @@ class ArrayRecordFiles:
                 records, why = None, str(error)  # each says so when its turn comes
             for i in range(stop - first):
                 record = None if records is None else records[i]
-                yield first + i, len(record or b""), None if record is None else Message.of(record)
+                yield first + i, len(record or b""), None if record is None else Message.from_bytes(record)
         if why and not read:
             raise SourceError(f"{printable(str(self._paths[number]))} cannot be read as ArrayRecord: {why}")
 
@@ -175,7 +175,7 @@ def _read_footer(file: OpenFile) -> _Footer:
     if script.get(2) != _MAGIC or not 0 < script.get(1, 0) < size:
         raise ValueError("its last block has no index of ArrayRecord")
     metadata, *entries = _read_records(file, script[1], _MAX_CHUNK) or [b""]
-    message = Message.of(metadata)
+    message = Message.from_bytes(metadata)
     spans = [(low, high) for field, wire, low, high in message.fields(0, message.size) if (field, wire) == (1, 2)]
     said = _numbers(metadata[spans[0][0] : spans[0][1]]) if spans else {}
     if said.get(1) != _VERSION:
@@ -193,9 +193,11 @@ def _read_footer(file: OpenFile) -> _Footer:
 
 def _numbers(data: bytes) -> dict[int, int]:
     """The whole numbers of a message by their fields. Raises :class:`ValueError`."""
-    message = Message.of(data)
+    message = Message.from_bytes(data)
     return {
-        field: message.varint(low, high)[0] for field, wire, low, high in message.fields(0, message.size) if wire == 0
+        field: message.read_varint(low, high)[0]
+        for field, wire, low, high in message.fields(0, message.size)
+        if wire == 0
     }
 
 
@@ -210,17 +212,17 @@ def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
     if len(data) < max(1, chunk.size):
         raise ValueError("a chunk is cut off")
     _check_hash(data, chunk.hash, "the data of a chunk")
-    message = Message.of(data)
-    size, at = message.varint(1, len(data))
+    message = Message.from_bytes(data)
+    size, at = message.read_varint(1, len(data))
     if at + size > len(data):
         raise ValueError("a chunk ends within the sizes of its records")
     if chunk.records > _MAX_RECORDS:
         raise ValueError(f"a chunk of {chunk.records} records, more than {_MAX_RECORDS}")
-    sizes = Message.of(_decompressed(data[0], data[at : at + size], 10 * chunk.records))
+    sizes = Message.from_bytes(_decompressed(data[0], data[at : at + size], 10 * chunk.records))
     values = _decompressed(data[0], data[at + size :], chunk.decoded)
     records, start, at = [], 0, 0
     for _ in range(chunk.records):
-        size, at = sizes.varint(at, sizes.size)
+        size, at = sizes.read_varint(at, sizes.size)
         if size > len(values) - start:
             raise ValueError("a chunk has records that are longer than itself")
         records.append(values[start : start + size])
@@ -275,7 +277,7 @@ def _decompressed(kind: int, data: bytes, limit: int) -> bytes:
             if name
             else f"a compression of type {kind}"
         )
-    size, at = Message.of(data).varint(0, len(data))
+    size, at = Message.from_bytes(data).read_varint(0, len(data))
     if size > limit:
         raise ValueError(f"{size} bytes, more than {limit}")
     if not size:

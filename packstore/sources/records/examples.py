@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.protobuf import Feature, Message, read_example
-from packstore.core.tfrecord import CHECK, HEADER, checked_data, record_length
+from packstore.core.tfrecord import CHECK, HEADER, record_length, verify_data
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import compression_of, decompressor
 from packstore.sources.base import SourceOptions
@@ -140,7 +140,7 @@ class TfrecordFiles:
             at = place + length + CHECK
 
     def checked(self, number: int, place: int, length: int) -> bytes | None:
-        return checked_data(self._files[number].read(length + CHECK, place), length)
+        return verify_data(self._files[number].read(length + CHECK, place), length)
 
     def stretch(self, number: int, place: int, length: int) -> Location | None:
         return self._files.stretch(number, place, length)
@@ -190,7 +190,7 @@ class ExampleSource(ShardSource):
         data = self._files.checked(number, place, length)
         if data is None:
             raise ValueError(self._files.fault.format(self.shards[number][1].name, place))
-        message = Message.of(data)
+        message = Message.from_bytes(data)
         return self.decoded(read_example(message), message)
 
     def locate_row(self, ref: Any) -> Location | None:

@@ -127,7 +127,7 @@ class Hdf5Reader(MappedReader):
             root = hdf5.messages(hdf5.root)
             manifest = _read_stored_manifest(hdf5, root, path)
             members = hdf5.members(root)
-            for column in manifest.held_columns:
+            for column in manifest.container_columns:
                 data[column.name] = _map_column(hdf5, members, column, manifest.records, mapped, shown)
                 check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
@@ -243,7 +243,7 @@ def dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
     """
     offsets: dict[str, int] = {}
     with _create_file(file) as h5:
-        for column in manifest.held_columns:
+        for column in manifest.container_columns:
             if column.kind == "fixed":
                 datasets = [_create_dataset(h5, column.name, column.dtype, (manifest.records, *column.shape))]
             else:

@@ -36,7 +36,7 @@ def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: Pr
     if _is_sound(pages, manifest, overflow=not quick):
         return
     nbytes_by_column = yield from _walk_faults(pages, manifest, quick, progress)
-    for column in manifest.held_columns:
+    for column in manifest.container_columns:
         nbytes = nbytes_by_column.get(column.name, column.nbytes)
         if nbytes != column.nbytes:
             what = "images" if column.name == "image" else f"values of {column.name!r}"
@@ -47,7 +47,7 @@ def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
     """Returns whether every page and entry is as it should be, in bulk; :func:`_walk_faults` reports what is not."""
     widths = _widths(manifest)
     sizes = {f"{c.name}/".encode("ascii"): c.nbytes for c in manifest.columns[1:] if c.one_by_one}
-    sizes[b""] = manifest.held_columns[0].nbytes
+    sizes[b""] = manifest.container_columns[0].nbytes
     counts = dict.fromkeys(sizes, 0)
     names: list[bytes] = []
     try:

@@ -22,7 +22,7 @@ from xxhash import xxh3_64
 
 from packstore.core.checksums import column_digest
 from packstore.core.column import guess_column
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, fixed_value, one_by_one
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, one_by_one, parse_fixed_value
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
@@ -137,7 +137,7 @@ class _Scan:
         returns them.
         """
         candidates = self._raw_values(column, record)
-        return [fixed_value(column, raw) for raw in candidates] if column.kind == "fixed" else [*candidates]
+        return [parse_fixed_value(column, raw) for raw in candidates] if column.kind == "fixed" else [*candidates]
 
     def _raw_values(self, column: Column, record: int) -> list[Buffer]:
         candidates = self.candidates(f"{column.name}/".encode("ascii"), record)

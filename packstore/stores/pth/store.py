@@ -142,7 +142,7 @@ class PthReader(MappedReader):
             data = {c.name: _map_column(archive, content.get(c.name), c, shown) for c in manifest.columns}
         except ZipError as error:
             raise unreadable_error(path, "a .pth", error) from None
-        for column in manifest.held_columns:
+        for column in manifest.container_columns:
             check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
         self._map: NDArray[np.uint8] | None = archive.map

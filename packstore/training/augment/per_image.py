@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from packstore.core.arguments import true_or_false
+from packstore.core.arguments import check_bools
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, stable_repr
@@ -75,7 +75,7 @@ class PerImage(Operation):
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise UsageError(f"PerImage calls a function with each image, got {self.fn!r}")
-        true_or_false(generator=self.generator, threads=self.threads)
+        check_bools(generator=self.generator, threads=self.threads)
         if self.generator and not _takes_generator(self.fn):
             raise UsageError(
                 f"PerImage with generator=True calls fn(image, generator=…), and {stable_repr(self.fn)} takes no "
@@ -167,7 +167,7 @@ def _takes_generator(fn: Callable[..., Any]) -> bool:
     return "generator" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def check_functions(**functions: Any) -> None:
+def refuse_drawing_functions(**functions: Any) -> None:
     """Raises :class:`UsageError`, which names the option, for functions that would draw only once per batch, and for
     operations, which get no draws there."""
     for name, function in functions.items():

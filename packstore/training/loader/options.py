@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import function_or_none, text_or_none, true_or_false, whole_number
+from packstore.core.arguments import check_bools, check_callables, check_texts, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.images.normalization import MeanAndStd
 from packstore.training.augment.masking import RandomMasking
 from packstore.training.augment.mixing import BatchMixer
 from packstore.training.augment.mosaic import Mosaic
-from packstore.training.augment.per_image import check_functions
+from packstore.training.augment.per_image import refuse_drawing_functions
 from packstore.training.augment.targets import check_target_options
 from packstore.training.augment.views import Views
 from packstore.training.dataset import PackedDataset
@@ -81,14 +81,14 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole_number(name, value, least))
-        true_or_false(drop_last=self.drop_last, channels_last=self.channels_last)
+        check_bools(drop_last=self.drop_last, channels_last=self.channels_last)
         if self.shuffle not in (True, False, *get_args(Shuffle)):
             raise UsageError(f"shuffle should be True, False, 'full' or 'lanes', got {self.shuffle!r}")
-        function_or_none(
+        check_callables(
             transform=self.transform, target_transform=self.target_transform, pre_transform=self.pre_transform
         )
-        check_functions(transform=self.transform, pre_transform=self.pre_transform)
-        text_or_none(stream=self.stream)
+        refuse_drawing_functions(transform=self.transform, pre_transform=self.pre_transform)
+        check_texts(stream=self.stream)
         if self.sampler is not None and not isinstance(self.sampler, Iterable):
             raise UsageError(f"sampler should give one index after another, got {self.sampler!r}")
         if self.resident not in (True, False, "auto"):
