@@ -28,8 +28,8 @@ from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.sources import open_source
 from packstore.sources.bridges.guard import guard
+from packstore.sources.bridges.samples import class_names
 from packstore.sources.bridges.torchvision import ARGUMENTS, SPLITS
-from packstore.sources.bridges.torchvision_samples import class_names
 from packstore.stores import open_store
 from tests.makers import annotation_formats, layouts
 from tests.makers.all_layouts import idx

@@ -6,46 +6,44 @@ Arguments of its class follow the name: ``torchvision:VOCDetection,year=2007,ima
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import PIL.Image
+
 from packstore.core.errors import UsageError, printable
+from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
+from packstore.sources.annotation_formats.objects import from_corner
 from packstore.sources.base import SourceOptions
-from packstore.sources.bridges import Bridged, explain_errors, split_name
+from packstore.sources.bridges import Bridged, explain_errors, samples, split_name
+from packstore.sources.bridges.arguments import parameters, parse_arguments
 from packstore.sources.bridges.guard import guard
-from packstore.sources.bridges.items import Objects
-from packstore.sources.bridges.torchvision_objects import OBJECTS, items_of
-from packstore.sources.bridges.torchvision_samples import FIELDS, Samples, class_names
+from packstore.sources.bridges.items import AnnotatedItem, Objects
+from packstore.sources.values import array_of
+from packstore.sources.voc.objects import CLASSES, objects_of
 
 
-def _alike(parameter: str, *splits: str) -> tuple[str, Mapping[str, Any]]:
-    """Splits under the names that torchvision gives them."""
-    return parameter, {split: split for split in splits}
+def _alike(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Datasets with splits under the names that torchvision gives them."""
+    return dict.fromkeys(names.split(), (parameter, {split: split for split in splits.split()}))
 
 
 SPLITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    **dict.fromkeys(
-        ("CLEVRClassification", "DTD", "FGVCAircraft", "Flowers102", "PCAM", "RenderedSST2", "WIDERFace"),
-        _alike("split", "train", "val", "test"),
-    ),
-    **dict.fromkeys(("Cityscapes", "FlyingChairs", "ImageNet", "Imagenette"), _alike("split", "train", "val")),
-    **dict.fromkeys(("SBDataset", "VOCDetection", "VOCSegmentation"), _alike("image_set", "train", "val")),
-    **dict.fromkeys(
-        ("ETH3DStereo", "FER2013", "FlyingThings3D", "Food101", "GTSRB", "HD1K", "InStereo2k", "Kitti2012Stereo",
-         "Kitti2015Stereo", "KittiFlow", "LFWPairs", "LFWPeople", "Sintel", "StanfordCars", "SVHN"),
-        _alike("split", "train", "test"),
-    ),
-    **dict.fromkeys(("CelebA", "Country211"), _alike("split", "train", "valid", "test")),
+    **_alike("split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM RenderedSST2 WIDERFace"),
+    **_alike("split", "train val", "Cityscapes FlyingChairs ImageNet Imagenette"),
+    **_alike("split", "train test", "ETH3DStereo FER2013 FlyingThings3D Food101 GTSRB HD1K InStereo2k Kitti2012Stereo"),
+    **_alike("split", "train test", "Kitti2015Stereo KittiFlow LFWPairs LFWPeople Sintel StanfordCars SVHN"),
+    **_alike("split", "train valid test", "CelebA Country211"),
+    **_alike("split", "trainval test", "OxfordIIITPet"),
+    **_alike("split", "train unlabeled test", "STL10"),
+    **_alike("image_set", "train val", "SBDataset VOCDetection VOCSegmentation"),
     "INaturalist": ("version", {"train": "2021_train", "val": "2021_valid"}),
     "Middlebury2014Stereo": ("split", {"train": "train", "test": {"split": "test", "calibration": None}}),
     "Omniglot": ("background", {"background": True, "evaluation": False}),
-    "OxfordIIITPet": _alike("split", "trainval", "test"),
     "Places365": ("split", {"train": "train-standard", "val": "val"}),
-    "STL10": _alike("split", "train", "unlabeled", "test"),
-}  # fmt: skip
+}
 """For datasets in parts: the parameter that chooses one, and its value for each split, or all arguments. Splits have no
 image in common."""
 _IF_THERE: Mapping[str, tuple[str, str]] = {
@@ -67,6 +65,30 @@ _CHECKED = ("CIFAR10", "CIFAR100")
 _OTHER = ("DatasetFolder", "FakeData", "HMDB51", "Kinetics", "MovingMNIST", "UCF101", "VisionDataset")
 """Videos, and classes that read no data set of images by themselves."""
 _OURS = ("root", "transform", "target_transform", "transforms", "download", "loader", "is_valid_file")
+_UNSORTED = {
+    "Cityscapes": "images",
+    "INaturalist": "index",
+    "Omniglot": "_flat_character_images",
+    "SUN397": "_image_files",
+}
+"""Lists of datasets whose samples have the order of the disk."""
+_CELEBA = {"attr": "labels", "identity": "identity", "bbox": "bbox", "landmarks": "keypoints"}
+_CITYSCAPES = {"semantic": "mask", "instance": "instance_mask", "polygon": "polygons", "color": "colors"}
+_NAMES: Mapping[str, samples.NameValues] = {
+    "CelebA": samples.name_by_target(
+        _CELEBA,
+        labels=lambda value: np.flatnonzero(array_of(value)).tolist(),
+        identity=int,
+        bbox=array_of,
+        keypoints=lambda value: array_of(value).reshape(1, 5, 2),
+    ),
+    "Cityscapes": samples.name_by_target(_CITYSCAPES),
+    "FlowDataset": samples.name_in_order("second", "flow", "valid_mask", flow=samples.npy_bytes),
+    "LFWPairs": samples.name_in_order("second", "label"),
+    "PhotoTour": samples.name_in_order("second", "match", second=lambda value: PIL.Image.fromarray(array_of(value))),
+    "StereoMatchingDataset": samples.name_in_order("right", "disparity", "valid_mask", disparity=samples.npy_bytes),
+}
+"""Names of the values behind the image, by dataset or its base class; others are named by type."""
 
 
 def read(rest: str, options: SourceOptions) -> Bridged:
@@ -78,8 +100,8 @@ def read(rest: str, options: SourceOptions) -> Bridged:
     made = getattr(datasets, name, None) if name in datasets.__all__ else None
     if not isinstance(made, type) or name in _OTHER:
         raise UsageError(f"torchvision has no dataset {printable(name)!r}, or it is not one of images")
-    known = _parameters(made)
-    arguments = {**ARGUMENTS.get(name, {}), **dict(_argument(name, each, known) for each in given)}
+    known = parameters(made)
+    arguments = {**ARGUMENTS.get(name, {}), **parse_arguments(f"torchvision's {name}", given, known, _OURS)}
     parameter, splits = SPLITS.get(name, _TRAIN if "train" in known else ("", {}))
     more, file = _IF_THERE.get(name, ("", ""))
     splits = {**splits, more: more} if more and (root / file).exists() else splits
@@ -99,40 +121,72 @@ def read(rest: str, options: SourceOptions) -> Bridged:
             explain_errors("torchvision", f"torchvision:{called}:{printable(str(root))}", hint),
         ):
             parts[split] = made(root=str(root), **{**arguments, **chosen})
-    if name in OBJECTS:
-        items = {split: list(items_of(name, part, split, root)) for split, part in parts.items()}
-        return Objects(Path(rest), items).bridged()
-    own = {split: class_names(part) for split, part in parts.items()}
-    classes = [*dict.fromkeys(chain.from_iterable(own.values()))]
-    if any(each != classes for each in own.values()) or name == "Omniglot":  # whose folders have the order of the disk
-        classes.sort()
-    samples = {split: Samples(part, root, split, own[split], classes) for split, part in parts.items()}
-    return Bridged(samples, FIELDS[name](next(iter(parts.values()))) if name in FIELDS else None)
+    if name in _OBJECTS:
+        return Objects(Path(rest), {split: _items(name, part, split, root) for split, part in parts.items()}).bridged()
+    found = samples.samples_by_split(
+        "torchvision",
+        parts,
+        root,
+        name_values=next((_NAMES[each.__name__] for each in made.__mro__ if each.__name__ in _NAMES), None),
+        sorted_by=_UNSORTED.get(name, ""),
+        sort_classes=name == "Omniglot",  # whose folders have the order of the disk
+    )
+    return Bridged(found, _celeba_fields(next(iter(parts.values()))) if name == "CelebA" else None)
 
 
-def _parameters(made: type) -> dict[str, inspect.Parameter]:
-    """The parameters of a class by name, with those that it hands on as ``**kwargs``."""
-    found: dict[str, inspect.Parameter] = {}
-    for each in made.__mro__:
-        parameters = inspect.signature(each.__init__).parameters  # type: ignore[misc]
-        named = {name: one for name, one in parameters.items() if one.kind == one.POSITIONAL_OR_KEYWORD}
-        found = {name: one for name, one in named.items() if name != "self"} | found
-        if not any(one.kind == one.VAR_KEYWORD for one in parameters.values()):
-            break
-    return found
+def _celeba_fields(data: Any) -> dict[str, Field]:
+    """Declares columns that samples alone do not tell."""
+    columns: dict[str, Field] = {
+        "attr": Labels([name for name in data.attr_names if name], of=False),  # the line ends in a space
+        "identity": Label(),
+        "bbox": Array("int64", (4,)),
+        "landmarks": Keypoints(2, of=False, points=5),
+    }
+    return {"image": Image(), **{_CELEBA[each]: columns[each] for each in data.target_type}, "file": Text()}
 
 
-def _argument(dataset: str, given: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, Any]:
-    """Name and value of ``name=value``. Raises :class:`UsageError`."""
-    name, _, text = given.partition("=")
-    if name not in known or name in _OURS:
-        names = ", ".join(each for each in known if each not in _OURS)
-        raise UsageError(f"torchvision's {dataset} takes no argument {printable(name)!r} here; it takes {names}")
-    kind = str(known[name].annotation)
-    if "bool" in kind and text.lower() in ("true", "false"):
-        return name, text.lower() == "true"
-    if "int" in kind and text.isdecimal():
-        return name, int(text)
-    if "str" not in kind:
-        raise UsageError(f"torchvision's {dataset}: {printable(name)} is {printable(text)!r}; expected {kind}")
-    return name, text.split("+") if "+" in text else text
+def _items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
+    """The images of a dataset with their annotations."""
+    found = ((samples.relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
+    return [AnnotatedItem(f"{split}/{key}".lstrip("/"), path, raw) for key, path, raw in found]
+
+
+def _coco(data: Any) -> Iterator[tuple[Path, Any]]:
+    names = {number: each["name"] for number, each in sorted(data.coco.cats.items())}
+    classes = [*names.values()]
+    for number in data.ids:
+        found = data.coco.imgToAnns[number]
+        objects = [(names[a["category_id"]], from_corner(*a["bbox"]), a.get("segmentation") or None) for a in found]
+        yield Path(data.root, data.coco.imgs[number]["file_name"]), (objects, found, classes)
+
+
+def _kitti(data: Any) -> Iterator[tuple[Path, Any]]:
+    for number, path in sorted(enumerate(data.images), key=lambda each: each[1]):  # they have the order of the disk
+        found = data._parse_target(number) if data.train else None
+        yield Path(path), None if found is None else ([(each["type"], each["bbox"]) for each in found], found)
+
+
+def _voc(data: Any) -> Iterator[tuple[Path, Any]]:
+    annotations = [objects_of(Path(file).read_bytes()) for file in data.annotations]
+    own = {label for found in annotations for label in found["labels"]} <= set(CLASSES)
+    for image, found in zip(data.images, annotations, strict=True):
+        values = [{"difficult": each} for each in found["difficult"]]
+        objects = zip(found["labels"], found["boxes"], [None] * len(values), values, strict=True)
+        yield Path(image), ([*objects], found["json"], CLASSES if own else ())
+
+
+def _wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
+    for each in data.img_info:
+        annotations = each.get("annotations")
+        found = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}
+        raw = None if found is None else ([(None, from_corner(*box)) for box in found["bbox"]], found)
+        yield Path(each["img_path"]), raw
+
+
+_OBJECTS: Mapping[str, Callable[[Any], Iterator[tuple[Path, Any]]]] = {
+    "CocoDetection": _coco,
+    "Kitti": _kitti,
+    "VOCDetection": _voc,
+    "WIDERFace": _wider_face,
+}
+"""For datasets with objects: yields the path of each image, and its annotations as :class:`Objects` takes them."""

@@ -1,0 +1,53 @@
+"""Arguments within the name of a bridge's source: ``torchvision:VOCDetection,year=2007:ROOT``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
+
+from packstore.core.errors import UsageError, printable
+
+
+def parse_arguments(
+    what: str, given: Sequence[str], known: Mapping[str, inspect.Parameter], closed: Container[str]
+) -> dict[str, Any]:
+    """Converts each ``name=value`` to the type of its parameter; a list is written ``a+b``.
+
+    Args:
+        what: The class in messages, such as ``torchvision's MNIST``.
+        given: The arguments.
+        known: Parameters of the class, see :func:`parameters`.
+        closed: Names of parameters that cannot be given.
+
+    Raises:
+        UsageError: No parameter has this name, or the value is of another type.
+    """
+    return dict(_parse(what, each, {name: one for name, one in known.items() if name not in closed}) for each in given)
+
+
+def _parse(what: str, given: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, Any]:
+    name, _, text = given.partition("=")
+    if name not in known:
+        raise UsageError(f"{what} takes no argument {printable(name)!r} here; it takes {', '.join(known)}")
+    kind = str(known[name].annotation)
+    if "bool" in kind and text.lower() in ("true", "false"):
+        return name, text.lower() == "true"
+    if "int" in kind and text.isdecimal():
+        return name, int(text)
+    if "str" not in kind:
+        raise UsageError(f"{what}: {printable(name)} is {printable(text)!r}; expected {kind}")
+    return name, text.split("+") if "+" in text else text
+
+
+def parameters(made: type) -> dict[str, inspect.Parameter]:
+    """Parameters of a class by name, with those that it hands on as ``**kwargs``."""
+    found: dict[str, inspect.Parameter] = {}
+    for each in made.__mro__:
+        make: Callable[..., None] = each.__init__  # type: ignore[misc]
+        own = inspect.signature(make).parameters
+        named = {name: one for name, one in own.items() if one.kind == one.POSITIONAL_OR_KEYWORD}
+        found = {name: one for name, one in named.items() if name != "self"} | found
+        if not any(one.kind == one.VAR_KEYWORD for one in own.values()):
+            break
+    return found

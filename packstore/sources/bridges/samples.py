@@ -1,0 +1,196 @@
+"""Samples that a library returns as an image and further values without names, as map-style datasets with columns."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+from packstore.sources.bridges.guard import guard, list_opened
+from packstore.sources.dataset import index_key
+from packstore.sources.torchvision_files import InSplit, files_of
+from packstore.sources.values import array_of, is_pil
+
+NameValues = Callable[[Any, Sequence[Any]], dict[str, Any]]
+"""Takes a dataset and the values behind the image of a sample, and returns these by name."""
+
+
+class Samples(Sequence[dict[str, Any]]):
+    """Samples of a dataset by name.
+
+    Images and masks are files if the library reads them from such; the path of the image is then the key, or ``file``.
+
+    Attributes:
+        classes: Names of the classes of all splits.
+    """
+
+    def __init__(
+        self,
+        library: str,
+        dataset: Any,
+        root: Path,
+        split: str,
+        *,
+        own: Sequence[str],
+        classes: Sequence[str],
+        name_values: NameValues,
+        sorted_by: str = "",
+    ) -> None:
+        """
+        Args:
+            library: Name of the library.
+            dataset: Its dataset.
+            root: Folder from which ``file`` is named.
+            split: Name of the split.
+            own: Classes of this split; their numbers become those in ``classes``.
+            classes: Classes of all splits.
+            name_values: Names the values behind the image.
+            sorted_by: Attribute of the dataset that lists its samples, if they have the order of the disk.
+        """
+        files = files_of(dataset)
+        self._files = InSplit(files, split) if split and files is not None else files
+        self._library = library
+        self._dataset = dataset
+        listed = getattr(dataset, sorted_by) if sorted_by else None
+        self._order = range(len(dataset)) if listed is None else sorted(range(len(dataset)), key=listed.__getitem__)
+        self._root = root
+        self._split = split
+        self._numbers = [classes.index(name) for name in own]
+        self._name_values = name_values
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def key_at(self, index: int) -> str:
+        """The key of a sample, before it is read."""
+        return index_key(self._split, index) if self._files is None else self._files.key_at(self._order[index])
+
+    def __getitem__(self, index: Any) -> Any:
+        found = (self._read if self._files is None else self._files.__getitem__)(self._order[index])
+        label = found.pop("label", None)
+        number = -1 if label is None else int(label)
+        if number >= 0:  # -1 is STL10's for none
+            found["label"] = self._numbers[number] if self._numbers else number
+        return found
+
+    def _read(self, index: int) -> dict[str, Any]:
+        with guard(self._library), list_opened() as opened:
+            sample = self._dataset[index]
+        values = list(sample) if isinstance(sample, tuple) else [sample]
+        values += values.pop() if isinstance(values[-1], tuple) else ()
+        image, *others = (_file_of(value, opened) if is_pil(value) else value for value in values)
+        found = {"image": image} | self._name_values(self._dataset, others)
+        return found | ({"file": relative_name(image, self._root)} if isinstance(image, Path) else {})
+
+
+def samples_by_split(
+    library: str,
+    parts: Mapping[str, Any],
+    root: Path,
+    *,
+    name_values: NameValues | None = None,
+    sorted_by: str = "",
+    sort_classes: bool = False,
+) -> dict[str, Samples]:
+    """Makes the samples of a library's datasets, one a split, with the classes of all.
+
+    Args:
+        library: Name of the library.
+        parts: Its datasets.
+        root: Folder from which ``file`` is named.
+        name_values: Names the values behind the image; None names them by type.
+        sorted_by: Attribute of a dataset that lists its samples, if they have the order of the disk.
+        sort_classes: Sorts the classes; they are sorted anyway if not all datasets have the same.
+    """
+    own = {split: class_names(part) for split, part in parts.items()}
+    classes = [*dict.fromkeys(chain.from_iterable(own.values()))]
+    if sort_classes or any(each != classes for each in own.values()):
+        classes.sort()
+    named = name_values or name_by_type
+    return {
+        split: Samples(
+            library, part, root, split, own=own[split], classes=classes, name_values=named, sorted_by=sorted_by
+        )
+        for split, part in parts.items()
+    }
+
+
+def _file_of(image: Any, opened: Sequence[Path]) -> Any:
+    """Returns the first opened file with the pixels of an image of Pillow; the image if there is none."""
+    for path in opened:
+        try:
+            with PIL.Image.open(path) as other:
+                if other.size == image.size and other.convert(image.mode).tobytes() == image.tobytes():
+                    return path
+        except (OSError, ValueError):
+            continue  # no image, such as a module that was imported
+    return image
+
+
+def relative_name(path: Path, root: Path) -> str:
+    """The path of a file from ``root``; its name if it lies elsewhere."""
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+
+
+def class_names(dataset: Any) -> list[str]:
+    """Names of the classes of a dataset; those that come twice with their numbers. Empty for none."""
+    names = ("classes", "categories", "all_categories", "_characters")
+    found = next((each for each in (getattr(dataset, name, None) for name in names) if each), None)
+    if found is None:
+        numbers = getattr(dataset, "class_to_idx", {})
+        found = sorted(numbers, key=numbers.__getitem__)
+    named = (getattr(each, "name", each) for each in found)  # Cityscapes has more than names
+    texts = [", ".join(each) if isinstance(each, (list, tuple)) else str(each) for each in named]
+    count = Counter(texts)
+    return [text if count[text] == 1 else f"{text} ({number})" for number, text in enumerate(texts)]
+
+
+def name_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
+    """Names what follows an image by its type; the first number is the label. Raises :class:`ValueError`."""
+    found: dict[str, Any] = {}
+    for value in others:
+        if is_pil(value) or isinstance(value, Path):
+            name = "mask"
+        elif isinstance(value, str):
+            name = "text"
+        elif isinstance(value, list) and all(isinstance(each, str) for each in value):
+            name = "captions"
+        else:
+            name = "label" if not getattr(value, "ndim", 0) and "label" not in found else "target"
+        if name in found:
+            raise ValueError(f"{type(dataset).__name__} gives two values that would be called {name!r}")
+        found[name] = value
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def name_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
+    """Gives the values of a sample these names, and converts some."""
+
+    def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
+        found = {name: value for name, value in zip(names, others, strict=False) if value is not None}
+        return found | {name: convert[name](found[name]) for name in convert.keys() & found.keys()}
+
+    return name_values
+
+
+def name_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) -> NameValues:
+    """Names each value of a sample by what ``dataset.target_type`` says of it, and converts some."""
+
+    def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
+        return name_in_order(*(names[target] for target in dataset.target_type), **convert)(dataset, others)
+
+    return name_values
+
+
+def npy_bytes(values: Any) -> bytes:
+    """Writes an array, of another shape in each sample, as an ``.npy`` file."""
+    file = io.BytesIO()
+    np.save(file, array_of(values))
+    return file.getvalue()
