@@ -106,7 +106,7 @@ def photo_tour(root: Path) -> None:
 
 def sbd(root: Path) -> None:
     boundaries = np.zeros((20, 1), object)
-    objects = {n: {"Segmentation": _gray(n, 8) % 21, "Boundaries": boundaries} for n in range(4)}
+    objects = {n: {"Segmentation": _gray(n, 16)[:8] % 21, "Boundaries": boundaries} for n in range(4)}
     fill(root, {"train.txt": "0\n1\n", "val.txt": "2\n3\n", **_numbered("img", count=4)})
     fill(root, {f"cls/{n}.mat": mat(GTcls=each) for n, each in objects.items()})
 
