@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -12,11 +12,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from packstore.checking.independent import ROWS, count_independently
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.checking.store_check import Batch
+from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import PackstoreError, UsageError, printable
 from packstore.core.manifest import Manifest
-from packstore.core.parallel import ordered_map
-from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.urls import UrlPath
 from packstore.images.encode import Encoder
 from packstore.images.encode.options import transposed_by_readers
@@ -26,7 +25,8 @@ from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.ledger import Role
 from packstore.stores.base import Problem, Reader
 
-_BATCH = 16
+BATCH_RECORDS = 16
+ValueGetter = Callable[[str, int], Any]
 _CAPPED = 256
 """Most suffixes that a ledger counts."""
 
@@ -58,6 +58,12 @@ def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder
         raise UsageError(f"{source.path} cannot be compared with the store: {error}") from None
 
 
+class Difference(Problem):
+    """A difference from the source, which is no damage."""
+
+    __slots__ = ()
+
+
 class Comparison:
     """Compares the records of an open store with the entries of a source.
 
@@ -76,39 +82,54 @@ class Comparison:
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
         self.at_rest = ValueConverter(self.survey)
+        self._seen = np.zeros(len(reader), np.bool_)
+        self._in_order = True
 
-    def run(self, workers: int, progress: ProgressCallback) -> Iterator[Problem]:
-        """Yields every difference: of ledgers, counts, columns, records and their order."""
+    def compare_files(self) -> Iterator[Difference]:
+        """Yields the differences of ledgers, counts and columns."""
         yield from self._compare_ledgers()
         yield from self._compare_counts()
         yield from self._compare_columns()
-        if self._has_same_shards():
-            progress(Progress("compare", self.survey.records, self.survey.records, 0))
-            return
-        hashes, order = self._sort_keys()
-        seen = np.zeros(len(self.reader), np.bool_)
-        previous, in_order = -1, True
-        done = done_bytes = 0
-        total = self.survey.records
-        progress(Progress("compare", 0, total, 0))
-        located = (self._locate(batch, hashes, order) for batch in self._batch_entries())
-        for batch, problems in ordered_map(self._compare_batch, located, workers):
-            for record, entry in batch:
-                if record is None:
-                    yield Problem(f"the source has {printable(entry.key)}, the store does not")
-                    continue
-                seen[record] = True
-                in_order = in_order and record > previous
-                previous = record
-            yield from problems
-            done, done_bytes = done + len(batch), done_bytes + sum(entry.size_bytes for _, entry in batch)
-            progress(Progress("compare", done, total, done_bytes))
-        for record in np.flatnonzero(~seen).tolist():
-            yield Problem("the store has this record, the source does not", record, self.reader.key(record))
-        if not in_order:
-            yield Problem("the records are in another order than in the source")
 
-    def _compare_ledgers(self) -> Iterator[Problem]:
+    def batches(self) -> Iterator[Batch]:
+        """Yields all records, each with its entry, in the source's order; at the end those without an entry."""
+        hashes, order = self._sort_keys()
+        previous = -1
+        for entries in self._batch_entries():
+            located = self._locate(entries, hashes, order)
+            records = [record for record, _ in located if record is not None]
+            for record in records:
+                self._in_order = self._in_order and record > previous
+                previous = record
+            self._seen[records] = True
+            yield Batch([*dict.fromkeys(records)], located)
+        missing = np.flatnonzero(~self._seen).tolist()
+        for start in range(0, len(missing), BATCH_RECORDS):
+            yield Batch(missing[start : start + BATCH_RECORDS])
+
+    def compare(self, batch: Batch, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[Difference]:
+        """Yields the differences of the records of a batch from their entries. Thread-safe.
+
+        Args:
+            batch: One of :meth:`batches`.
+            images: The images of its undamaged records.
+            value: Returns the value of a column and a record.
+        """
+        for record, entry in batch.entries:
+            if record is None:
+                yield Difference(f"the source has {printable(entry.key)}, the store does not")
+            elif record in images:
+                for what in self._differences(record, entry, images[record], value):
+                    yield Difference(what, record, entry.key)
+
+    def compare_order(self) -> Iterator[Difference]:
+        """Yields the records without an entry, and a difference if the order differs, after all of :meth:`batches`."""
+        for record in np.flatnonzero(~self._seen).tolist():
+            yield Difference("the store has this record, the source does not", record, self.reader.key(record))
+        if not self._in_order:
+            yield Difference("the records are in another order than in the source")
+
+    def _compare_ledgers(self) -> Iterator[Difference]:
         """Yields a problem if the source packs or reads other files than the manifest's ledger lists."""
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if then is None or not now.total or self.reader.manifest.origin.kind != self.source.kind:
@@ -119,12 +140,12 @@ class Comparison:
         renamed = self.reader.manifest.origin.name != self.source.path.resolve().name
         if not same or (then.used != now.used and not renamed):
             read = now.count(Role.ANNOTATION) + now.count(Role.EVIDENCE)
-            yield Problem(
+            yield Difference(
                 f"the source has other files than when it was packed: {now.count(Role.PACKED):,} to pack and {read:,} "
                 f"to read, then {then.packed:,} and {then.annotation + then.evidence:,}"
             )
 
-    def _compare_counts(self) -> Iterator[Problem]:
+    def _compare_counts(self) -> Iterator[Difference]:
         """Yields the differences of the source's ledger from a count by other programs than packstore's readers."""
         path, ledger = self.source.path, self.survey.ledger
         if isinstance(path, UrlPath) or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
@@ -136,10 +157,10 @@ class Comparison:
             count, known = files.get(suffix, 0), ledger.suffixes.get(suffix, 0)
             if count != known:
                 what = f"{suffix} files" if suffix else "files without a suffix"
-                yield Problem(f"the source holds {count:,} {printable(what)}, of which packstore has seen {known:,}")
+                yield Difference(f"the source holds {count:,} {printable(what)}, of which packstore has seen {known:,}")
         whole = self.source.kind == "parquet" and self.split is None and not ledger.left
         if whole and rows not in (None, self.survey.records):
-            yield Problem(f"the tables have {rows:,} rows, of which packstore has seen {self.survey.records:,}")
+            yield Difference(f"the tables have {rows:,} rows, of which packstore has seen {self.survey.records:,}")
 
     @property
     def ledger_summary(self) -> str | None:
@@ -154,10 +175,10 @@ class Comparison:
             summary += ", by an independent count too"
         return summary + (f" ({then.left:,} when it was packed, not all the same)" if changed and then else "")
 
-    def _has_same_shards(self) -> bool:
+    def has_same_shards(self) -> bool:
         """Returns whether the source is a store of the same shards, by the SHA-256 of their files; opens no shard.
 
-        An earlier check has proven that this store's shards have these digests.
+        The check of the store's structure proves that this store's shards have these digests.
         """
         other, own = self.survey.store, self.reader.manifest
         if other is None or self.split is not None or other.shards is None or own.shards is None:
@@ -165,16 +186,18 @@ class Comparison:
         digests = own.shards.table["digest"], other.shards.table["digest"]
         return np.array_equal(*digests) and own.splits == other.splits
 
-    def _compare_columns(self) -> Iterator[Problem]:
+    def _compare_columns(self) -> Iterator[Difference]:
         """Yields missing columns, and columns with other classes than in the source."""
         manifest = self.reader.manifest
         for column in self.survey.columns:
             if not manifest.has_column(column.name):
-                yield Problem(f"the source has a column {column.name!r}, the store does not")
+                yield Difference(f"the source has a column {column.name!r}, the store does not")
             elif manifest.column(column.name).classes != column.classes:
-                yield Problem(f"the classes of {column.name!r} differ from the source's")
+                yield Difference(f"the classes of {column.name!r} differ from the source's")
         if manifest.has_column("label") and not self.survey.columns:
-            yield Problem("the store has labels, the source has none: say what they were packed from with --labels CSV")
+            yield Difference(
+                "the store has labels, the source has none: say what they were packed from with --labels CSV"
+            )
 
     def _sort_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Returns the sorted hashes of all keys, and the record of each."""
@@ -187,7 +210,7 @@ class Comparison:
         """Yields the source's entries in batches, without those that were skipped when packing."""
         skipped = {s.key for s in self.reader.manifest.skipped}
         entries = self.source.fetch(e for e in self.source.entries(self.split) if e.key not in skipped)
-        while batch := list(islice(entries, _BATCH)):
+        while batch := list(islice(entries, BATCH_RECORDS)):
             yield batch
 
     def _locate(
@@ -202,20 +225,10 @@ class Comparison:
             located.append((int(order[place]) if has_record else None, entry))
         return located
 
-    def _compare_batch(
-        self, batch: list[tuple[int | None, Entry]]
-    ) -> tuple[list[tuple[int | None, Entry]], list[Problem]]:
-        """Returns a batch and the problems of its records."""
-        problems = []
-        for record, entry in batch:
-            if record is not None:
-                problems += [Problem(what, record, entry.key) for what in self._differences(record, entry)]
-        return batch, problems
-
-    def _differences(self, record: int, entry: Entry) -> Iterator[str]:
+    def _differences(self, record: int, entry: Entry, stored: Buffer, value_of: ValueGetter) -> Iterator[str]:
         """Yields the differences of a record from its entry: labels, split, other values, image."""
         for column, value in zip(self.survey.labels, entry.labels, strict=True):
-            own = int(self.reader.value(column.name, record)) if column.name in self.labels else value
+            own = int(value_of(column.name, record)) if column.name in self.labels else value
             if own != value:
                 yield f"{column.name} is {own}, in the source {value}"
         split = self.splits.get(entry.split)
@@ -224,22 +237,22 @@ class Comparison:
         try:
             image = self.source.read(entry)
             if isinstance(image, Sample):
-                yield from self._value_differences(record, self.at_rest(entry.key, image))
+                yield from self._value_differences(record, self.at_rest(entry.key, image), value_of)
                 image = image.image
-            shape = self.reader.value("shape", record) if self.has_shapes else None
-            difference = self.encoder.compare(entry.key, image, self.reader.view(record), shape)
+            shape = value_of("shape", record) if self.has_shapes else None
+            difference = self.encoder.compare(entry.key, image, stored, shape)
         except PackstoreError as error:
             difference = f"cannot be compared: {error}"
         if difference is not None:
             yield difference
 
-    def _value_differences(self, record: int, values: Mapping[str, Any]) -> Iterator[str]:
+    def _value_differences(self, record: int, values: Mapping[str, Any], value_of: ValueGetter) -> Iterator[str]:
         """Yields the columns whose value at rest differs from ``values``."""
         for name, value in values.items():
             column = self.reader.manifest.column(name) if name in self.labels else None
             if column is None:
                 continue
-            own = self.reader.value(name, record)
+            own = value_of(name, record)
             wanted = value if column.kind == "ragged" else np.asarray(value, NUMPY_DTYPE[column.dtype]).tobytes()
             if (own if column.kind == "ragged" else own.tobytes()) != wanted:
                 yield f"its {name} differs from the source's"

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_store
+from packstore.checking.mismatch import compute_row_checksums
 from packstore.checking.repair import refuse_name
-from packstore.checking.store_check import compute_row_checksums
 from packstore.core.arguments import check_bools
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged

@@ -8,26 +8,31 @@ result has the column's digest, the records are undamaged.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from packstore.checking.mismatch import (
+    Mismatch,
+    are_checksums_damaged,
+    compute_row_checksums,
+    describe_bad_checksum,
+    describe_mismatch,
+)
 from packstore.core.checksums import (
     ROW_CHECKSUM,
     column_digest,
     records_digest,
-    row_checksums,
     row_columns,
-    value_hashes,
 )
-from packstore.core.columns import NUMPY_DTYPE, ColumnData, Ragged
+from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import PackstoreError, StoreError, UnreachableError
-from packstore.core.manifest import Column
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.packing.keys import digest_keys
@@ -39,20 +44,6 @@ _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 _ROWS, _ROW_BYTES = 4096, 64 << 20
 _Explained = Generator[Problem, None, set[str]]
 """Yields problems; returns the columns whose damage these explain."""
-
-
-class Mismatch(NamedTuple):
-    """A record that does not match its stored checksum.
-
-    Attributes:
-        found: The record's actual checksum; None if the record cannot be read.
-        expected: The stored checksum.
-        why: Why the record cannot be read, else empty.
-    """
-
-    found: int | None
-    expected: int
-    why: str = ""
 
 
 class OpenFile(NamedTuple):
@@ -69,6 +60,49 @@ class OpenFile(NamedTuple):
     reader: Reader
 
 
+class Batch(NamedTuple):
+    """Records to read at once.
+
+    Attributes:
+        records: Their numbers.
+        entries: Entries of a source to compare with them, see :mod:`packstore.checking.against`.
+    """
+
+    records: Sequence[int]
+    entries: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class ImageChecks:
+    """Further checks of the images that :class:`StoreCheck` reads, so that all take one read.
+
+    Attributes:
+        check: Called in worker threads with a batch and its undamaged images, by record; yields the problems.
+        batch_records: Most records of a batch.
+        batches: Returns all records in the order of reading; None for the store's order.
+    """
+
+    check: Callable[[Batch, Mapping[int, Buffer]], Iterator[Problem]]
+    batch_records: int
+    batches: Callable[[], Iterator[Batch]] | None = None
+
+
+class _Columns(NamedTuple):
+    """Result of checking the columns of one file.
+
+    Attributes:
+        start: Number of the file's first record in the store.
+        checksums: The stored checksums of images; None if they cannot be read.
+        unsound: Columns that do not match their digest, each with its actual one.
+        explained: Columns whose damage reported problems explain.
+    """
+
+    start: int
+    checksums: NDArray[Any] | None
+    unsound: dict[str, str]
+    explained: set[str]
+
+
 class StoreCheck:
     """One check of one open store: :meth:`run` yields every problem; afterwards the attributes have details.
 
@@ -83,7 +117,13 @@ class StoreCheck:
     """
 
     def __init__(
-        self, reader: Reader, *, quick: bool = False, workers: int = 1, progress: ProgressCallback = no_progress
+        self,
+        reader: Reader,
+        *,
+        quick: bool = False,
+        workers: int = 1,
+        progress: ProgressCallback = no_progress,
+        image_checks: ImageChecks | None = None,
     ) -> None:
         """
         Args:
@@ -91,12 +131,15 @@ class StoreCheck:
             quick: Read no images and no large columns.
             workers: Threads.
             progress: Called after each batch of records.
+            image_checks: Further checks of each image.
         """
         self._reader = reader
         self._quick = quick
         self._workers = workers
         self._progress = progress
+        self._image_checks = image_checks
         self._named: set[int] = set()  # records reported already: one problem a record is enough
+        self._read = 0  # records whose images were read
         self.checks: list[str] = []
         self.checked_bytes = 0
         self.images: set[int] = set()
@@ -118,11 +161,26 @@ class StoreCheck:
         self._progress(Progress("verify", 0, records, 0))
         reached = 0
         remote = isinstance(self._reader, RemoteReader)
-        for file in () if remote and self._quick else open_files(self._reader):
+        batches = None if self._image_checks is None else self._image_checks.batches
+        kept: list[tuple[int, str | None, _Columns]] = []
+        for number, file in enumerate(open_files(self._reader) if not (remote and self._quick) else ()):
             if file is None:
                 continue  # check_structure has reported why
-            yield from self._check_file(file)
             reached += len(file.reader)
+            columns = yield from self._check_columns(file)
+            if batches is not None:
+                kept.append((number, file.name, columns))
+            elif not self._quick:  # file by file, so that a shard at a URL is fetched once
+                bad = yield from self._check_images(file.reader, self._batches_of(file), [columns])
+                yield from self._report_images(file, columns, bad[0])
+            else:
+                yield from self._report_images(file, columns, {})
+        if batches is not None:
+            bad = yield from self._check_images(self._reader, batches(), [columns for *_, columns in kept])
+            for (number, name, columns), some in zip(kept, bad, strict=True):
+                if some or columns.unsound:
+                    file = OpenFile(columns.start, name, self._reader.part(number))
+                    yield from self._report_images(file, columns, some)
         count = f"{reached:,} records" if reached == records else f"{reached:,} of {records:,} records"
         if self._quick and remote:
             self.checks[1:] = ["sizes of the objects"]
@@ -140,10 +198,10 @@ class StoreCheck:
             self._named.add(problem.record)
         return problem
 
-    def _check_file(self, file: OpenFile) -> Iterator[Problem]:
-        """Yields the problems of one file: columns, rows, images, the digest of its records."""
+    def _check_columns(self, file: OpenFile) -> Generator[Problem, None, _Columns]:
+        """Yields the problems of one file's columns, rows, and the digest of its records."""
         columns: dict[str, ColumnData] = {}
-        unsound: dict[str, str] = {}  # columns that do not match their digest, each with its actual one
+        unsound: dict[str, str] = {}
         described = [c for c in file.reader.manifest.columns[1:] if not (self._quick and c.one_by_one)]
         for column in described:
             try:
@@ -168,15 +226,11 @@ class StoreCheck:
                 unsound[column.name] = digest
         self.damaged |= unsound.keys() | {c.name for c in described} - columns.keys()
         explained = yield from self._check_rows(file, columns, {*unsound})
-        if not self._quick and "checksum" in columns:
-            explained |= yield from self._check_images(file, columns["checksum"], "checksum" in unsound)
-        for name in sorted(unsound.keys() - explained):
-            self.unproven.add(name)
-            expected = file.reader.manifest.column(name).digest
-            what = f"column {name!r} is damaged: its SHA-256 is {unsound[name]}, expected {expected}"
-            yield Problem(what, shard=file.name)
         if not unsound and len(columns) == len(file.reader.manifest.columns) - 1:
             yield from self._check_records_digest(file, columns)
+        # Copied, so that no file stays open for them.
+        checksums = np.array(columns["checksum"]) if "checksum" in columns else None
+        return _Columns(file.start, checksums, unsound, explained)
 
     def _check_records_digest(self, file: OpenFile, columns: dict[str, ColumnData]) -> Iterator[Problem]:
         """Yields a problem if undamaged columns do not have the records digest in their manifest."""
@@ -210,57 +264,93 @@ class StoreCheck:
                     bad[i] = Mismatch(found, int(stored[i]), why)
         if not bad:
             return set()
-        if ROW_CHECKSUM.name in unsound and _are_checksums_damaged(stored, bad, manifest.column(ROW_CHECKSUM.name)):
+        if ROW_CHECKSUM.name in unsound and are_checksums_damaged(stored, bad, manifest.column(ROW_CHECKSUM.name)):
             for i, mismatch in bad.items():
-                yield from self._report_record(file, i, _describe_bad_checksum("row checksum", mismatch))
+                yield from self._report_record(file, i, describe_bad_checksum("row checksum", mismatch))
             return {ROW_CHECKSUM.name}
         suspects = sorted(unsound.intersection(fields)) or fields
         label = " or ".join(suspects) + (" or row checksum" if ROW_CHECKSUM.name in unsound else "")
         for i, mismatch in bad.items():
             self.rows.add(file.start + i)
             yield from self._report_record(
-                file, i, f"its {label} is damaged: {_describe_mismatch(mismatch, 'row checksum')}"
+                file, i, f"its {label} is damaged: {describe_mismatch(mismatch, 'row checksum')}"
             )
         return unsound.intersection((*fields, ROW_CHECKSUM.name))
 
-    def _check_images(self, file: OpenFile, stored: ColumnData, unsound: bool) -> _Explained:
-        """Yields a problem for each record whose image does not match its checksum."""
-        assert isinstance(stored, np.ndarray)
-        reader, total = file.reader, len(self._reader)
+    def _batches_of(self, file: OpenFile) -> Iterator[Batch]:
+        """Yields the records of one file in batches."""
+        checks = self._image_checks
+        for batch in record_batches(file.reader, _BATCH_RECORDS if checks is None else checks.batch_records):
+            yield Batch(range(file.start + batch.start, file.start + batch.stop))
 
-        def check(batch: range) -> tuple[range, int, dict[int, Mismatch]]:
-            nbytes, bad = 0, {}
-            for i in batch:
-                expected = int(stored[i])
+    def _check_images(
+        self, reader: Reader, batches: Iterable[Batch], files: Sequence[_Columns]
+    ) -> Generator[Problem, None, list[dict[int, Mismatch]]]:
+        """Reads each image once; yields the problems that the further checks find. Returns for each of ``files`` the
+        records that do not match their checksum, numbered from its first.
+
+        ``reader`` is the store, or the only one of ``files``.
+        """
+        checks, total = self._image_checks, len(self._reader)
+        starts = [columns.start for columns in files]
+        first = 0 if reader is self._reader else starts[0]
+
+        def check(batch: Batch) -> tuple[int, int, dict[int, Mismatch], list[Problem]]:
+            nbytes, bad, sound = 0, {}, {}
+            for record in batch.records:
+                columns = files[bisect_right(starts, record) - 1]
+                expected = None if columns.checksums is None else int(columns.checksums[record - columns.start])
+                if expected is None and checks is None:
+                    continue
                 try:
-                    data = reader.view(i)
+                    data = reader.view(record - first)
                 except (PackstoreError, IndexError) as error:
-                    bad[i] = Mismatch(None, expected, f"cannot be read: {error}")
+                    bad[record] = Mismatch(None, expected or 0, f"cannot be read: {error}")
                     continue
                 nbytes += memoryview(data).nbytes
                 found = xxh3_64_intdigest(data)
-                if found != expected:
-                    bad[i] = Mismatch(found, expected)
-            return batch, nbytes, bad
+                if expected is not None and found != expected:
+                    bad[record] = Mismatch(found, expected)
+                elif checks is not None:
+                    sound[record] = data
+            return len(batch.records), nbytes, bad, [] if checks is None else [*checks.check(batch, sound)]
 
-        all_bad: dict[int, Mismatch] = {}
-        for batch, nbytes, bad in ordered_map(check, record_batches(reader), self._workers):
+        bad_of: list[dict[int, Mismatch]] = [{} for _ in files]
+        for count, nbytes, bad, problems in ordered_map(check, batches, self._workers):
+            self._read += count
             self.checked_bytes += nbytes
-            all_bad |= bad
-            self._progress(Progress("verify", file.start + batch.stop, total, self.checked_bytes))
-        if not all_bad:
-            return set()
-        if unsound and _are_checksums_damaged(stored, all_bad, reader.manifest.column("checksum")):
-            for i, mismatch in all_bad.items():
-                yield from self._report_record(file, i, _describe_bad_checksum("checksum", mismatch))
-            return {"checksum"}
-        for i, mismatch in all_bad.items():
-            self.images.add(file.start + i)
-            what = _describe_mismatch(mismatch, "checksum")
-            yield from self._report_record(
-                file, i, f"its stored checksum or its image is damaged: {what}" if unsound else what
-            )
-        return {"checksum"} if unsound else set()
+            for record, mismatch in bad.items():
+                place = bisect_right(starts, record) - 1
+                bad_of[place][record - starts[place]] = mismatch
+            for problem in problems:
+                if problem.record not in self._named:
+                    yield self._mark_reported(problem)
+            self._progress(Progress("verify", self._read, total, self.checked_bytes))
+        return bad_of
+
+    def _report_images(self, file: OpenFile, columns: _Columns, bad: dict[int, Mismatch]) -> Iterator[Problem]:
+        """Yields a problem for each of the file's records ``bad``, and for each damaged column that no damaged record
+        explains."""
+        unsound = "checksum" in columns.unsound
+        explained = columns.explained | ({"checksum"} if bad else set())
+        checksums_damaged = (
+            unsound
+            and columns.checksums is not None
+            and are_checksums_damaged(columns.checksums, bad, file.reader.manifest.column("checksum"))
+        )
+        for i, mismatch in bad.items():
+            if checksums_damaged:
+                what = describe_bad_checksum("checksum", mismatch)
+            else:
+                self.images.add(file.start + i)
+                what = describe_mismatch(mismatch, "checksum")
+                what = f"its stored checksum or its image is damaged: {what}" if unsound else what
+            yield from self._report_record(file, i, what)
+        for name in sorted(columns.unsound.keys() - explained):
+            self.unproven.add(name)
+            expected = file.reader.manifest.column(name).digest
+            what = f"column {name!r} is damaged: its SHA-256 is {columns.unsound[name]}, expected {expected}"
+            yield Problem(what, shard=file.name)
 
     def _report_record(self, file: OpenFile, i: int, what: str) -> Iterator[Problem]:
         """Yields a problem of a record, unless it was reported already."""
@@ -293,69 +383,8 @@ def try_key(reader: Reader, record: int) -> str | None:
         return None
 
 
-def compute_row_checksums(
-    columns: tuple[Column, ...], data: dict[str, ColumnData], start: int, stop: int
-) -> dict[int, tuple[int | None, str]]:
-    """Computes the row checksums of records ``start`` to ``stop - 1`` from their present fields.
-
-    Args:
-        columns: Columns of the store.
-        data: The columns of a row, by name.
-        start: The first record.
-        stop: One after the last record.
-
-    Returns:
-        For each record its checksum and an empty string; or None and the reason, if a field cannot be read.
-    """
-    count = stop - start
-    unreadable: dict[int, str] = {}
-    values: dict[str, NDArray[Any]] = {}
-    for column in row_columns(columns):
-        whole = data[column.name]
-        if isinstance(whole, np.ndarray):
-            values[column.name] = whole[start:stop]
-            continue
-        items: dict[int, Any] = {}
-        for i in range(start, stop):
-            try:
-                items[i] = whole[i]
-            except StoreError as error:
-                unreadable[i] = str(error)
-        if column.kind == "ragged":
-            values[column.name] = value_hashes((items.get(i, b"") for i in range(start, stop)), count)
-        else:
-            nothing = next(iter(items.values()), np.zeros(0, NUMPY_DTYPE[column.dtype]))
-            values[column.name] = np.stack([items.get(i, nothing) for i in range(start, stop)])
-    sums = row_checksums(columns, values, count).tolist()
-    return {
-        i: (None, unreadable[i]) if i in unreadable else (found, "")
-        for i, found in zip(range(start, stop), sums, strict=True)
-    }
-
-
-def record_batches(reader: Reader) -> Iterator[range]:
-    """Yields ranges of records: equal counts, sized by the mean bytes of a record."""
+def record_batches(reader: Reader, most: int = _BATCH_RECORDS) -> Iterator[range]:
+    """Yields ranges of records: equal counts, at most ``most``, sized by the mean bytes of a record."""
     total = len(reader)
-    step = max(1, min(_BATCH_RECORDS, _BATCH_BYTES // reader.manifest.mean_nbytes))
+    step = max(1, min(most, _BATCH_BYTES // reader.manifest.mean_nbytes))
     return (range(start, min(start + step, total)) for start in range(0, total, step))
-
-
-def _are_checksums_damaged(stored: NDArray[Any], bad: dict[int, Mismatch], column: Column) -> bool:
-    """Returns whether the column of checksums is damaged, and not the records.
-
-    That is so if it matches its digest once the bad records' actual checksums are put in.
-    """
-    if any(mismatch.found is None for mismatch in bad.values()):
-        return False
-    corrected = np.array(stored)
-    for i, mismatch in bad.items():
-        corrected[i] = mismatch.found
-    return column_digest(corrected) == column.digest
-
-
-def _describe_bad_checksum(name: str, mismatch: Mismatch) -> str:
-    return f"its stored {name} is damaged: {mismatch.expected:016x}, should be {mismatch.found or 0:016x}"
-
-
-def _describe_mismatch(mismatch: Mismatch, name: str) -> str:
-    return mismatch.why or f"{name} {mismatch.found or 0:016x}, expected {mismatch.expected:016x}"

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.checking.against import Comparison
-from packstore.checking.store_check import StoreCheck, try_key
+from packstore.checking.against import BATCH_RECORDS, Comparison, Difference, ValueGetter
+from packstore.checking.store_check import Batch, ImageChecks, StoreCheck, try_key
 from packstore.core.arguments import check_bools, check_texts, whole_number
 from packstore.core.column import SEEK_INDEX, Column, file_columns
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
-from packstore.core.parallel import default_workers, ordered_map
-from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.parallel import default_workers
+from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, find_bridge, location
 from packstore.images.decoders import Buffer, Decoder, get_decoder
 from packstore.images.engine import engine_problem
@@ -29,10 +30,10 @@ from packstore.images.seek_index import make_indexes
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.keys import find_duplicates
 from packstore.sources import open_source
+from packstore.sources.base import Source
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
 
-_DECODED_BATCH = 16
 _MAX_PROBLEMS = 10_000
 """Most problems whose text is kept; further ones are only counted."""
 
@@ -191,47 +192,91 @@ class _Verification:
         self.options = options
         self.against = against
         self.progress = progress
-        self.workers = options.workers or default_workers()
         self.problems: list[Problem] = []
-        self.problem_count = 0
-        self.has_indexes = reader.manifest.has_column(SEEK_INDEX.name)
+        self.differences: list[Problem] = []
+        self.problem_count = self.difference_count = 0
         self.bad: set[int] = set()  # records reported already: one problem a record is enough
+        self.comparison: Comparison | None = None
+        has_indexes = reader.manifest.has_column(SEEK_INDEX.name)
+        self.compares_indexes = has_indexes and options.decode and engine_problem() is None
+        main = [reader.manifest.image] if reader.manifest.holds_files else []
+        decoded = [*main, *file_columns(reader.manifest.columns)] if options.decode else []
+        self.decoders = [(column, self.decoder_of(column)) for column in decoded]
 
     def run(self) -> VerifyReport:
         """Makes all checks; returns the report."""
-        manifest, options = self.reader.manifest, self.options
-        check = StoreCheck(self.reader, quick=options.quick, workers=self.workers, progress=self.progress)
-        for problem in check.run():
+        with ExitStack() as stack:
+            if self.against is not None:
+                source = stack.enter_context(closing(self.open_source(self.against)))
+                self.comparison = Comparison(self.reader, source, self.options.decoder)
+            return self.check()
+
+    def check(self) -> VerifyReport:
+        """Checks the store, and each image for all that was asked for in one read."""
+        options, comparison = self.options, self.comparison
+        batches = None if comparison is None or comparison.has_same_shards() else comparison.batches
+        further = ImageChecks(self.check_images, BATCH_RECORDS, batches) if self.decoders or batches else None
+        check = StoreCheck(
+            self.reader,
+            quick=options.quick,
+            workers=options.workers or default_workers(),
+            progress=self.progress,
+            image_checks=further,
+        )
+        for problem in chain(() if comparison is None else comparison.compare_files(), check.run()):
             self.report(problem)
-        checks = list(check.checks)
         doubles = self.find_double_keys(check.key_digests)
-        if check.key_digests:
-            checks.append("double keys")
-        if options.decode:
-            encoded = manifest.holds_files
-            checks.append("every image decoded" if encoded else "pixels are stored as they are: nothing to decode")
-            if self.has_indexes:
-                why = engine_problem()
-                done = "every seek index computed again and compared"
-                checks.append(
-                    done if why is None else f"seek indexes not compared, because the engine does not load: {why}"
-                )
-            if encoded:
-                self.decode()
-        damage = self.problem_count
-        if self.against is not None and options.against is not None:
-            checks.append(f"compared with {printable(os.fsdecode(options.against))}")
-            self.compare(self.against, checks)
+        if comparison is not None and batches is not None:
+            for problem in comparison.compare_order():
+                self.report(problem)
         return VerifyReport(
             self.reader.path,
-            manifest,
-            tuple(checks),
-            self.problem_count,
-            tuple(self.problems),
+            self.reader.manifest,
+            tuple(self.describe_checks(check)),
+            self.problem_count + self.difference_count,
+            tuple([*self.problems, *self.differences][:_MAX_PROBLEMS]),
             check.checked_bytes,
             options.quick,
-            self.problem_count - damage,
+            self.difference_count,
             doubles,
+        )
+
+    def describe_checks(self, check: StoreCheck) -> Iterator[str]:
+        """Yields the checks that were made, in words."""
+        manifest, options = self.reader.manifest, self.options
+        yield from check.checks
+        if check.key_digests:
+            yield "double keys"
+        if options.decode:
+            yield "every image decoded" if self.decoders else "pixels are stored as they are: nothing to decode"
+            if manifest.has_column(SEEK_INDEX.name):
+                why = engine_problem()
+                yield (
+                    "every seek index computed again and compared"
+                    if why is None
+                    else f"seek indexes not compared, because the engine does not load: {why}"
+                )
+        if self.comparison is not None and options.against is not None:
+            yield f"compared with {printable(os.fsdecode(options.against))}"
+            if (summary := self.comparison.ledger_summary) is not None:
+                yield summary
+
+    def open_source(self, path: Path) -> Source:
+        """Opens the source to compare with."""
+        options = self.options
+        return open_source(
+            path,
+            kind=options.source_kind,
+            labels=options.labels,
+            image_key=options.image_key,
+            label_key=options.label_key,
+            layout=options.layout,
+            ignore=options.ignore,
+            columns=options.columns,
+            max_pixels=options.max_pixels,
+            packed_as=self.reader.manifest,
+            skip_bad=bool(self.reader.manifest.skipped),
+            progress=self.progress,
         )
 
     def find_double_keys(self, digests: dict[int, NDArray[np.uint64]]) -> int:
@@ -246,10 +291,17 @@ class _Verification:
         return len(again)
 
     def report(self, problem: Problem) -> None:
-        """Counts a problem; keeps the first 10,000."""
-        self.problem_count += 1
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(problem)
+        """Counts a problem; keeps the first 10,000. Leaves out a difference of a record that is reported already."""
+        if isinstance(problem, Difference):
+            if problem.record in self.bad:
+                return
+            self.difference_count += 1
+            kept = self.differences
+        else:
+            self.problem_count += 1
+            kept = self.problems
+        if len(kept) < _MAX_PROBLEMS:
+            kept.append(problem)
         if problem.record is not None:
             self.bad.add(problem.record)
 
@@ -258,47 +310,34 @@ class _Verification:
         reading = Reading.of_column(column, self.reader.manifest.options)
         return get_decoder(self.options.decoder, max_pixels=self.options.max_pixels, reading=reading)
 
-    def decode(self) -> None:
-        """Decodes every image and reports those that do not decode, and wrong seek indexes."""
-        reader, total = self.reader, len(self.reader)
-        decoder = self.decoder_of(reader.manifest.image)
-        further = [(column, self.decoder_of(column)) for column in file_columns(reader.manifest.columns)]
+    def check_images(self, batch: Batch, images: Mapping[int, Buffer]) -> Iterator[Problem]:
+        """Yields the records of a batch of which an image does not decode, a seek index is wrong, or anything differs
+        from the source."""
+        value = cache(self.reader.value)  # each value of a batch is read once, too
+        faults: list[tuple[int, str]] = []
+        for column, decoder in self.decoders:
+            faults += self._undecodable(column, decoder, images, value)
+        if self.compares_indexes:
+            faults += self._wrong_indexes(images, value)
+        for record, what in sorted(faults):
+            yield Problem(what, record, try_key(self.reader, record))
+        if self.comparison is not None:
+            yield from self.comparison.compare(batch, images, value)
 
-        def check(batch: range) -> tuple[range, int, list[tuple[int, str]]]:
-            files: dict[int, Buffer] = {}
-            problems: list[tuple[int, str]] = []
-            for record in batch:
-                try:
-                    files[record] = reader.view(record)
-                except StoreError as error:
-                    problems.append((record, f"does not decode: {error}"))
-            images = decoder.decode_each(list(files.values()))
-            for record, image in zip(files, images, strict=True):
-                wrong = f"does not decode: {image}" if isinstance(image, DecodeError) else None
-                if wrong is not None:
-                    problems.append((record, wrong))
-            problems += self._wrong_indexes(files)
-            problems += chain.from_iterable(self._undecodable(*each, batch) for each in further)
-            return batch, sum(memoryview(data).nbytes for data in files.values()), sorted(problems)
-
-        starts = range(0, total, _DECODED_BATCH)
-        ranges = (range(start, min(start + _DECODED_BATCH, total)) for start in starts)
-        done_bytes = 0
-        self.progress(Progress("decode", 0, total, 0))
-        for batch, nbytes, problems in ordered_map(check, ranges, self.workers):
-            done_bytes += nbytes
-            for record, what in problems:
-                if record not in self.bad:
-                    self.report(Problem(what, record, try_key(reader, record)))
-            self.progress(Progress("decode", batch.stop, total, done_bytes))
-
-    def _undecodable(self, column: Column, decoder: Decoder, batch: range) -> Iterator[tuple[int, str]]:
-        """Yields the records of which a further image, or an image of a list, does not decode."""
-        for record in batch:
+    def _undecodable(
+        self, column: Column, decoder: Decoder, images: Mapping[int, Buffer], value: ValueGetter
+    ) -> Iterator[tuple[int, str]]:
+        """Yields the records of which an image of ``column`` does not decode."""
+        if column.name == "image":
+            for record, image in zip(images, decoder.decode_each([*images.values()]), strict=True):
+                if isinstance(image, DecodeError):
+                    yield record, f"does not decode: {image}"
+            return
+        for record in images:
             try:
                 if column.nullable and not self.reader.has_value(column.name, record):
                     continue
-                files = column.traits.files(column, self.reader.value(column.name, record))
+                files = column.traits.files(column, value(column.name, record))
             except StoreError as error:
                 yield record, f"does not decode: {error}"
                 continue
@@ -307,39 +346,13 @@ class _Verification:
                     which = f"image {number} of {column.name!r}" if column.form == "files" else f"{column.name!r}"
                     yield record, f"{which} does not decode: {image}"
 
-    def _wrong_indexes(self, files: Mapping[int, Buffer]) -> Iterator[tuple[int, str]]:
+    def _wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
         """Yields the records whose seek index differs from one computed from their file."""
-        indexes = make_indexes(list(files.values())) if self.has_indexes and engine_problem() is None else []
-        for record, index in zip(files, indexes, strict=False):
+        for record, index in zip(images, make_indexes([*images.values()]), strict=False):
             try:
-                stored = bytes(self.reader.value(SEEK_INDEX.name, record))
+                stored = bytes(value(SEEK_INDEX.name, record))
             except StoreError as error:
                 yield record, f"its seek index cannot be read: {error}"
                 continue
             if stored != index:
                 yield record, "its seek index does not fit its file; packstore repair computes it again"
-
-    def compare(self, path: Path, checks: list[str]) -> None:
-        """Compares the store with the source at ``path`` and reports differences; appends to ``checks``."""
-        options = self.options
-        source = open_source(
-            path,
-            kind=options.source_kind,
-            labels=options.labels,
-            image_key=options.image_key,
-            label_key=options.label_key,
-            layout=options.layout,
-            ignore=options.ignore,
-            columns=options.columns,
-            max_pixels=options.max_pixels,
-            packed_as=self.reader.manifest,
-            skip_bad=bool(self.reader.manifest.skipped),
-            progress=self.progress,
-        )
-        with closing(source):
-            comparison = Comparison(self.reader, source, options.decoder)
-            if (summary := comparison.ledger_summary) is not None:
-                checks.append(summary)
-            for problem in comparison.run(self.workers, self.progress):
-                if problem.record is None or problem.record not in self.bad:
-                    self.report(problem)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +15,10 @@ import pytest
 from PIL import Image
 
 import packstore
+from packstore.core.columns import Buffer
 from packstore.core.errors import PackstoreError, StoreError, UsageError
 from packstore.core.progress import Progress
+from packstore.stores.base import Reader
 from tests.makers.datasets import make_cifar10, write_image
 
 SUFFIXES = ("lmdb", "h5", "pth")
@@ -218,11 +224,54 @@ def test_progress_and_checks_are_reported(folder: Path, tmp_path: Path) -> None:
     packstore.convert(folder, tmp_path / "a.h5", index=False)
     seen: list[Progress] = []
     report = packstore.verify(tmp_path / "a.h5", decode=True, against=folder, progress=seen.append)
-    for stage in ("verify", "decode", "compare"):
-        last = [p for p in seen if p.stage == stage][-1]
-        assert last.done == last.total == 24
+    last = [p for p in seen if p.stage == "verify"][-1]
+    assert last.done == last.total == 24
+    assert last.done_bytes == report.checked_bytes
     assert len(report.checks) == 7
     assert report.checked_bytes == report.manifest.image.nbytes
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("shard_size", [None, 20_000])
+def test_each_image_is_read_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, shard_size: int | None
+) -> None:
+    """Also those that are damaged, and those that the source lacks."""
+    out, root = tmp_path / f"a.{suffix}", tmp_path / "photos"
+    packstore.convert(folder, out, encoding="original", shard_size=shard_size)
+    shutil.copytree(folder, root)
+    remove_file(root)
+    add_file(root)
+    reads: Counter[tuple[Path, int]] = Counter()
+    with packstore.open(out) as store:
+        parts = [*store.parts()]
+        places = Counter((part.path, record) for part in parts for record in range(len(part)))
+        damaged = parts[-1].path, len(parts[-1]) - 1
+        original = {name: getattr(type(parts[0]), name) for name in ("read", "view")}
+    inside = threading.local()
+
+    def count_reads(name: str) -> Callable[[Reader, int], Buffer]:
+        def read(self: Reader, index: int) -> Buffer:
+            if getattr(inside, "reads", False):  # view() may call read()
+                return original[name](self, index)
+            inside.reads = True
+            try:
+                reads[self.path, index] += 1
+                data = original[name](self, index)
+                return b"?" + bytes(data)[1:] if (self.path, index) == damaged else data
+            finally:
+                inside.reads = False
+
+        return read
+
+    for name in original:
+        monkeypatch.setattr(type(parts[0]), name, count_reads(name))
+    for decode, against in product((False, True), (None, root)):
+        reads.clear()
+        report = packstore.verify(out, decode=decode, against=against)
+        assert reads == places
+        assert report.problem_count - report.differences == 1
+        assert report.differences == (0 if against is None else 3)  # the lost file, the new one, and the paths' digest
 
 
 def test_tolerance_does_not_hide_another_image(tmp_path: Path) -> None:
