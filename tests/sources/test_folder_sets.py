@@ -80,9 +80,9 @@ def test_a_name_of_another_form_is_asked_about_or_left(kind: str, tmp_path: Path
     root = make(kind, tmp_path, 9)
     folder = next(file.parent for file in sorted(root.rglob("*")) if file.is_file())
     (folder / "zz strange.jpg").write_bytes(jpeg(50))
-    with pytest.raises(AmbiguousSourceError, match=r"1 of its images are named otherwise, .*zz strange"):
+    with pytest.raises(AmbiguousSourceError, match=r"1 of its images have other names, .*zz strange"):
         open_source(root)
     with closing(open_source(root, kind=kind)) as source:
         survey = source.survey()
         assert survey.records == 9
-        assert survey.ledger.left == {"images that are named otherwise than the set names its own": 1}
+        assert survey.ledger.left == {"images whose names do not follow the set's pattern": 1}

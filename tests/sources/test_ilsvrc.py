@@ -216,7 +216,7 @@ def test_validation_images_are_no_class(place: str, tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
     stray(folder, place).rename(top / place.partition("/")[0])
-    with pytest.raises(AmbiguousSourceError, match=f"of ILSVRC in {place}, which says no labels") as caught:
+    with pytest.raises(AmbiguousSourceError, match=f"of ILSVRC in {place}, without labels") as caught:
         open_source(top)
     assert [answer.source for answer in caught.value.answers] == [top / place, None]
     shutil.copy(folder / DEVKIT, (top / place).parent)
@@ -253,7 +253,7 @@ def test_test_images_have_no_labels(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "fewer labels than images": (devkit({"n01000000": "a"}, ["n01000000"]), None, "none of the 1 validation images"),
+    "fewer labels than images": (devkit({"n01000000": "a"}, ["n01000000"]), None, "not one of the 1 validation images"),
     "no devkit": (gzip.compress(tar({"x/readme.txt": b"text"})), None, r"meta\.mat cannot be read"),
     "a devkit that ends": (gzip.compress(tar({"x/readme.txt": b"text"}))[:-9], None, "damaged"),
     "an image that is none of them": (None, tar({"ILSVRC2012_val_00000001.JPEG": tiny(1), "b.JPEG": tiny(2)}), "b.JP"),

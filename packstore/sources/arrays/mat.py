@@ -17,7 +17,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.arrays.source import ArraySource, recognise_arrays
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.named.mat import check_array, find_arrays, open_array
+from packstore.sources.named.mat import check_adler32, find_arrays, open_array
 from packstore.sources.refusals import first_bytes
 
 _MAGIC = b"MATLAB 5.0"
@@ -43,7 +43,7 @@ class _OpenMat(OpenArrays):
         self._arrays = find_arrays(path)
         self._readers = {}
         for name, array in self._arrays.items():
-            check_array(shown, path, array)
+            check_adler32(shown, path, array)
             self._readers[name] = open_array(path, array)
 
     def infos(self) -> Sequence[ArrayInfo]:
@@ -62,7 +62,7 @@ class _OpenMat(OpenArrays):
         size, inner, outer = array.dtype.itemsize, math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         read, _ = self._readers[name]
         step, rows = inner * shape[axis] * size, (stop - start) * inner * size
-        parts = [read(rows, array.place + n * step + start * inner * size) for n in range(outer)]
+        parts = [read(rows, array.offset + n * step + start * inner * size) for n in range(outer)]
         found = np.frombuffer(b"".join(parts), array.dtype)
         return found.reshape((*shape[:axis], stop - start, *shape[axis + 1 :]), order="F")
 

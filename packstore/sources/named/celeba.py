@@ -1,7 +1,7 @@
 """CelebA (http://mmlab.ie.cuhk.edu.hk/projects/CelebA.html): ``img_align_celeba/`` and lists beside it.
 
-``labels`` are the attributes that a face has, of 40; ``keypoints`` are eyes, nose and corners of the mouth. ``bbox``
-(left, top, width, height) is of the photographs out of which these images were cut, so it is no column of boxes.
+``labels`` are the attributes of a face, out of 40; ``keypoints`` are eyes, nose and corners of the mouth. ``bbox``
+(left, top, width, height) belongs to the photographs from which these images were cut, so it is no column of boxes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels
-from packstore.sources.named import NamedSource, named
-from packstore.sources.named.tables import Table
+from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 
 _ATTRIBUTES, _PARTITION, _IMAGES = "list_attr_celeba.txt", "list_eval_partition.txt", "img_align_celeba"
@@ -21,60 +21,59 @@ _PARTS = {"train": "0", "valid": "1", "test": "2"}
 
 
 class CelebA(NamedSource):
-    """Its images in the order of ``list_eval_partition.txt``."""
+    """CelebA's images in the order of ``list_eval_partition.txt``."""
 
     kind = "celeba"
     title = "CelebA"
-    signs = (_ATTRIBUTES, _PARTITION)
-    needs = (_IMAGES,)
-    lists = (_IDENTITY, _BOXES, _POINTS)
+    markers = (_ATTRIBUTES, _PARTITION)
+    required = (_IMAGES,)
+    optional_files = (_IDENTITY, _BOXES, _POINTS)
 
     def splits(self) -> tuple[str, ...]:
         return tuple(_PARTS)
 
     def fields(self) -> Mapping[str, Field]:
-        found: dict[str, Field] = {"image": Image(), "labels": Labels(self._names, of=False)}
+        found: dict[str, Field] = {"image": Image(), "labels": Labels(self._attributes, of=False)}
         more: dict[str, Field] = {
             _IDENTITY: Label(),
             _BOXES: Array("int64", (4,)),
             _POINTS: Keypoints(2, of=False, points=5),
         }
-        return found | {name: more[file] for file, name in self._more.items()}
+        return found | {name: more[file] for file, name in self._list_columns.items()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        attributes, partition = self.table(_ATTRIBUTES, skip=2), self.table(_PARTITION)
-        tables = {file: self.table(file, skip=0 if file == _IDENTITY else 2) for file in self._more}
+        attributes, partition = self.read_table(_ATTRIBUTES, skip=2), self.read_table(_PARTITION)
+        tables = {file: self.read_table(file, skip=0 if file == _IDENTITY else 2) for file in self._list_columns}
         for line in partition:
             if len(line) != 2 or line[1] not in _PARTS.values():
-                partition.refuse(line, "an image and 0, 1 or 2")
+                partition.refuse_line(line, "an image and 0, 1 or 2")
             if line[1] != _PARTS[split]:
                 continue
-            flags = _numbers(attributes, line[0], len(self._names))
+            flags = _parse_ints_of(attributes, line[0], len(self._attributes))
             values: dict[str, Any] = {"labels": [n for n, flag in enumerate(flags) if flag == 1]}
             for file, table in tables.items():
-                found = _numbers(table, line[0], {_IDENTITY: 1, _BOXES: 4, _POINTS: 10}[file])
+                found = _parse_ints_of(table, line[0], {_IDENTITY: 1, _BOXES: 4, _POINTS: 10}[file])
                 if file == _POINTS:
                     values["keypoints"] = [[found[n : n + 2] for n in range(0, 10, 2)]]
                 else:
-                    values[self._more[file]] = found if file == _BOXES else found[0]
-            yield FileRow(self.at(f"{_IMAGES}/{line[0]}"), values)
+                    values[self._list_columns[file]] = found if file == _BOXES else found[0]
+            yield FileRow(self.tree_path(f"{_IMAGES}/{line[0]}"), values)
 
     @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(next(iter(self.table(_ATTRIBUTES, skip=1)), []))
+    def _attributes(self) -> tuple[str, ...]:
+        return tuple(next(iter(self.read_table(_ATTRIBUTES, skip=1)), []))
 
     @cached_property
-    def _more(self) -> dict[str, str]:
-        """The columns of those lists that are there, by file."""
+    def _list_columns(self) -> dict[str, str]:
+        """Names of the columns from optional lists that exist, by file."""
         columns = {_IDENTITY: "identity", _BOXES: "bbox", _POINTS: "keypoints"}
         return {file: name for file, name in columns.items() if self.has(file)}
 
 
-def _numbers(table: Table, image: str, count: int) -> list[int]:
-    line = table.get(image)
-    if line is None or len(line) != count + 1:
-        table.refuse(line or [image], f"{image} and {count} numbers")
-    return [table.whole(text, "numbers", line) for text in line[1:]]
+def _parse_ints_of(table: TextTable, image: str, count: int) -> list[int]:
+    """Parses the numbers in the line of an image. Raises :class:`SourceError`."""
+    line = table.require_line(image, count + 1, f"{image} and {count} numbers")
+    return table.parse_ints(line[1:], "whole numbers", line)
 
 
-KIND = named(CelebA)
+KIND = named_kind(CelebA)

@@ -1,7 +1,7 @@
 """Describable Textures (https://www.robots.ox.ac.uk/~vgg/data/dtd/): ``images/CLASS/``, ``labels/train1.txt`` …
 
-Of the ten partitions into splits it takes the first, as torchvision does unless told otherwise. ``labels`` has all
-textures that an image shows, its class among them.
+The splits are those of the first of ten partitions, torchvision's default. ``labels`` has all textures that an image
+shows, its class included.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from functools import cached_property
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Field, Image, Label, Labels
-from packstore.sources.named import NamedSource, named
-from packstore.sources.named.tables import Table
+from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 
 _JOINT = "labels/labels_joint_anno.txt"
 
 
 class Dtd(NamedSource):
-    """Its images in the order of the lists of partition 1."""
+    """DTD's images in the order of the lists of partition 1."""
 
     kind = "dtd"
     title = "DTD"
-    signs = ("images", "labels/train1.txt")
-    needs = ("labels/val1.txt", "labels/test1.txt")
-    lists = (_JOINT,)
+    markers = ("images", "labels/train1.txt")
+    required = ("labels/val1.txt", "labels/test1.txt")
+    optional_files = (_JOINT,)
 
     def splits(self) -> tuple[str, ...]:
         return ("train", "val", "test")
@@ -36,36 +36,38 @@ class Dtd(NamedSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         numbers = {name: number for number, name in enumerate(self._classes)}
-        for image in self._images(split):
+        for image in self._list_split(split):
             label = numbers[image.partition("/")[0]]
             if self._joint is None:
-                yield FileRow(self.at(f"images/{image}"), {"label": label})
+                yield FileRow(self.tree_path(f"images/{image}"), {"label": label})
                 continue
-            line = self._joint.get(image) or [image, image.partition("/")[0]]
+            line = self._joint.find_line(image) or [image, image.partition("/")[0]]
             if not numbers.keys() >= set(line[1:]):
-                self._joint.refuse(line, "an image and names of classes")
+                self._joint.refuse_line(line, "an image and names of classes")
             labels = [numbers[name] for name in line[1:]]
-            yield FileRow(self.at(f"images/{image}"), {"label": label, "labels": labels})
+            yield FileRow(self.tree_path(f"images/{image}"), {"label": label, "labels": labels})
 
-    def _images(self, split: str) -> Iterator[str]:
-        table = self.table(f"labels/{split}1.txt")
+    def _list_split(self, split: str) -> Iterator[str]:
+        """Yields the images of a split, as ``CLASS/FILE``. Raises :class:`SourceError`."""
+        table = self.read_table(f"labels/{split}1.txt")
         for line in table:
             if len(line) != 1 or line[0].count("/") != 1:
-                table.refuse(line, "an image as CLASS/FILE")
+                table.refuse_line(line, "an image as CLASS/FILE")
             yield line[0]
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        found = {split: {image.partition("/")[0] for image in self._images(split)} for split in self.splits()}
+        """Sorted classes. Raises :class:`SourceError` if a list lacks one."""
+        found = {split: {image.partition("/")[0] for image in self._list_split(split)} for split in self.splits()}
         all_of_them = sorted(set().union(*found.values()))
         for split, classes in found.items():
-            if len(classes) != len(all_of_them):  # torchvision numbers those of each list alone
-                raise SourceError(f"{self.tree.name(self.at('labels'))}: {split}1.txt has not all of the classes")
+            if len(classes) != len(all_of_them):  # then torchvision numbers the classes of each list on its own
+                raise SourceError(f"{self.file_name('labels')}: {split}1.txt lacks some of the classes")
         return tuple(all_of_them)
 
     @cached_property
-    def _joint(self) -> Table | None:
-        return self.table(_JOINT) if self.has(_JOINT) else None
+    def _joint(self) -> TextTable | None:
+        return self.read_table(_JOINT) if self.has(_JOINT) else None
 
 
-KIND = named(Dtd)
+KIND = named_kind(Dtd)

@@ -1,6 +1,6 @@
 """EuroSAT in RGB (https://github.com/phelber/eurosat): the folder ``2750/`` of ten classes, as torchvision puts it.
 
-The folder ``2750`` itself, and the archive, are image folders.
+The folder ``2750`` alone, and the archive, are read as image folders.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.named import NamedSource, named
+from packstore.sources.named import NamedSource, named_kind
 from packstore.sources.rows import FileRow
 
 _CLASSES = (
@@ -18,12 +18,12 @@ _CLASSES = (
 
 
 class EuroSat(NamedSource):
-    """Its images class by class."""
+    """EuroSAT's images class by class."""
 
     kind = "eurosat"
     title = "EuroSAT"
-    signs = ("|".join(f"2750/{name}" for name in _CLASSES),)
-    needs = tuple(f"2750/{name}" for name in _CLASSES)
+    markers = ("|".join(f"2750/{name}" for name in _CLASSES),)
+    required = tuple(f"2750/{name}" for name in _CLASSES)
 
     def splits(self) -> tuple[str, ...]:
         return ("",)
@@ -33,8 +33,8 @@ class EuroSat(NamedSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for number, name in enumerate(_CLASSES):
-            for image in self.images(f"2750/{name}"):
+            for image in self.list_images(f"2750/{name}"):
                 yield FileRow(image, {"label": number})
 
 
-KIND = named(EuroSat)
+KIND = named_kind(EuroSat)

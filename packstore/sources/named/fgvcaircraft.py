@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Label
-from packstore.sources.named import NamedSource, find_base, named
-from packstore.sources.named.tables import Table
+from packstore.sources.named import NamedSource, find_marked_folder, named_kind
+from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
@@ -22,65 +22,66 @@ _BOXES = "images_box.txt"
 
 
 class FgvcAircraft(NamedSource):
-    """Its images in the order of ``images_variant_train.txt``, ``…_val.txt`` and ``…_test.txt``."""
+    """FGVC-Aircraft's images in the order of ``images_variant_train.txt``, ``…_val.txt`` and ``…_test.txt``."""
 
     kind = "fgvcaircraft"
     title = "FGVC-Aircraft"
-    signs = ("images_variant_train.txt|images_variant_test.txt",)
-    needs = (
+    markers = ("images_variant_train.txt|images_variant_test.txt",)
+    required = (
         *(f"images_{level}_{split}.txt" for level, _ in _LEVELS.values() for split in _SPLITS),
         *(file for _, file in _LEVELS.values()),
         "images",
     )
-    lists = (
+    optional_files = (
         *(f"images_{level}_trainval.txt" for level, _ in _LEVELS.values()),
         *(f"images_{split}.txt" for split in (*_SPLITS, "trainval")),
         _BOXES,
     )
 
     @classmethod
-    def find(cls, tree: Tree) -> str | None:
-        """Finds the lists in ``data``, or at the top of a copy of that folder alone."""
-        within = find_base(tree, tuple("|".join(f"data/{name}" for name in sign.split("|")) for sign in cls.signs))
-        return find_base(tree, cls.signs) if within is None else f"{within}/data" if within else "data"
+    def find_base(cls, tree: Tree) -> str | None:
+        """Finds the folder ``data``: within the published folder, or on its own."""
+        in_data = tuple("|".join(f"data/{name}" for name in marker.split("|")) for marker in cls.markers)
+        within = find_marked_folder(tree, in_data)
+        return find_marked_folder(tree, cls.markers) if within is None else f"{within}/data" if within else "data"
 
     def splits(self) -> tuple[str, ...]:
         return _SPLITS
 
     def fields(self) -> Mapping[str, Field]:
         found: dict[str, Field] = {"image": Image()}
-        found |= {column: Label(tuple(names)) for column, names in self._names.items()}
+        found |= {column: Label(tuple(names)) for column, names in self._numbers.items()}
         return found | ({"boxes": Boxes()} if self.has(_BOXES) else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        tables = {column: self.table(f"images_{level}_{split}.txt") for column, (level, _) in _LEVELS.items()}
+        tables = {column: self.read_table(f"images_{level}_{split}.txt") for column, (level, _) in _LEVELS.items()}
         for image, *_ in tables["label"]:
-            values: dict[str, Any] = {column: self._class_in(table, column, image) for column, table in tables.items()}
+            values: dict[str, Any] = {column: self._class_of(table, column, image) for column, table in tables.items()}
             if self.has(_BOXES):
-                values["boxes"] = [self._box_of(image)]
-            yield FileRow(self.at(f"images/{image}.jpg"), values)
+                values["boxes"] = [self._read_box(image)]
+            yield FileRow(self.tree_path(f"images/{image}.jpg"), values)
 
-    def _class_in(self, table: Table, column: str, image: str) -> int:
-        line = table.get(image) or [image]
-        number = self._names[column].get(" ".join(line[1:]))
+    def _class_of(self, table: TextTable, column: str, image: str) -> int:
+        """Returns the class number of an image on one level. Raises :class:`SourceError`."""
+        line = table.find_line(image) or [image]
+        number = self._numbers[column].get(" ".join(line[1:]))
         if number is None:
-            table.refuse(line, f"an image and a name of {_LEVELS[column][1]}")
+            table.refuse_line(line, f"an image and a name of {_LEVELS[column][1]}")
         return number
 
-    def _box_of(self, image: str) -> list[float]:
-        table = self.table(_BOXES)
-        line = table.get(image) or [image]
-        if len(line) != 5:
-            table.refuse(line, "an image and four numbers")
-        return [float(table.whole(each, "an image and four whole numbers", line)) for each in line[1:]]
+    def _read_box(self, image: str) -> list[float]:
+        """Reads the box of an image. Raises :class:`SourceError`."""
+        table, expected = self.read_table(_BOXES), "an image and four whole numbers"
+        line = table.require_line(image, 5, expected)
+        return [*map(float, table.parse_ints(line[1:], expected, line))]
 
     @cached_property
-    def _names(self) -> dict[str, dict[str, int]]:
-        """Numbers of the classes by name, for each level, in the order of its list."""
+    def _numbers(self) -> dict[str, dict[str, int]]:
+        """Class numbers by name for each column, in the order of its list."""
         return {
-            column: {name: n for n, name in enumerate(dict.fromkeys(" ".join(line) for line in self.table(file)))}
+            column: {name: n for n, name in enumerate(dict.fromkeys(" ".join(line) for line in self.read_table(file)))}
             for column, (_, file) in _LEVELS.items()
         }
 
 
-KIND = named(FgvcAircraft)
+KIND = named_kind(FgvcAircraft)

@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.named import NamedSource, named
-from packstore.sources.named.mat import numbers
+from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named.mat import to_whole_numbers
 from packstore.sources.rows import FileRow
 
 _SETS = {"train": "trnid", "val": "valid", "test": "tstid"}
 
 
 class Flowers102(NamedSource):
-    """Its images in the order of ``setid.mat``."""
+    """Flowers' images in the order of ``setid.mat``."""
 
     kind = "flowers102"
     title = "Flowers-102"
-    signs = ("imagelabels.mat", "setid.mat")
-    needs = ("jpg",)
+    markers = ("imagelabels.mat", "setid.mat")
+    required = ("jpg",)
 
     def splits(self) -> tuple[str, ...]:
         return tuple(_SETS)
@@ -38,20 +38,21 @@ class Flowers102(NamedSource):
         labels = self._labels
         for image in self._sets[split].tolist():
             if not 1 <= image <= len(labels):
-                raise SourceError(f"{self.at('setid.mat')} names image {image}; there are labels for {len(labels)}")
-            yield FileRow(self.at(f"jpg/image_{image:05}.jpg"), {"label": int(labels[image - 1]) - 1})
+                raise SourceError(f"{self.file_name('setid.mat')} names image {image}; labels exist for {len(labels)}")
+            yield FileRow(self.tree_path(f"jpg/image_{image:05}.jpg"), {"label": int(labels[image - 1]) - 1})
 
     @cached_property
     def _labels(self) -> NDArray[int64]:
-        name, found = self.mat("imagelabels.mat", "labels")
-        labels = numbers(name, found)
+        """Labels of all images, from 1. Raises :class:`SourceError`."""
+        name, found = self.read_mat("imagelabels.mat", "labels")
+        labels = to_whole_numbers(name, found)
         if len(labels) and not 1 <= labels.min() <= labels.max() <= len(CLASSES):
             raise SourceError(f"{name} has labels from {labels.min()} to {labels.max()}; expected 1 to {len(CLASSES)}")
         return labels
 
     @cached_property
     def _sets(self) -> dict[str, NDArray[int64]]:
-        return {split: numbers(*self.mat("setid.mat", key)) for split, key in _SETS.items()}
+        return {split: to_whole_numbers(*self.read_mat("setid.mat", key)) for split, key in _SETS.items()}
 
 
 _NAMES = (
@@ -73,4 +74,4 @@ _NAMES = (
 CLASSES = tuple(_NAMES.split("|"))
 """``torchvision.datasets.Flowers102.classes``."""
 
-KIND = named(Flowers102)
+KIND = named_kind(Flowers102)

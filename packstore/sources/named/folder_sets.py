@@ -1,7 +1,7 @@
-"""Sets whose folders and file names say all, as rows of a table: one pattern of paths, and what lies beside an image.
+"""Published sets described by rows of a table: a pattern for the paths of images, and paths of the files beside them.
 
-A row fits a source if every image there matches its pattern, or lies beside one that does. So a set with other files
-among its images is a question, and never taken for another.
+A row fits a source if the path of each image matches its pattern, or belongs to a matching image. A source with
+other images raises a question, so it is never mistaken for another set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, is_file, join
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.named import holds, lone_folders
+from packstore.sources.named import has_path, walk_lone_folders
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 
@@ -34,78 +34,79 @@ _JSON = (".json", ".geojson")
 
 @dataclass(frozen=True, slots=True)
 class FolderSet:
-    """One set. Paths are those below the folder that holds all :attr:`signs`.
+    """One set. Paths are relative to the folder that holds all :attr:`markers`.
 
     Attributes:
-        title: What its publisher calls it.
-        signs: Files and folders by which it is told, all of them; ``a|b`` is either, ``*/a`` is ``a`` in any
-            folder, if these are few.
-        path: Matches the path of an image. Its groups are columns: ``split`` is the split, those of :attr:`labels` are
-            classes, those of :attr:`texts` texts, others whole numbers; a group ``_name`` is no column.
+        title: The publisher's name for it.
+        markers: Files and folders that mark the set, all of them; ``a|b`` is either, ``*/a`` is ``a`` in any folder,
+            if these are few.
+        path: Pattern of the path of an image. Its groups are columns: ``split`` is the split, those in :attr:`labels`
+            are classes, those in :attr:`texts` texts, others whole numbers; a group ``_name`` is no column.
         splits: Names of splits by the text of the group, if they differ.
         labels: Groups that are classes.
         texts: Groups that are texts.
-        beside: Paths of further files of an image by column, of groups: images, masks, ``.json`` and ``.txt``.
-        whole: Columns of :attr:`beside` that each image has.
-        left: Matches images that are no samples.
-        known: Matches other files that may lie there.
-        unless: Files and folders with which it is another layout.
+        beside: Path of a further file of an image by column, with groups in braces: image, mask, ``.json`` or
+            ``.txt``.
+        required: Columns of :attr:`beside` that each image must have.
+        left: Pattern of images that are no samples.
+        known: Pattern of other files that belong to the set and are left out.
+        unless: Files and folders that mark another layout.
     """
 
     title: str
-    signs: tuple[str, ...]
+    markers: tuple[str, ...]
     path: str
     splits: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ("label",)
     texts: tuple[str, ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
-    whole: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
     left: str = ""
     known: str = ""
     unless: tuple[str, ...] = ()
 
     def files_of(self, match: re.Match[str]) -> dict[str, str]:
-        """Paths of the further files of an image, by column."""
+        """Returns the paths of an image's further files by column, whether they exist or not."""
         groups = {name: text or "" for name, text in match.groupdict().items()}
         return {column: template.format_map(groups) for column, template in self.beside.items()}
 
 
 class Fit(NamedTuple):
-    """How a row fits a source.
+    """Result of matching a row with a source.
 
     Attributes:
-        base: The folder that holds its signs.
-        images: Number of its images.
-        strangers: Number of images that are none of it.
-        first: The first of them.
-        lacking: Columns that an image lacks though each should have them.
+        base: Folder that holds the markers.
+        images: Number of matching images.
+        strangers: Number of images that do not belong to the set.
+        first_stranger: The first of them.
+        lacking: Required columns that an image lacks.
     """
 
     base: str
     images: int
     strangers: int = 0
-    first: str = ""
+    first_stranger: str = ""
     lacking: tuple[str, ...] = ()
 
 
 class FolderSetSource(FileRowSource):
-    """The images of a set, folder by folder."""
+    """Source of the images of a set, folder by folder."""
 
-    left_images = "images that are named otherwise than the set names its own"
-    rows_tried: ClassVar[Sequence[FolderSet]]
+    left_images = "images whose names do not follow the set's pattern"
+    known_sets: ClassVar[Sequence[FolderSet]]
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        found = find_fit(self.tree, self.rows_tried)
+        found = find_fit(self.tree, self.known_sets)
         if found is None:
-            titles = [row.title for row in self.rows_tried]
+            titles = [row.title for row in self.known_sets]
             raise SourceError(
                 f"{printable(str(path))} is not {' or '.join(titles) if len(titles) < 4 else 'one of the known sets'}"
             )
         self.row, fit = found
         self.base = fit.base
         self._path = re.compile(self.row.path)
-        self.evidence = f"{self.row.title}, by {', '.join(self.row.signs)} and the names of {fit.images:,} images"
+        self.evidence = f"{self.row.title}, by {', '.join(self.row.markers)} and the names of {fit.images:,} images"
 
     def splits(self) -> Sequence[str]:
         return in_packing_order({self._split_of(match) for _, match in self._matches()})
@@ -129,10 +130,10 @@ class FolderSetSource(FileRowSource):
         for image, match in self._matches():
             if self._split_of(match) != split:
                 continue
-            values: dict[str, Any] = {name: self._value(name, match[name]) for name in self._columns}
+            values: dict[str, Any] = {name: self._convert_group(name, match[name]) for name in self._columns}
             files = self.row.files_of(match)
             for name in self._beside:
-                values[name] = InTree(join(self.base, files[name]), optional=name not in self.row.whole)
+                values[name] = InTree(join(self.base, files[name]), optional=name not in self.row.required)
             yield FileRow(image, values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
@@ -153,38 +154,41 @@ class FolderSetSource(FileRowSource):
         return ()
 
     def expects_left(self, path: str) -> bool:
-        return re.fullmatch(self.row.known, path[len(self.base) + 1 if self.base else 0 :]) is not None
+        return re.fullmatch(self.row.known, _below(self.base, path)) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        below = join(folder, name)[len(self.base) + 1 if self.base else 0 :]
-        if self.row.left and re.fullmatch(self.row.left, below):
+        if self.row.left and re.fullmatch(self.row.left, _below(self.base, join(folder, name))):
             return f"images that {self.row.title} does not count"
         return super().left_reason(folder, name)
 
     def _split_of(self, match: re.Match[str]) -> str:
+        """Returns the name of an image's split; ``""`` without the group."""
         found = match.groupdict().get("split") or ""
         return self.row.splits.get(found, found.lower())
 
-    def _value(self, column: str, text: str) -> Any:
-        """A label as its class number, a text as it is, another group as a number; MARS's ``00-1`` is -1."""
+    def _convert_group(self, column: str, text: str) -> Any:
+        """Converts the text of a group: a label to its class number, others but texts to a number; MARS's ``00-1`` is
+        -1."""
         if column in self.row.labels:
             return self._numbers[column][text]
         return text if column in self.row.texts else -1 if text == "00-1" else int(text)
 
     def _matches(self) -> Iterator[tuple[str, re.Match[str]]]:
-        for image in _images(self.tree, self.base, self.options.skip_bad):
-            match = self._path.fullmatch(image[len(self.base) + 1 if self.base else 0 :])
+        """Yields each image of the set: its path in the tree, and the match of the pattern."""
+        for image in _list_images(self.tree, self.base, self.options.skip_bad):
+            match = self._path.fullmatch(_below(self.base, image))
             if match is not None:
                 yield image, match
 
     @cached_property
     def _columns(self) -> tuple[str, ...]:
+        """Groups that are columns, classes first."""
         named = [name for name in self._path.groupindex if name != "split" and name[0] != "_"]
         return (*(name for name in named if name in self.row.labels), *(n for n in named if n not in self.row.labels))
 
     @cached_property
     def _classes(self) -> dict[str, tuple[str, ...]]:
-        """Classes of each group of labels: by number if all are numbers, else by name."""
+        """Classes of each group of labels: sorted as numbers if all are numbers, else as texts."""
         found: dict[str, set[str]] = {name: set() for name in self._columns if name in self.row.labels}
         for _, match in self._matches():
             for name, texts in found.items():
@@ -200,7 +204,7 @@ class FolderSetSource(FileRowSource):
 
     @cached_property
     def _beside(self) -> dict[str, list[str]]:
-        """Some files of each column of which any is there."""
+        """Up to 32 existing files of each column in :attr:`FolderSet.beside`; columns without files are left out."""
         found: dict[str, list[str]] = {}
         for name in self.row.beside:
             files = (join(self.base, self.row.files_of(match)[name]) for _, match in self._matches())
@@ -210,17 +214,17 @@ class FolderSetSource(FileRowSource):
 
 
 def find_fit(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, Fit] | None:
-    """The first row with images in a tree, and how it fits; rows that fit without exception come first."""
+    """Finds the first row that fits a tree without strangers, else the first that fits with some; None if none does."""
     found: list[tuple[FolderSet, Fit]] = []
-    for base in lone_folders(tree):
+    for base in walk_lone_folders(tree):
         names = tree.names(base)
         there = {*names.folders, *names.files}
         for row in rows:
-            if not all(_holds(tree, base, there, sign) for sign in row.signs):
+            if not all(_has_marker(tree, base, there, marker) for marker in row.markers):
                 continue
-            if any(_holds(tree, base, there, name) for name in row.unless):
+            if any(_has_marker(tree, base, there, name) for name in row.unless):
                 continue
-            fit = _fit(tree, base, row)
+            fit = _match_set(tree, base, row)
             if fit.images and not fit.lacking:
                 found.append((row, fit))
         if found:
@@ -228,15 +232,16 @@ def find_fit(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, Fit] | N
     return min(found, key=lambda each: each[1].strangers > 0, default=None)
 
 
-def _fit(tree: Tree, base: str, row: FolderSet) -> Fit:
+def _match_set(tree: Tree, base: str, row: FolderSet) -> Fit:
+    """Matches all images of a tree with a row; memory holds hashes of the images that are not samples."""
     pattern, left = re.compile(row.path), re.compile(row.left)
     others: set[int] = set()
     beside: set[int] = set()
-    whole: dict[str, set[int]] = {name: set() for name in row.whole}
+    required: dict[str, set[int]] = {name: set() for name in row.required}
     images = 0
 
     def below() -> Iterator[str]:
-        return (image[len(base) + 1 if base else 0 :] for image in _images(tree, base, True))
+        return (_below(base, image) for image in _list_images(tree, base, True))
 
     for image in below():
         match = pattern.fullmatch(image)
@@ -247,39 +252,46 @@ def _fit(tree: Tree, base: str, row: FolderSet) -> Fit:
         images += 1
         files = row.files_of(match)
         beside.update(map(hash, files.values()))
-        for name in whole:
-            whole[name].add(hash(files[name]))
-    lacking = tuple(name for name, wanted in whole.items() if not wanted <= others)
+        for name in required:
+            required[name].add(hash(files[name]))
+    lacking = tuple(name for name, wanted in required.items() if not wanted <= others)
     strangers = others - beside
     first = next((image for image in below() if hash(image) in strangers), "") if images and strangers else ""
     return Fit(base, images, len(strangers), first, lacking)
 
 
-def _holds(tree: Tree, base: str, there: set[str], sign: str) -> bool:
-    for each in sign.split("|"):
+def _below(base: str, path: str) -> str:
+    """Returns a path relative to a folder that holds it."""
+    return path[len(base) + 1 if base else 0 :]
+
+
+def _has_marker(tree: Tree, base: str, there: set[str], marker: str) -> bool:
+    """Tells if a folder whose names are ``there`` holds a marker, see :attr:`FolderSet.markers`."""
+    for each in marker.split("|"):
         top, _, rest = each.partition("/")
         fitting = fnmatch.filter(there, top) if "*" in top else [top] if top in there else []
         if not rest and fitting:
             return True
-        if len(fitting) <= _MOST_FOLDERS and any(holds(tree, base, f"{name}/{rest}") for name in fitting):
+        if len(fitting) <= _MOST_FOLDERS and any(has_path(tree, base, f"{name}/{rest}") for name in fitting):
             return True
     return False
 
 
-def _images(tree: Tree, base: str, skip_cycles: bool) -> Iterator[str]:
+def _list_images(tree: Tree, base: str, skip_cycles: bool) -> Iterator[str]:
+    """Yields the paths of all images below a folder."""
     for folder, listing in tree.walk(base, tree.above, None, skip_cycles):
         yield from (join(folder, name) for name in listing.images)
 
 
 def folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
-    """The kind of some rows: certain if one fits all images, a question if it fits most."""
-    source = type(f"{name.title()}Source", (FolderSetSource,), {"kind": name, "rows_tried": tuple(rows)})
+    """Makes the :class:`Kind` of some rows: certain if one matches all images, a question if it matches most."""
+    source = type(f"{name.title()}Source", (FolderSetSource,), {"kind": name, "known_sets": tuple(rows)})
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:
         try:
             tree = open_tree(path)
         except SourceError:
-            return Certainty.NO  # the general kinds say what is wrong with an archive
+            return Certainty.NO  # the general kinds report a damaged archive
         found = None if tree is None else find_fit(tree, rows)
         if found is None:
             return Certainty.NO
@@ -289,8 +301,8 @@ def folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
         if fit.strangers:
             raise ambiguous_source(
                 path,
-                f"looks like {row.title}, but {fit.strangers:,} of its images are named otherwise, "
-                f"{printable(fit.first)} among them",
+                f"looks like {row.title}, but {fit.strangers:,} of its images have other names, "
+                f"{printable(fit.first_stranger)} among them",
             )
         return Certainty.CERTAIN
 

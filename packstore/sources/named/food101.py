@@ -9,18 +9,18 @@ from functools import cached_property
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
 from packstore.sources.beside import clean_path
-from packstore.sources.named import NamedSource, named
+from packstore.sources.named import NamedSource, named_kind
 from packstore.sources.rows import FileRow
 
 
 class Food101(NamedSource):
-    """Its images in the order of ``meta/train.json`` and ``meta/test.json``, or of the ``.txt`` of that name."""
+    """Images in the order of ``meta/train.json`` and ``meta/test.json``, or of the same files as ``.txt``."""
 
     kind = "food101"
     title = "Food-101"
-    signs = ("images", "meta/train.json|meta/train.txt")
-    needs = ("meta/test.json|meta/test.txt",)
-    lists = ("meta/classes.txt", "meta/labels.txt")
+    markers = ("images", "meta/train.json|meta/train.txt")
+    required = ("meta/test.json|meta/test.txt",)
+    optional_files = ("meta/classes.txt", "meta/labels.txt")
 
     def splits(self) -> tuple[str, ...]:
         return ("train", "test")
@@ -31,7 +31,7 @@ class Food101(NamedSource):
     def file_rows(self, split: str) -> Iterator[FileRow]:
         numbers = {name: number for number, name in enumerate(self._classes)}
         for image in self._lists[split]:
-            yield FileRow(self.at(f"images/{image}.jpg"), {"label": numbers[image.partition("/")[0]]})
+            yield FileRow(self.tree_path(f"images/{image}.jpg"), {"label": numbers[image.partition("/")[0]]})
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
@@ -39,25 +39,26 @@ class Food101(NamedSource):
 
     @cached_property
     def _lists(self) -> dict[str, list[str]]:
-        return {split: self._list(f"meta/{split}") for split in self.splits()}
+        return {split: self._read_list(f"meta/{split}") for split in self.splits()}
 
-    def _list(self, name: str) -> list[str]:
+    def _read_list(self, name: str) -> list[str]:
+        """Reads a list of images, as ``CLASS/NUMBER``. Raises :class:`SourceError`."""
         if self.has(f"{name}.json"):
             try:
-                found = json.loads(self.content_of(f"{name}.json"))
+                found = json.loads(self.read_file(f"{name}.json"))
                 images = [image for of_class in found.values() for image in of_class]
             except (ValueError, AttributeError, TypeError, RecursionError):
                 images = [None]
         else:
-            images = [line[0] for line in self.table(f"{name}.txt")]
+            images = [line[0] for line in self.read_table(f"{name}.txt")]
         for image in images:
             try:
                 if clean_path(image).count("/") != 1:
                     raise ValueError(f"names {image!r}")
             except (ValueError, AttributeError) as error:
-                said = printable(str(error)[:200])
-                raise SourceError(f"{self.tree.name(self.at(name))} {said}; expected images as CLASS/NUMBER") from None
+                reason = printable(str(error)[:200])
+                raise SourceError(f"{self.file_name(name)} {reason}; expected images as CLASS/NUMBER") from None
         return images
 
 
-KIND = named(Food101)
+KIND = named_kind(Food101)

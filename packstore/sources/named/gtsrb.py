@@ -1,6 +1,6 @@
 """GTSRB (https://benchmark.ini.rub.de/): ``GTSRB/Training/00000/`` …, ``GTSRB/Final_Test/Images/``.
 
-Boxes are those of the tables (``Roi``).
+Boxes are the columns ``Roi`` of the tables.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from packstore.core.fields import Boxes, Field, Image, Label
-from packstore.sources.named import NamedSource, holds, named
-from packstore.sources.named.tables import Table
+from packstore.sources.named import NamedSource, has_path, named_kind
+from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
@@ -22,18 +22,18 @@ _HEADER = ["Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2"
 
 
 class Gtsrb(NamedSource):
-    """Its images by name for training, in the order of the table for testing."""
+    """GTSRB's images: those for training in the order of names, those for testing in the order of their table."""
 
     kind = "gtsrb"
     title = "GTSRB"
-    signs = ("|".join(folder + _FIRST for folder in _TRAIN),)
-    lists = tuple(_TRUTH.split("|"))
+    markers = ("|".join(folder + _FIRST for folder in _TRAIN),)
+    optional_files = tuple(_TRUTH.split("|"))
 
     @classmethod
-    def missing(cls, tree: Tree, base: str) -> list[str]:
-        """Adds the labels of test images."""
-        unlabelled = holds(tree, base, _TEST) and not holds(tree, base, _TRUTH)
-        return [*super().missing(tree, base), *(["GT-final_test.csv"] if unlabelled else [])]
+    def find_missing(cls, tree: Tree, base: str) -> list[str]:
+        """Lists missing files, the labels of test images included."""
+        unlabelled = has_path(tree, base, _TEST) and not has_path(tree, base, _TRUTH)
+        return [*super().find_missing(tree, base), *(["GT-final_test.csv"] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
         return ("train", "test") if self.has(_TEST) else ("train",)
@@ -43,37 +43,41 @@ class Gtsrb(NamedSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         if split == "test":
-            yield from self._rows(f"{self._which(_TEST)}/", self._table(self._which(_TRUTH)))
+            yield from self._read_rows(
+                f"{self.resolve_alternative(_TEST)}/", self._read_csv(self.resolve_alternative(_TRUTH))
+            )
             return
         for name in self._classes:
             folder = f"{self._train}{name}/"
-            yield from self._rows(folder, self._table(f"{folder}GT-{name}.csv"))
+            yield from self._read_rows(folder, self._read_csv(f"{folder}GT-{name}.csv"))
 
-    def _rows(self, folder: str, table: Table) -> Iterator[FileRow]:
+    def _read_rows(self, folder: str, table: TextTable) -> Iterator[FileRow]:
+        """Yields the rows of a table whose images lie in a folder. Raises :class:`SourceError`."""
         for line in table:
             if len(line) != len(_HEADER):
-                table.refuse(line, ";".join(_HEADER))
-            box = [float(table.whole(text, "numbers", line)) for text in line[3:7]]
-            label = table.whole(line[7], "numbers", line)
+                table.refuse_line(line, ";".join(_HEADER))
+            box = [*map(float, table.parse_ints(line[3:7], "whole numbers", line))]
+            label = table.parse_int(line[7], "whole numbers", line)
             if not 0 <= label < len(self._classes):
-                table.refuse(line, f"one of {len(self._classes)} classes")
-            yield FileRow(self.at(folder + line[0]), {"label": label, "boxes": [box]})
+                table.refuse_line(line, f"one of {len(self._classes)} classes")
+            yield FileRow(self.tree_path(folder + line[0]), {"label": label, "boxes": [box]})
 
-    def _table(self, name: str) -> Table:
-        header = next(iter(self.table(name, ";")), [])
-        table = self.table(name, ";", skip=1)
+    def _read_csv(self, name: str) -> TextTable:
+        """Reads a table without its header. Raises :class:`SourceError` for another header."""
+        header = next(iter(self.read_table(name, ";")), [])
+        table = self.read_table(name, ";", skip=1)
         if header != _HEADER:
-            table.refuse(header, ";".join(_HEADER))
+            table.refuse_line(header, ";".join(_HEADER))
         return table
 
     @cached_property
     def _train(self) -> str:
-        return self._which(self.signs[0]).removesuffix(_FIRST)
+        return self.resolve_alternative(self.markers[0]).removesuffix(_FIRST)
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        folder = self.at(self._train.rstrip("/")) if self._train else self.base
+        folder = self.tree_path(self._train.rstrip("/")) if self._train else self.base
         return tuple(sorted(self.tree.list(folder).directories))
 
 
-KIND = named(Gtsrb)
+KIND = named_kind(Gtsrb)

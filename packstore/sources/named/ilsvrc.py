@@ -1,8 +1,8 @@
 """ILSVRC 2012 as downloaded: ``ILSVRC2012_img_{train,val,test}.tar`` and ``ILSVRC2012_devkit_t12.tar.gz``.
 
-Labels are torchvision's: the place of a class's wnid in the sorted list. The devkit numbers classes otherwise, and its
-``meta.mat`` holds those above them, too. Any of the tars may be unpacked, into a folder ``train`` or ``val``. The tar
-for training alone, and folders of classes, are image folders. Kaggle's layout is :mod:`.kaggle`.
+Labels are torchvision's: the index of a class's wnid in the sorted list. The devkit has other numbers, and its
+``meta.mat`` also lists the classes above these in the hierarchy. Each tar may be unpacked into a folder ``train`` or
+``val``. The training tar alone, and folders of classes, are read as image folders. Kaggle's layout is :mod:`.kaggle`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from packstore.core.fields import Field, Image, Label, Text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
-from packstore.sources.beside import is_folder, join
+from packstore.sources.beside import is_folder, join, read_whole
 from packstore.sources.folder_names import Names
 from packstore.sources.listing import Listing, is_passed_over
-from packstore.sources.named import read_whole
 from packstore.sources.named.kaggle import KaggleSource
-from packstore.sources.named.mat import fields, number, texts, variable
-from packstore.sources.named.tables import Table
+from packstore.sources.named.mat import load_variable, struct_fields, to_texts, to_whole_number
+from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.tree import Tree
 
@@ -42,13 +41,13 @@ _DEPTH = 3
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The images of a split.
+class _SplitImages:
+    """Place of the images of a split.
 
     Attributes:
-        path: The tar, or the folder of all.
-        folder: Where they lie in it.
-        in_classes: They lie in folders of classes there.
+        path: The tar, or the folder of the whole set.
+        folder: Folder of the images in it; ``""`` for the top.
+        in_classes: The images lie in folders of classes.
     """
 
     path: Path
@@ -61,27 +60,27 @@ class _Part:
 
 
 @dataclass
-class _Found:
-    """What lies at a path: the images of splits, the devkit, and names that are neither."""
+class _Layout:
+    """Content of a path: the images by split, and the devkit."""
 
-    parts: dict[str, _Part] = field(default_factory=dict)
+    splits: dict[str, _SplitImages] = field(default_factory=dict)
     devkit: Path | None = None
 
     @property
     def needs_devkit(self) -> bool:
-        return "val" in self.parts and not self.parts["val"].in_classes
+        return "val" in self.splits and not self.splits["val"].in_classes
 
     @property
     def is_image_folder(self) -> bool:
-        """All of it is unpacked into folders of classes."""
-        return all(part.in_classes and part.path.is_dir() for part in self.parts.values())
+        """True if all splits are folders of classes, or there are none."""
+        return all(part.in_classes and part.path.is_dir() for part in self.splits.values())
 
 
 class IlsvrcSource(RowSource):
-    """The splits that there are, with one list of classes.
+    """Source of the splits that exist, with one list of classes.
 
-    Keys are the paths that torchvision unpacks to: ``val/n01440764/ILSVRC2012_val_00000293.JPEG``. ``name`` is the name
-    of the class, where the devkit is there to tell.
+    Keys are the paths to which torchvision unpacks: ``val/n01440764/ILSVRC2012_val_00000293.JPEG``. The column ``name``
+    has the name of the class, if there is a devkit.
     """
 
     kind = "ilsvrc"
@@ -89,32 +88,32 @@ class IlsvrcSource(RowSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         try:
-            self._found = _look(path)
+            self._layout = _find_layout(path)
         except OSError as error:
             raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
-        if not self._found.parts:
+        if not self._layout.splits:
             raise SourceError(
-                f"{printable(str(path))} is not ILSVRC as downloaded, which is {_TARS['train'][0]}, {_TARS['val'][0]} "
+                f"{printable(str(path))} is not ILSVRC as downloaded: expected {_TARS['train'][0]}, {_TARS['val'][0]} "
                 f"and {_DEVKITS[1]}, or Kaggle's folder with ILSVRC/Data/CLS-LOC"
             )
-        if self._found.needs_devkit and self._found.devkit is None:
-            raise _without_devkit(path, self._found)
+        if self._layout.needs_devkit and self._layout.devkit is None:
+            raise _missing_devkit_error(path, self._layout)
         self._trees: dict[Path, Tree] = {}
-        for split, part in self._found.parts.items():
+        for split, part in self._layout.splits.items():
             tree = self._trees.get(part.path) or open_tree(part.path)
             if tree is None:
                 raise SourceError(f"{printable(str(part.path))} is no tar that can be read")
             self._trees[part.path] = tree
             if not part.folder and is_folder(tree, split):
-                self._found.parts[split] = replace(part, folder=split)
+                self._layout.splits[split] = replace(part, folder=split)
         self.evidence = ", ".join(printable(file.name) for file in self.files())
         self._max_bytes = max_file_bytes(options.max_pixels)
 
     def splits(self) -> tuple[str, ...]:
-        return tuple(self._found.parts)
+        return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        optional = "test" in self._found.parts
+        optional = "test" in self._layout.splits
         declared: dict[str, Field] = {"image": Image()}
         if not self._classes:
             return declared
@@ -123,24 +122,24 @@ class IlsvrcSource(RowSource):
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields the rows class by class, as torchvision does."""
-        part = self._found.parts[split]
+        part = self._layout.splits[split]
         tree = self._trees[part.path]
         if part.in_classes:
             for label, wnid in enumerate(self._classes):
-                if wnid in self._folders(split):
+                if wnid in self._class_folders[split]:
                     for folder, listing in tree.walk(f"{part.prefix}{wnid}", tree.above, None, self.options.skip_bad):
                         yield from self._rows(split, folder, listing, [label] * len(listing.images))
             return
         listing = tree.list(part.folder)
-        labels: list[int | None] = [self._label(name) if split == "val" else None for name in listing.images]
+        labels: list[int | None] = [self._find_label(name) if split == "val" else None for name in listing.images]
         order = sorted(range(len(labels)), key=lambda n: (labels[n] or 0, listing.images[n]))
         yield from self._rows(split, part.folder, listing, labels, order)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         split, file, size, modified, label = ref
         try:
-            image = self._trees[self._found.parts[split].path].read(file, size, modified, self._max_bytes)
-        except SampleError as error:  # under its path there, which may not be its key
+            image = self._trees[self._layout.splits[split].path].read(file, size, modified, self._max_bytes)
+        except SampleError as error:  # it names the path, which may differ from the key
             raise ValueError(error.reason) from None
         if label is None:
             return {"image": image}
@@ -150,8 +149,8 @@ class IlsvrcSource(RowSource):
         return found
 
     def files(self) -> Iterator[Path]:
-        yield from dict.fromkeys(part.path for part in self._found.parts.values())
-        devkit = self._found.devkit
+        yield from dict.fromkeys(part.path for part in self._layout.splits.values())
+        devkit = self._layout.devkit
         if devkit is not None:
             yield from (devkit / _META, devkit / _TRUTH) if devkit.is_dir() else (devkit,)
 
@@ -172,13 +171,14 @@ class IlsvrcSource(RowSource):
             ref = (split, prefix + name, size, modified, label)
             yield Row(key, ref, max(0, size), 0, modified, changed)
 
-    def _label(self, name: str) -> int:
+    def _find_label(self, name: str) -> int:
+        """Finds the class number of a validation image. Raises :class:`SourceError`."""
         found, devkit = _VAL.fullmatch(name), self._devkit
         if found is None or devkit is None or not 1 <= int(found[1]) <= len(devkit.truth):
             labels = 0 if devkit is None else len(devkit.truth)
             raise SourceError(
-                f"{printable(str(self.path))}: {printable(name)} is none of the {labels:,} validation images that the "
-                "devkit labels"
+                f"{printable(str(self.path))}: {printable(name)} is not one of the {labels:,} validation images that "
+                "the devkit labels"
             )
         return self._numbers[devkit.truth[int(found[1]) - 1]]
 
@@ -188,33 +188,30 @@ class IlsvrcSource(RowSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        truth = self._devkit.truth if self._devkit is not None and self._found.needs_devkit else []
-        return tuple(sorted({*truth, *(wnid for split in self._found.parts for wnid in self._folders(split))}))
-
-    def _folders(self, split: str) -> frozenset[str]:
-        part = self._found.parts[split]
-        if not part.in_classes:
-            return frozenset()
-        if split not in self._class_folders:
-            self._class_folders[split] = frozenset(self._trees[part.path].list(part.folder).directories)
-        return self._class_folders[split]
+        """Sorted wnids, from the folders of classes and, for a flat ``val``, the devkit."""
+        truth = self._devkit.truth if self._devkit is not None and self._layout.needs_devkit else []
+        return tuple(sorted({*truth, *(wnid for split in self._layout.splits for wnid in self._class_folders[split])}))
 
     @cached_property
     def _class_folders(self) -> dict[str, frozenset[str]]:
-        return {}
+        """Names of the folders of classes in each split."""
+        return {
+            split: frozenset(self._trees[part.path].list(part.folder).directories if part.in_classes else ())
+            for split, part in self._layout.splits.items()
+        }
 
     @cached_property
     def _devkit(self) -> _Devkit | None:
-        return None if self._found.devkit is None else _read_devkit(self._found.devkit)
+        return None if self._layout.devkit is None else _read_devkit(self._layout.devkit)
 
 
 @dataclass(frozen=True)
 class _Devkit:
-    """What the devkit says.
+    """Content of the devkit.
 
     Attributes:
         names: Names of the classes by wnid.
-        truth: The wnid of each validation image.
+        truth: The wnid of each validation image, in order.
     """
 
     names: dict[str, str]
@@ -222,90 +219,98 @@ class _Devkit:
 
 
 def _read_devkit(path: Path) -> _Devkit:
+    """Reads the devkit, a folder or an archive. Raises :class:`SourceError`."""
     tree = open_tree(path)
     if tree is None:
         raise SourceError(f"{printable(str(path))} is no devkit of ILSVRC")
     name = tree.name(_META)
-    synsets = variable(name, read_whole(tree, _META), "synsets")
-    numbers, wnids, words, children = fields(name, synsets, ("ILSVRC2012_ID", "WNID", "words", "num_children"))
-    leaves = [n for n, count in enumerate(children) if number(name, count) == 0]
-    by_number = {number(name, numbers[n]): texts(name, wnids)[n] for n in leaves}
-    names = {wnids[n]: texts(name, words)[n] for n in leaves}
-    table = Table(tree.name(_TRUTH), read_whole(tree, _TRUTH))
+    synsets = load_variable(name, read_whole(tree, _META), "synsets")
+    numbers, wnids, words, children = struct_fields(name, synsets, ("ILSVRC2012_ID", "WNID", "words", "num_children"))
+    leaves = [n for n, count in enumerate(children) if to_whole_number(name, count) == 0]
+    by_number = {to_whole_number(name, numbers[n]): to_texts(name, wnids)[n] for n in leaves}
+    names = {wnids[n]: to_texts(name, words)[n] for n in leaves}
+    table = TextTable(tree.name(_TRUTH), read_whole(tree, _TRUTH))
     truth = []
     for line in table:
-        wnid = by_number.get(table.whole(line[0], "the number of a class", line)) if len(line) == 1 else None
+        wnid = by_number.get(table.parse_int(line[0], "the number of a class", line)) if len(line) == 1 else None
         if wnid is None:
-            table.refuse(line, f"the number of one of the {len(by_number)} classes of {_META}")
+            table.refuse_line(line, f"the number of one of the {len(by_number)} classes of {_META}")
         truth.append(wnid)
     return _Devkit(names, truth)
 
 
-def _look(path: Path) -> _Found:
-    """What lies at ``path``, by a few names. Raises :class:`OSError`."""
-    found = _Found()
+def _find_layout(path: Path) -> _Layout:
+    """Finds the splits and the devkit at ``path``, or the devkit beside it. Raises :class:`OSError`."""
+    found = _Layout()
     if not path.is_dir():
         if _is_val_archive(path):
-            found.parts["val"] = _Part(path, "", in_classes=False)
-            found.devkit = _devkit_in(path.parent)
+            found.splits["val"] = _SplitImages(path, "", in_classes=False)
+            found.devkit = _find_devkit(path.parent)
         return found
     if _is_val_folder(path):
-        found.parts["val"] = _Part(path, "", in_classes=False)
-        found.devkit = _devkit_in(path) or _devkit_in(path.parent)
+        found.splits["val"] = _SplitImages(path, "", in_classes=False)
+        found.devkit = _find_devkit(path) or _find_devkit(path.parent)
         return found
     for split, tars in _TARS.items():
         tar = next((path / name for name in tars if (path / name).is_file()), None)
         if split != "test" and (path / split).is_dir():
-            in_classes = any(map(_WNID.fullmatch, _names(path / split).folders))
+            in_classes = any(map(_WNID.fullmatch, _top_names(path / split).folders))
             if in_classes or _is_val_folder(path / split):
-                found.parts[split] = _Part(path, split, in_classes)
+                found.splits[split] = _SplitImages(path, split, in_classes)
         elif tar is not None:
-            found.parts[split] = _Part(tar, "", in_classes=split == "train")
-    found.devkit = _devkit_in(path)
-    if found.devkit is not None and "val" not in found.parts:
-        files = (path / name for name in _names(path).files if "val" in name.lower())
+            found.splits[split] = _SplitImages(tar, "", in_classes=split == "train")
+    found.devkit = _find_devkit(path)
+    if found.devkit is not None and "val" not in found.splits:
+        files = (path / name for name in _top_names(path).files if "val" in name.lower())
         archive = next((file for file in files if file.is_file() and _is_val_archive(file)), None)
         if archive is not None:
-            found.parts["val"] = _Part(archive, "", in_classes=False)
+            found.splits["val"] = _SplitImages(archive, "", in_classes=False)
     return found
 
 
-def _devkit_in(folder: Path) -> Path | None:
+def _find_devkit(folder: Path) -> Path | None:
+    """Finds the devkit in a folder, unpacked or not; None if there is none."""
     return next((folder / name for name in _DEVKITS if (folder / name).exists()), None)
 
 
 def _is_val_folder(path: Path) -> bool:
-    return any(map(_VAL.fullmatch, _names(path).files))
+    """Tells if a folder directly contains validation images."""
+    return any(map(_VAL.fullmatch, _top_names(path).files))
 
 
-def _names(folder: Path) -> Names:
+def _top_names(folder: Path) -> Names:
+    """Lists the names in a folder."""
     tree = open_tree(folder)
     return Names() if tree is None else tree.names("")
 
 
 def _is_val_archive(path: Path) -> bool:
-    """Whether a file is an archive of validation images, at its top or in a folder ``val`` there."""
-    tree = _tree(path)
+    """Tells if a file is an archive of validation images, at its top or in its folder ``val``."""
+    tree = _open_or_none(path)
     return tree is not None and any(_holds_val(tree, folder) for folder in ("", "val"))
 
 
-def _tree(path: Path) -> Tree | None:
+def _open_or_none(path: Path) -> Tree | None:
+    """Opens a folder or an archive; None if it is neither, or damaged."""
     try:
         return open_tree(path)
     except SourceError:
-        return None  # the general kinds say what is wrong with it
+        return None  # the general kinds report the error
 
 
-def _is_part(name: str) -> bool:
+def _is_ilsvrc_archive(name: str) -> bool:
+    """Tells if a name is that of one of the archives."""
     return name.startswith(("ILSVRC2012_img_", "ILSVRC2012_devkit_"))
 
 
 def _holds_val(tree: Tree, folder: str) -> bool:
+    """Tells if a folder of a tree directly contains validation images."""
     return any(map(_VAL.fullmatch, tree.names(folder).files))
 
 
-def _stray_val(tree: Tree) -> str | None:
-    """The folder of validation images that would be the only class, or a split without classes; None without one."""
+def _find_stray_val(tree: Tree) -> str | None:
+    """Finds a flat folder of validation images that an image folder would take for its only class, or for a split
+    without classes; None if there is none."""
     folder = ""
     for _ in range(_DEPTH):
         inside = [name for name in tree.names(folder).folders if not is_passed_over(name)]
@@ -319,14 +324,15 @@ def _stray_val(tree: Tree) -> str | None:
     return None
 
 
-def _without_devkit(path: Path, found: _Found) -> AmbiguousSourceError:
-    if "train" in found.parts:
-        part = found.parts["train"]
+def _missing_devkit_error(path: Path, found: _Layout) -> AmbiguousSourceError:
+    """Makes the question for validation images without a devkit; it offers to pack without them, or without labels."""
+    if "train" in found.splits:
+        part = found.splits["train"]
         alone = f"or give {printable(str(part.path / part.folder))} to pack the training images alone"
         answer = Answer(source=part.path / part.folder)
     else:
-        part = found.parts["val"]
-        tree = _tree(part.path)
+        part = found.splits["val"]
+        tree = _open_or_none(part.path)
         kind = "flat" if tree is not None and _holds_val(tree, "") else "imagefolder"
         alone = f"or pack them without labels with --source {kind}"
         answer = Answer(("--source", kind), None if part.path == path else part.path)
@@ -337,14 +343,15 @@ def _without_devkit(path: Path, found: _Found) -> AmbiguousSourceError:
     )
 
 
-def _strayed(path: Path, folder: str) -> AmbiguousSourceError:
+def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
+    """Makes the question for a folder found by :func:`_find_stray_val`."""
     place, options = path / folder, [Answer(("--source", "imagefolder"))]
     give = f"unpack it, and give {printable(folder)}"
     if path.is_dir():
         give, options = f"give {printable(str(place))}", [Answer(source=place), *options]
     return AmbiguousSourceError(
-        f"{printable(str(path))} holds the validation images of ILSVRC in {printable(folder)}, which says no labels: "
-        f"{give} with {_DEVKITS[1]} beside it, or pack the folder as it is called with --source imagefolder",
+        f"{printable(str(path))} holds the validation images of ILSVRC in {printable(folder)}, without labels: "
+        f"{give} with {_DEVKITS[1]} beside it, or pack folders as classes with --source imagefolder",
         options,
     )
 
@@ -354,24 +361,25 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if certainty is not Certainty.NO:
         return certainty
     try:
-        found = _look(path)
+        found = _find_layout(path)
     except OSError:
-        return Certainty.NO  # the general kinds say why it cannot be listed
-    tree = None if "val" in found.parts else _tree(path)
-    if tree is not None and path.is_file() and any(map(_is_part, tree.names("").files)):
+        return Certainty.NO  # the general kinds report the error
+    tree = None if "val" in found.splits else _open_or_none(path)
+    if tree is not None and path.is_file() and any(map(_is_ilsvrc_archive, tree.names("").files)):
         raise SourceError(f"{printable(str(path))} holds archives of ILSVRC: unpack it, and give the folder")
-    if tree is not None and (folder := _stray_val(tree)) is not None:
-        raise _strayed(path, folder)
+    if tree is not None and (folder := _find_stray_val(tree)) is not None:
+        raise _stray_val_error(path, folder)
     if found.is_image_folder:
         return Certainty.NO
     if found.needs_devkit and found.devkit is None:
-        raise _without_devkit(path, found)
+        raise _missing_devkit_error(path, found)
     return Certainty.CERTAIN
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
+    """Opens Kaggle's layout, or the downloaded archives."""
     tree = open_tree(path)
-    if tree is not None and KaggleSource.find(tree) is not None:
+    if tree is not None and KaggleSource.find_base(tree) is not None:
         return KaggleSource(path, options)
     return IlsvrcSource(path, options)
 

@@ -1,9 +1,8 @@
 """Downsampled ImageNet (https://image-net.org/download-images.php, "ImageNet32"): 8, 16, 32 or 64 pixels a side.
 
 ``train_data_batch_1`` to ``10`` and ``val_data``, each a pickle, or an ``.npz`` of that name, of ``data``, ``labels``
-and ``mean``. Labels begin at 1 in the files and at 0 here: the devkit's order of classes and not that of sorted wnids;
-their wnids come from ``map_clsloc.txt`` where it is there. Pickles are read without being run, and their pixels stay in
-the file.
+and ``mean``. Labels begin at 1 in the files and at 0 here, in the devkit's order of classes, not that of sorted wnids.
+The wnids are known if ``map_clsloc.txt`` exists. Pickles are parsed, never executed; their pixels stay in the file.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from packstore.sources.arrays.stored import read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.cifar.pickles import BatchError, Span, array_of, data_of, mapping_of
 from packstore.sources.listing import list_folders
-from packstore.sources.named.pixels import PixelPart, PixelSource, Read, from_one
-from packstore.sources.named.tables import Table
+from packstore.sources.named.pixels import PixelPart, PixelSource, ReadRange, number_from_zero
+from packstore.sources.named.text_table import TextTable
 from packstore.sources.refusals import first_bytes
 
 _BATCHES = tuple(f"train_data_batch_{number}" for number in range(1, 11))
@@ -34,8 +33,8 @@ _VAL = "val_data"
 _FOLDER = re.compile(r"imagenet(8|16|32|64)_(train|val)(_npz)?", re.IGNORECASE)
 _NAMES = "map_clsloc.txt"
 _CLASSES = 1000
-_LARGE = 1 << 16
-"""Bytes of a pickle that are taken out of it at once, at most; more than that are pixels."""
+_MAX_COPY = 1 << 16
+"""Largest part of a pickle that is copied out of it; larger parts are pixels."""
 
 
 class _Batch(NamedTuple):
@@ -44,63 +43,63 @@ class _Batch(NamedTuple):
 
 
 class ImageNet32Source(PixelSource):
-    """The batches in a folder, or in its folders ``Imagenet32_train`` and ``Imagenet32_val``."""
+    """Source of the batches in a folder, or in its folders ``Imagenet32_train`` and ``Imagenet32_val``."""
 
     kind = "imagenet32"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._batches, missing = _find(path)
+        self._batches, missing = _find_batches(path)
         if not self._batches:
             raise SourceError(f"{printable(str(path))} is not downsampled ImageNet: it has no {_BATCHES[0]} or {_VAL}")
         if missing:
-            raise _incomplete(path, missing)
+            raise _incomplete_error(path, missing)
         self.evidence = f"{self._batches[0].file.name}" + (
             f" and {len(self._batches) - 1} more" if len(self._batches) > 1 else ""
         )
         self.normalization = "imagenet"
 
-    def classes(self) -> tuple[str, ...] | None:
-        """The wnids in ``map_clsloc.txt``, by the number that is there."""
+    def class_names(self) -> tuple[str, ...] | None:
+        """Returns the wnids in ``map_clsloc.txt`` in the order of their numbers; None without that file."""
         file = self.path / _NAMES
         if not file.is_file():
             return None
-        table = Table(printable(str(file)), first_bytes(file, 1 << 20))
+        table = TextTable(printable(str(file)), first_bytes(file, 1 << 20))
         found = {}
         for line in table:
             if len(line) < 2:
-                table.refuse(line, "a wnid and a number")
-            found[table.whole(line[1], "a wnid and a number", line)] = line[0]
+                table.refuse_line(line, "a wnid and a number")
+            found[table.parse_int(line[1], "a wnid and a number", line)] = line[0]
         if sorted(found) != list(range(1, len(found) + 1)) or len(set(found.values())) != len(found):
             raise SourceError(f"{table.name} does not number its classes from 1 on")
         return tuple(found[number] for number in range(1, len(found) + 1))
 
-    def parts(self) -> list[PixelPart]:
+    def read_parts(self) -> list[PixelPart]:
         found, sides = [], set()
-        names = self.classes()
+        names = self.class_names()
         for split, file in self._batches:
             shown = printable(str(file))
             try:
-                place, shape, labels = _npz(file) if file.suffix == ".npz" else _pickle(file)
+                offset, shape, labels = _locate_in_npz(file) if file.suffix == ".npz" else _locate_in_pickle(file)
             except (BatchError, OSError, ValueError) as error:
                 raise SourceError(f"{shown}: {printable(str(error))}") from None
             side = math.isqrt(shape[1] // 3) if len(shape) == 2 else 0
             if 3 * side * side != shape[-1] or not side:
                 raise SourceError(f"{shown} has data of the shape {shape}, expected (images, 3 x side x side)")
             sides.add(side)
-            labels = from_one(shown, labels, shape[0], len(names or ()) or _CLASSES)
-            found.append(PixelPart(split, file, shape[0], place, labels))
+            labels = number_from_zero(shown, labels, shape[0], len(names or ()) or _CLASSES)
+            found.append(PixelPart(split, file, shape[0], offset, labels))
         if len(sides) != 1:
             raise SourceError(f"{printable(str(self.path))} holds images of {sorted(sides)} pixels: give one folder")
         self.side = sides.pop()
         return found
 
-    def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
+    def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
         if file.suffix == ".npz":
             arrays = NpzSource.open_file(file, file.parent)
-            return lambda size, place: _of_npz(arrays, size, place, 3 * self.side**2), arrays.close
+            return lambda size, offset: _read_npz(arrays, size, offset, 3 * self.side**2), arrays.close
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        return lambda size, place: read_at(descriptor, size, place), lambda: os.close(descriptor)
+        return lambda size, offset: read_at(descriptor, size, offset), lambda: os.close(descriptor)
 
     def files(self) -> Iterator[Path]:
         yield from (batch.file for batch in self._batches)
@@ -108,13 +107,14 @@ class ImageNet32Source(PixelSource):
             yield self.path / _NAMES
 
 
-def _of_npz(arrays: Any, size: int, place: int, row: int) -> bytes:
-    found: NDArray[np.uint8] = arrays.read("data", 0, place // row, (place + size) // row)
+def _read_npz(arrays: Any, size: int, offset: int, row: int) -> bytes:
+    """Reads a range of the pixels' bytes that begins and ends with a row of ``row`` bytes."""
+    found: NDArray[np.uint8] = arrays.read("data", 0, offset // row, (offset + size) // row)
     return found.tobytes()
 
 
-def _npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
-    """Where pixels begin, the shape of their array, and the labels."""
+def _locate_in_npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
+    """Returns the offset of the pixels, the shape of their array, and the labels."""
     arrays = NpzSource.open_file(file, file.parent)
     try:
         infos = {info.name: info for info in arrays.infos()}
@@ -127,30 +127,30 @@ def _npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
     return 0, data.shape, raw.astype(np.int64)
 
 
-class _Program(mmap.mmap):
-    """A pickle on disk, out of which nothing large is taken."""
+class _MappedPickle(mmap.mmap):
+    """Mapped pickle that gives a large slice as its :class:`Span`, so that pixels are not copied."""
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, slice) and key.stop - key.start > _LARGE:
+        if isinstance(key, slice) and key.stop - key.start > _MAX_COPY:
             return Span(key.start, key.stop)
         return super().__getitem__(key)
 
 
-def _pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
-    """Where pixels begin, the shape of their array, and the labels."""
-    with file.open("rb") as opened, _Program(opened.fileno(), 0, access=mmap.ACCESS_READ) as program:
+def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
+    """Returns the offset of the pixels, the shape of their array, and the labels."""
+    with file.open("rb") as opened, _MappedPickle(opened.fileno(), 0, access=mmap.ACCESS_READ) as program:
         found = mapping_of(cast(bytes, program))
         data, shape, dtype = data_of(found.get("data"))
         if dtype != np.uint8 or not isinstance(data, (Span, bytes)):
             raise BatchError(f"data of {dtype}, expected uint8")
-        place = data.start if isinstance(data, Span) else program.find(data)
-        if place < 0:
-            raise BatchError("its pixels do not lie in it as they are: write it again with Python 3")
-        return place, shape, array_of(found.get("labels")).astype(np.int64)
+        offset = data.start if isinstance(data, Span) else program.find(data)
+        if offset < 0:
+            raise BatchError("its pixels are not plain bytes of the file: write it again with Python 3")
+        return offset, shape, array_of(found.get("labels")).astype(np.int64)
 
 
-def _find(path: Path) -> tuple[list[_Batch], list[str]]:
-    """The batches at ``path`` in order, and what is missing among them. Raises :class:`OSError`."""
+def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
+    """Finds the batches at ``path`` in order, and the names of missing training batches. Raises :class:`OSError`."""
     if not path.is_dir():
         return [], []
     there: dict[str, Path] = {}
@@ -164,7 +164,7 @@ def _find(path: Path) -> tuple[list[_Batch], list[str]]:
     return [_Batch("val" if name == _VAL else "train", there[name]) for name in found], missing
 
 
-def _incomplete(path: Path, missing: list[str]) -> AmbiguousSourceError:
+def _incomplete_error(path: Path, missing: list[str]) -> AmbiguousSourceError:
     return AmbiguousSourceError(
         f"{printable(str(path))} looks like downsampled ImageNet ({_BATCHES[0]}), without {', '.join(missing)}: "
         "download it again"
@@ -172,15 +172,15 @@ def _incomplete(path: Path, missing: list[str]) -> AmbiguousSourceError:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """By names, and first bytes: of a pickle of protocol 2 to 5, or of an npz."""
+    """Checks names, and the first bytes: those of a pickle of protocol 2 to 5, or of an npz."""
     try:
-        batches, missing = _find(path)
+        batches, missing = _find_batches(path)
     except OSError:
-        return Certainty.NO  # the general kinds say why it cannot be listed
+        return Certainty.NO  # the general kinds report the error
     if not batches or any(not first_bytes(batch.file, 4).startswith((b"\x80", b"PK\x03\x04")) for batch in batches):
         return Certainty.NO
     if missing:
-        raise _incomplete(path, missing)
+        raise _incomplete_error(path, missing)
     return Certainty.CERTAIN
 
 

@@ -1,4 +1,4 @@
-"""ILSVRC as Kaggle has it: ``ILSVRC/Data/CLS-LOC/{train,val,test}`` and tables beside ``ILSVRC``."""
+"""ILSVRC as downloaded from Kaggle: ``ILSVRC/Data/CLS-LOC/{train,val,test}``, and tables beside ``ILSVRC``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Label, Labels, Text
-from packstore.sources.named import NamedSource, holds
-from packstore.sources.named.tables import Table
+from packstore.sources.named import NamedSource, has_path
+from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
@@ -18,20 +18,19 @@ _SOLUTIONS = {"train": "LOC_train_solution.csv", "val": "LOC_val_solution.csv"}
 
 
 class KaggleSource(NamedSource):
-    """Its images class by class; test images have no labels. Boxes are those of the tables; images without one have
-    none."""
+    """ILSVRC's images class by class; test images have no labels. Boxes come from the tables; some images have none."""
 
     kind = "ilsvrc"
     title = "ILSVRC"
-    signs = (f"{_ROOT}/train|{_ROOT}/val",)
-    needs = (_NAMES,)
-    lists = tuple(_SOLUTIONS.values())
+    markers = (f"{_ROOT}/train|{_ROOT}/val",)
+    required = (_NAMES,)
+    optional_files = tuple(_SOLUTIONS.values())
 
     @classmethod
-    def missing(cls, tree: Tree, base: str) -> list[str]:
-        """Adds the labels of ``val``."""
-        unlabelled = holds(tree, base, f"{_ROOT}/val") and not holds(tree, base, _SOLUTIONS["val"])
-        return [*super().missing(tree, base), *([_SOLUTIONS["val"]] if unlabelled else [])]
+    def find_missing(cls, tree: Tree, base: str) -> list[str]:
+        """Lists missing files, the labels of ``val`` included."""
+        unlabelled = has_path(tree, base, f"{_ROOT}/val") and not has_path(tree, base, _SOLUTIONS["val"])
+        return [*super().find_missing(tree, base), *([_SOLUTIONS["val"]] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
         return tuple(split for split in ("train", "val", "test") if self.has(f"{_ROOT}/{split}"))
@@ -48,38 +47,41 @@ class KaggleSource(NamedSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         if split == "test":
-            for image in self.images(f"{_ROOT}/test"):
+            for image in self.list_images(f"{_ROOT}/test"):
                 yield FileRow(image, {})
         elif split == "train":
             for number, wnid in enumerate(self._names):
                 if self.has(f"{_ROOT}/train/{wnid}"):
-                    for image in self.images(f"{_ROOT}/train/{wnid}"):
-                        yield self._row(split, image, number)
+                    for image in self.list_images(f"{_ROOT}/train/{wnid}"):
+                        yield self._make_row(split, image, number)
         else:
-            found = [(self._label(image), image) for image in self.images(f"{_ROOT}/val")]
+            found = [(self._find_label(image), image) for image in self.list_images(f"{_ROOT}/val")]
             for number, image in sorted(found):
-                yield self._row(split, image, number)
+                yield self._make_row(split, image, number)
 
-    def _row(self, split: str, image: str, number: int) -> FileRow:
+    def _make_row(self, split: str, image: str, number: int) -> FileRow:
+        """Makes the row of an image with its class and boxes. Raises :class:`SourceError`."""
         values: dict[str, Any] = {"label": number, "name": self._titles[number]}
         table = self._solutions[split]
-        line = None if table is None else table.get(_stem(image))
+        line = None if table is None else table.find_line(_stem(image))
         if table is None or line is None:
             return FileRow(image, values)
         parts = [] if len(line) != 2 else line[1].split()
         wnids, numbers = parts[::5], self._numbers
         if len(parts) % 5 or not parts or not numbers.keys() >= set(wnids):
-            table.refuse(line, "an image, and a class and four numbers for each box")
-        sides = [float(table.whole(part, "whole numbers", line)) for n, part in enumerate(parts) if n % 5]
+            table.refuse_line(line, "an image, and a class and four numbers for each box")
+        texts = [part for n, part in enumerate(parts) if n % 5]
+        sides = [*map(float, table.parse_ints(texts, "whole numbers", line))]
         boxes = [sides[n : n + 4] for n in range(0, len(sides), 4)]
         return FileRow(image, values | {"boxes": boxes, "labels": [numbers[wnid] for wnid in wnids]})
 
-    def _label(self, image: str) -> int:
+    def _find_label(self, image: str) -> int:
+        """Finds the class number of a validation image. Raises :class:`SourceError`."""
         table = self._solutions["val"]
-        line = None if table is None else table.get(_stem(image))
+        line = None if table is None else table.find_line(_stem(image))
         wnid = line[1].partition(" ")[0] if line is not None and len(line) == 2 else ""
         if table is not None and wnid not in self._numbers:
-            table.refuse(line or [], f"{_stem(image)} and a class of {_NAMES}")
+            table.refuse_line(line or [], f"{_stem(image)} and a class of {_NAMES}")
         return self._numbers[wnid]
 
     @cached_property
@@ -93,11 +95,13 @@ class KaggleSource(NamedSource):
     @cached_property
     def _names(self) -> dict[str, str]:
         """Names of the classes by wnid, in the order of the wnids."""
-        return {line[0]: " ".join(line[1:]) for line in sorted(self.table(_NAMES))}
+        return {line[0]: " ".join(line[1:]) for line in sorted(self.read_table(_NAMES))}
 
     @cached_property
-    def _solutions(self) -> dict[str, Table | None]:
-        return {split: self.table(name, ",", skip=1) if self.has(name) else None for split, name in _SOLUTIONS.items()}
+    def _solutions(self) -> dict[str, TextTable | None]:
+        """Table of the labels and boxes of each split; None if it does not exist."""
+        files = {split: name for split, name in _SOLUTIONS.items() if self.has(name)}
+        return {split: self.read_table(files[split], ",", skip=1) if split in files else None for split in _SOLUTIONS}
 
 
 def _stem(path: str) -> str:

@@ -37,53 +37,54 @@ _STEP = 1 << 20
 
 
 class _MatError(Exception):
-    """A file that is broken."""
+    """Error for a damaged file; :func:`_damage_error` adds its name."""
 
 
 _FAULTS = (_MatError, struct.error, zlib.error, UnicodeDecodeError)
 
 
 def load_mat(name: str, data: bytes) -> dict[str, Any]:
-    """The variables of a MAT file: an array for numbers (read-only, in the dtype in which they lie in the file), a
-    string for text, a list for a cell, a dict of lists by field for a struct, in MATLAB's order.
+    """Reads all variables of a MAT file: an array for numbers (read-only, in the file's dtype), a string for text, a
+    list for a cell, a dict of lists by field for a struct, in MATLAB's order.
 
     Args:
-        name: Of the file, for messages.
+        name: Name of the file, for messages.
         data: Its content.
 
     Raises:
-        SourceError: It is broken, or holds something else.
+        SourceError: It is damaged, or holds other types.
     """
     try:
-        order = _order(data[:_HEADER])
-        return _Reader(memoryview(_inflated(data, order)), order).variables()
+        order = _byte_order(data[:_HEADER])
+        return _MatReader(memoryview(_inflate(data, order)), order).read_variables()
     except _FAULTS as error:
-        raise _damaged(name, error) from None
+        raise _damage_error(name, error) from None
 
 
 @dataclass(frozen=True, slots=True)
 class MatArray:
-    """An array of numbers in a file on disk.
+    """Position of an array of numbers in a file on disk.
 
     Attributes:
-        shape: Its first axis is the fastest in the file.
-        dtype: Of the numbers as they lie there.
-        place: Where they begin, among the bytes of ``deflated`` where it is compressed, else in the file.
-        deflated: Start and size of a deflate stream; None where it is not compressed.
+        shape: Its shape; the first axis is the fastest in the file.
+        dtype: The numbers' dtype in the file, with its byte order.
+        offset: Position of the first number: in the inflated bytes if it is compressed, else in the file.
+        deflated: Start and size of its deflate stream in the file; None if it is not compressed.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    place: int
+    offset: int
     deflated: tuple[int, int] | None = None
 
 
 def find_arrays(path: Path) -> dict[str, MatArray]:
-    """The arrays of numbers in a MAT file of any size, by name. Raises :class:`SourceError`."""
+    """Finds the arrays of numbers in a MAT file of any size, by name; reads only their headers. Raises
+    :class:`SourceError`."""
     name = printable(str(path))
     try:
         with path.open("rb") as file:
-            order, size = _order(file.read(_HEADER)), path.stat().st_size
+            order, size = _byte_order(file.read(_HEADER)), path.stat().st_size
             found, position = {}, _HEADER
             while position < size:
                 file.seek(position)
@@ -94,19 +95,19 @@ def find_arrays(path: Path) -> dict[str, MatArray]:
                 deflated = (position + 10, length - 2) if kind == _COMPRESSED else None  # without zlib's header
                 if deflated is not None:
                     start = zlib.decompressobj().decompress(start[8:], _START)
-                key, array = _found(start, order, 0 if deflated else position, deflated)
+                key, array = _parse_array_start(start, order, 0 if deflated else position, deflated)
                 if array is not None:
                     found[key] = array
                 position += 8 + length
     except OSError as error:
         raise SourceError(f"{name} cannot be read: {error.strerror or error}") from None
     except _FAULTS as error:
-        raise _damaged(name, error) from None
+        raise _damage_error(name, error) from None
     return found
 
 
-def check_array(shown: str, file: Path, array: MatArray) -> None:
-    """Raises :class:`SourceError` if what is compressed does not have its Adler-32 (RFC 1950)."""
+def check_adler32(shown: str, file: Path, array: MatArray) -> None:
+    """Raises :class:`SourceError` if a compressed array does not have its Adler-32 checksum (RFC 1950)."""
     if array.deflated is None:
         return
     start, size = array.deflated
@@ -124,15 +125,16 @@ def check_array(shown: str, file: Path, array: MatArray) -> None:
 
 
 def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes], Callable[[], None]]:
-    """Opens a file for the bytes of an array: returns what reads so many from a place on, and what closes it."""
+    """Opens the file of an array. Returns two functions: one reads a number of bytes from an offset, as in
+    :attr:`MatArray.offset`; the other closes the file."""
     if array.deflated is None:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        return lambda size, place: read_at(descriptor, size, place), lambda: os.close(descriptor)
+        return lambda size, offset: read_at(descriptor, size, offset), lambda: os.close(descriptor)
     inflated = GzipReader(file, array.deflated)
 
-    def read(size: int, place: int) -> bytes:
+    def read(size: int, offset: int) -> bytes:
         try:
-            inflated.seek(place)
+            inflated.seek(offset)
             data = inflated.read(size)
         except (zlib.error, EOFError) as error:
             raise ValueError(f"it is damaged: {error}") from None
@@ -143,14 +145,17 @@ def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes]
     return read, inflated.close
 
 
-def _found(start: bytes, order: str, position: int, deflated: tuple[int, int] | None) -> tuple[str, MatArray | None]:
-    """The array whose element starts like this."""
-    reader = _Reader(memoryview(start), order)
+def _parse_array_start(
+    start: bytes, order: str, position: int, deflated: tuple[int, int] | None
+) -> tuple[str, MatArray | None]:
+    """Parses name and header of an array from the first bytes of its element; None in place of an array that has no
+    real numbers."""
+    reader = _MatReader(memoryview(start), order)
     kind, size = struct.unpack_from(f"{order}II", start)
     if kind != _MATRIX:
-        raise _MatError(f"an element of type {kind}, where an array is expected")
-    flags, shape, name, at = reader.header(8, 8 + size)
-    stored, begin, stop, _ = reader.element(at, 8 + size)
+        raise _MatError(f"an element of type {kind}, expected an array")
+    flags, shape, name, at = reader.read_array_header(8, 8 + size)
+    stored, begin, stop, _ = reader.locate_element(at, 8 + size)
     key = name.decode("latin-1")
     if flags & 0xFF not in _NUMBERS or flags & _COMPLEX or stored not in _DTYPES:
         return key, None
@@ -160,18 +165,18 @@ def _found(start: bytes, order: str, position: int, deflated: tuple[int, int] | 
     return key, MatArray(shape, dtype, position + begin, deflated)
 
 
-def variable(name: str, data: bytes, key: str) -> Any:
-    """One variable of a MAT file. Raises :class:`SourceError`, also where it is not there."""
+def load_variable(name: str, data: bytes, key: str) -> Any:
+    """Reads one variable of a MAT file. Raises :class:`SourceError`, also if there is none of that name."""
     found = load_mat(name, data)
     if key not in found:
         raise SourceError(f"{name} has no variable {key!r}")
     return found[key]
 
 
-def numbers(name: str, value: Any) -> NDArray[np.int64]:
-    """Whole numbers in a row, int64 ``(n,)``, whatever their dtype. Raises :class:`SourceError`."""
+def to_whole_numbers(name: str, value: Any) -> NDArray[np.int64]:
+    """Converts a row or column of whole numbers of any dtype to int64 ``(n,)``. Raises :class:`SourceError`."""
     if not isinstance(value, np.ndarray) or value.size not in (max(value.shape), 0):
-        raise SourceError(f"{name} has something else where numbers in a row are expected")
+        raise SourceError(f"{name} has something else instead of a row of numbers")
     with np.errstate(invalid="ignore"):
         whole = value.ravel().astype(np.int64)
     if not np.array_equal(whole, value.ravel()):
@@ -179,51 +184,54 @@ def numbers(name: str, value: Any) -> NDArray[np.int64]:
     return whole
 
 
-def number(name: str, value: Any) -> int:
-    """One whole number. Raises :class:`SourceError`."""
-    found = numbers(name, value)
+def to_whole_number(name: str, value: Any) -> int:
+    """Converts an array of one whole number to int. Raises :class:`SourceError`."""
+    found = to_whole_numbers(name, value)
     if len(found) != 1:
-        raise SourceError(f"{name} has {len(found)} numbers where one is expected")
+        raise SourceError(f"{name} has {len(found)} numbers, expected one")
     return int(found[0])
 
 
-def texts(name: str, value: Any) -> list[str]:
-    """The texts of a cell, or of one field of a struct. Raises :class:`SourceError`."""
+def to_texts(name: str, value: Any) -> list[str]:
+    """Checks that a cell, or a field of a struct, is a list of strings. Raises :class:`SourceError`."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise SourceError(f"{name} has something else where names are expected")
+        raise SourceError(f"{name} has something else instead of names")
     return value
 
 
-def fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[list[Any]]:
-    """Fields of an array of structs, each the values of all structs. Raises :class:`SourceError`."""
+def struct_fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[list[Any]]:
+    """Returns the wanted fields of an array of structs, each a list over all structs. Raises :class:`SourceError`."""
     if not isinstance(value, dict) or not value.keys() >= set(wanted):
         raise SourceError(f"{name} has no structs with the fields {', '.join(wanted)}")
     return [value[field] for field in wanted]
 
 
-def _order(header: bytes) -> str:
+def _byte_order(header: bytes) -> str:
+    """Returns the byte order that a file's header states, as ``struct`` writes it."""
     found = {b"IM": "<", b"MI": ">"}.get(header[126:])
     if found is None:
-        raise _MatError("its header is not that of one")
+        raise _MatError("its header has no byte order")
     return found
 
 
-def _damaged(name: str, error: Exception) -> SourceError:
+def _damage_error(name: str, error: Exception) -> SourceError:
+    """Makes the error for a file that could not be parsed."""
     return SourceError(f"{name} is no MAT file of level 5, or it is damaged: {printable(str(error))}")
 
 
-def _inflated(data: bytes, order: str) -> bytes:
-    """The same file without compression."""
+def _inflate(data: bytes, order: str) -> bytes:
+    """Inflates all compressed elements of a file, up to a limit."""
     pieces, room = [], _MAX_BYTES
-    for piece in _pieces(data, order):
+    for piece in _inflate_pieces(data, order):
         room -= len(piece)
         if room < 0:
-            raise _MatError("decompressed, it is larger than any list of a data set")
+            raise _MatError(f"it has more than {_MAX_BYTES:,} bytes when inflated, too many for a list")
         pieces.append(piece)
     return b"".join(pieces)
 
 
-def _pieces(data: bytes, order: str) -> Iterator[bytes]:
+def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
+    """Yields the file piece by piece, compressed elements inflated."""
     yield data[:_HEADER]
     position = _HEADER
     while position < len(data):
@@ -244,57 +252,60 @@ def _pieces(data: bytes, order: str) -> Iterator[bytes]:
         position = end
 
 
-class _Reader:
-    """Reads a file without compression."""
+class _MatReader:
+    """Parser of a file that is not compressed."""
 
     def __init__(self, data: memoryview, order: str) -> None:
         self.data = data
         self.order = order
         self.left = _MAX_ELEMENTS
 
-    def variables(self) -> dict[str, Any]:
-        return {name.decode("latin-1"): value for name, value in self.arrays(_HEADER, len(self.data), 0)}
+    def read_variables(self) -> dict[str, Any]:
+        """Reads all variables by name."""
+        return {name.decode("latin-1"): value for name, value in self.read_arrays(_HEADER, len(self.data), 0)}
 
-    def arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
-        """Name and value of the arrays from ``start`` to ``end``."""
+    def read_arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
+        """Yields name and value of each array between two positions."""
         while start < end:
-            kind, begin, stop, after = self.element(start, end)
+            kind, begin, stop, after = self.locate_element(start, end)
             if kind != _MATRIX:
-                raise _MatError(f"an element of type {kind} at byte {start}, where an array is expected")
+                raise _MatError(f"an element of type {kind} at byte {start}, expected an array")
             if depth > _MAX_DEPTH:
                 raise _MatError("it is nested too deeply")
-            yield self.array(begin, stop, depth) if begin < stop else (b"", np.zeros(0))
+            yield self.read_array(begin, stop, depth) if begin < stop else (b"", np.zeros(0))
             start = after
 
-    def array(self, start: int, end: int, depth: int) -> tuple[bytes, Any]:
-        flags, shape, name, at = self.header(start, end)
-        return name, self.value(flags, shape, at, end, depth)
+    def read_array(self, start: int, end: int, depth: int) -> tuple[bytes, Any]:
+        """Reads name and value of the array between two positions."""
+        flags, shape, name, at = self.read_array_header(start, end)
+        return name, self.read_value(flags, shape, at, end, depth)
 
-    def header(self, start: int, end: int) -> tuple[int, tuple[int, ...], bytes, int]:
-        """Flags, shape and name of an array, and where its values begin."""
-        _, begin, _, after = self.element(start, end)
+    def read_array_header(self, start: int, end: int) -> tuple[int, tuple[int, ...], bytes, int]:
+        """Reads the header of an array: flags, shape, name, and the position of its values."""
+        _, begin, _, after = self.locate_element(start, end)
         (flags,) = struct.unpack_from(f"{self.order}I", self.data, begin)
-        _, begin, stop, after = self.element(after, end)
+        _, begin, stop, after = self.locate_element(after, end)
         shape = struct.unpack_from(f"{self.order}{(stop - begin) // 4}i", self.data, begin)
         if not 2 <= len(shape) <= _MAX_DEPTH or min(shape) < 0 or math.prod(shape) > end - start:
             raise _MatError(f"an array of the shape {shape[:_MAX_DEPTH]} in {end - start} bytes")
-        _, begin, stop, after = self.element(after, end)
+        _, begin, stop, after = self.locate_element(after, end)
         return flags, shape, bytes(self.data[begin:stop]), after
 
-    def value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
+    def read_value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
+        """Reads the value of an array whose header is known, by its class: cell, struct, text or numbers."""
         kind, count = flags & 0xFF, math.prod(shape)
         if kind == _CELL:
-            return self.values(at, end, depth, count)
+            return self.read_items(at, end, depth, count)
         if kind == _STRUCT:
-            _, begin, _, at = self.element(at, end)
+            _, begin, _, at = self.locate_element(at, end)
             (width,) = struct.unpack_from(f"{self.order}i", self.data, begin)
-            _, begin, stop, at = self.element(at, end)
+            _, begin, stop, at = self.locate_element(at, end)
             if not 0 < width <= 64 or (stop - begin) % width:
-                raise _MatError("a struct without names of fields")
+                raise _MatError("a struct without field names")
             names = [bytes(self.data[n : n + width]).partition(b"\0")[0] for n in range(begin, stop, width)]
-            values = self.values(at, end, depth, count * len(names))
+            values = self.read_items(at, end, depth, count * len(names))
             return {name.decode("latin-1"): values[n :: len(names)] for n, name in enumerate(names)}
-        stored, begin, stop, _ = self.element(at, end)
+        stored, begin, stop, _ = self.locate_element(at, end)
         if kind == _CHAR:
             if stored not in _TEXTS or (count and shape[0] != 1):
                 raise _MatError(f"a text of type {stored} and shape {shape}")
@@ -307,14 +318,15 @@ class _Reader:
             raise _MatError(f"an array of the shape {shape} with {stop - begin} bytes")
         return np.frombuffer(self.data, dtype, count, begin).reshape(shape, order="F")
 
-    def values(self, at: int, end: int, depth: int, count: int) -> list[Any]:
-        found = [value for _, value in self.arrays(at, end, depth + 1)]
+    def read_items(self, at: int, end: int, depth: int, count: int) -> list[Any]:
+        """Reads the values of ``count`` arrays, the items of a cell or struct."""
+        found = [value for _, value in self.read_arrays(at, end, depth + 1)]
         if len(found) != count:
-            raise _MatError(f"{len(found)} values where {count} are expected")
+            raise _MatError(f"{len(found)} values, expected {count}")
         return found
 
-    def element(self, start: int, end: int) -> tuple[int, int, int, int]:
-        """Type of the element at ``start``, where its data begin and end, and where the next one is."""
+    def locate_element(self, start: int, end: int) -> tuple[int, int, int, int]:
+        """Reads the tag at ``start``: type of the element, begin and end of its data, position of the next element."""
         self.left -= 1
         if self.left < 0:
             raise _MatError(f"it has more than {_MAX_ELEMENTS} elements")
@@ -327,5 +339,5 @@ class _Reader:
             begin = start + 8
             after = begin + size + -size % 8
         if begin + size > min(end, after):
-            raise _MatError(f"the element at byte {start} is longer than what holds it")
+            raise _MatError(f"the element at byte {start} is longer than its parent")
         return kind, begin, begin + size, min(after, end)

@@ -1,7 +1,7 @@
 """Oxford-IIIT Pet (https://www.robots.ox.ac.uk/~vgg/data/pets/): ``images/``, ``annotations/``.
 
-Names of classes are torchvision's: "Abyssinian", "American Bulldog". Masks are the trimaps: 1 the pet, 2 the
-background, 3 the border. The box of the head, in ``annotations/xmls``, is there for some images only.
+Names of classes are torchvision's: "Abyssinian", "American Bulldog". Masks are the trimaps: 1 is the pet, 2 the
+background, 3 the border. Only some images have the box of a head, in ``annotations/xmls``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Label, Mask
-from packstore.sources.named import NamedSource, named
+from packstore.sources.named import NamedSource, named_kind
 from packstore.sources.rows import FileRow, InTree
 
 _SIDES = (b"xmin", b"ymin", b"xmax", b"ymax")
 
 
 class OxfordPet(NamedSource):
-    """Its images in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``."""
+    """Pets in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``."""
 
     kind = "oxfordpet"
     title = "Oxford-IIIT Pet"
-    signs = ("annotations/list.txt", "annotations/trainval.txt")
-    needs = ("annotations/test.txt", "annotations/trimaps", "images")
+    markers = ("annotations/list.txt", "annotations/trainval.txt")
+    required = ("annotations/test.txt", "annotations/trimaps", "images")
 
     def splits(self) -> tuple[str, ...]:
         return ("test", "trainval")
@@ -39,47 +39,49 @@ class OxfordPet(NamedSource):
         return found | ({"boxes": Boxes(optional=True)} if self.has("annotations/xmls") else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        for name, label, species in self._lines(split):
+        for name, label, species in self._read_list(split):
             values: dict[str, Any] = {
                 "label": label,
                 "species": species,
-                "mask": InTree(self.at(f"annotations/trimaps/{name}.png")),
+                "mask": InTree(self.tree_path(f"annotations/trimaps/{name}.png")),
             }
             if self.has("annotations/xmls"):
-                values["boxes"] = InTree(self.at(f"annotations/xmls/{name}.xml"), optional=True)
-            yield FileRow(self.at(f"images/{name}.jpg"), values)
+                values["boxes"] = InTree(self.tree_path(f"annotations/xmls/{name}.xml"), optional=True)
+            yield FileRow(self.tree_path(f"images/{name}.jpg"), values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
         if found.get("boxes") is not None:
-            found["boxes"] = _boxes(found["boxes"])
+            found["boxes"] = _parse_boxes(found["boxes"])
         return found
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        names = {label: name for split in self.splits() for name, label, _ in self._lines(split)}
+        """Class names from the names of images; ``class_N`` for a number without images."""
+        names = {label: name for split in self.splits() for name, label, _ in self._read_list(split)}
         found = [names.get(label, f"class_{label}_1") for label in range(max(names, default=-1) + 1)]
         return tuple(" ".join(part.title() for part in name.rpartition("_")[0].split("_")) for name in found)
 
-    def _lines(self, split: str) -> Iterator[tuple[str, int, int]]:
-        table = self.table(f"annotations/{split}.txt")
+    def _read_list(self, split: str) -> Iterator[tuple[str, int, int]]:
+        """Yields name, class and species of each image of a split. Raises :class:`SourceError`."""
+        table = self.read_table(f"annotations/{split}.txt")
         for line in table:
             if line[0].startswith("#"):
                 continue
             if len(line) != 4 or line[2] not in ("1", "2"):
-                table.refuse(line, "a name and three numbers")
-            label = table.whole(line[1], "a name and three numbers", line)
+                table.refuse_line(line, "a name and three numbers")
+            label = table.parse_int(line[1], "a name and three numbers", line)
             if not 1 <= label <= 10_000:
-                table.refuse(line, "classes from 1 on")
+                table.refuse_line(line, "classes from 1 on")
             yield line[0], label - 1, int(line[2]) - 1
 
 
-def _boxes(xml: bytes) -> list[list[float]]:
-    """Left, top, right and bottom of each object. Raises :class:`ValueError`."""
+def _parse_boxes(xml: bytes) -> list[list[float]]:
+    """Parses left, top, right and bottom of each object. Raises :class:`ValueError`."""
     sides = [re.findall(rb"<%s>\s*(\d{1,7})\s*</%s>" % (side, side), xml) for side in _SIDES]
     if len(set(map(len, sides))) != 1:
-        raise ValueError("its .xml has boxes without a side")
+        raise ValueError("its .xml has boxes that lack a side")
     return [[float(side) for side in box] for box in zip(*sides, strict=True)]
 
 
-KIND = named(OxfordPet)
+KIND = named_kind(OxfordPet)

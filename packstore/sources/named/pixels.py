@@ -1,4 +1,4 @@
-"""Data sets whose images are uint8 pixels of one size, one after the other in a few files, colour by colour."""
+"""Data sets of a few files with uint8 pixels: images of one size, one after the other, each colour by colour."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from packstore.sources.rows import Row, RowSource, in_packing_order
 
 @dataclass(frozen=True)
 class PixelPart:
-    """The images of one file.
+    """Images of one file.
 
     Attributes:
         split: Their split.
-        file: The file, as :meth:`PixelSource.reader` takes it.
-        length: How many there are.
-        place: Where the first begins among the bytes that the reader reads.
+        file: The file, for :meth:`PixelSource.open_reader`.
+        length: Number of images.
+        offset: Position of the first image in the bytes that the reader reads.
         labels: int64 ``(length,)``, from 0; None for images without labels.
         values: Other columns by name, each with a first axis of ``length``.
     """
@@ -36,24 +36,24 @@ class PixelPart:
     split: str
     file: Path
     length: int
-    place: int = 0
+    offset: int = 0
     labels: NDArray[np.int64] | None = None
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
-Read = Callable[[int, int], bytes]
-"""Given a size and a place: so many bytes from there on."""
+ReadRange = Callable[[int, int], bytes]
+"""Reads a range of a file's bytes, given its size and offset."""
 
 
 class PixelSource(RowSource):
-    """Images in arrays ``(n, 3, side, side)``. Memory holds all labels, and some blocks of images.
+    """Source of images in arrays ``(n, 3, side, side)``. Memory holds all labels and some blocks of images.
 
     Attributes:
-        by_columns: The pixels of an image lie column by column, as MATLAB writes them; else row by row.
+        column_major: The file has the pixels of an image column by column, as MATLAB writes them; else row by row.
         side: Height and width of the images.
     """
 
-    by_columns: ClassVar[bool] = False
+    column_major: ClassVar[bool] = False
     side: int
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -61,26 +61,26 @@ class PixelSource(RowSource):
         self._opened: Blocks | None = None
 
     @abstractmethod
-    def parts(self) -> Sequence[PixelPart]:
-        """The files, read for their labels once. Raises :class:`SourceError`."""
+    def read_parts(self) -> Sequence[PixelPart]:
+        """Reads the labels of all files. Called once. Raises :class:`SourceError`."""
 
     @abstractmethod
-    def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
-        """What reads a file, and what closes it."""
+    def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
+        """Opens a file; returns a function that reads it, and one that closes it."""
 
-    def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes."""
+    def class_names(self) -> tuple[str, ...] | None:
+        """Returns the names of the classes; None if they have none."""
         return None
 
     def splits(self) -> Sequence[str]:
         return in_packing_order(part.split for part in self._parts)
 
     def fields(self) -> Mapping[str, Field]:
-        return {"image": Image("uint8"), "label": Label(self.classes(), optional=self.has_unlabelled)}
+        return {"image": Image("uint8"), "label": Label(self.class_names(), optional=self.has_unlabelled)}
 
     @property
     def has_unlabelled(self) -> bool:
-        """Some images have no label."""
+        """True if some images have no label."""
         return any(part.labels is None for part in self._parts)
 
     def rows(self, split: str) -> Iterator[Row]:
@@ -99,7 +99,7 @@ class PixelSource(RowSource):
         found: dict[str, Any] = {name: values[row] for name, values in part.values.items()}
         if part.labels is not None:
             found["label"] = int(part.labels[row])
-        image = planes.transpose((2, 1, 0) if self.by_columns else (1, 2, 0))
+        image = planes.transpose((2, 1, 0) if self.column_major else (1, 2, 0))
         return found | {"image": np.ascontiguousarray(image)}
 
     def close(self) -> None:
@@ -108,23 +108,26 @@ class PixelSource(RowSource):
 
     @cached_property
     def _parts(self) -> Sequence[PixelPart]:
-        found = self.parts()
+        found = self.read_parts()
         self.shape = (self.side, self.side, 3)
         return found
 
     @cached_property
     def _blocks(self) -> Blocks:
         self._opened = Blocks(
-            [part.file for part in self._parts], lambda file: _Pixels(*self.reader(file), self._of(file), self.side)
+            [part.file for part in self._parts],
+            lambda file: _OpenPixels(*self.open_reader(file), self._part_of(file), self.side),
         )
         return self._opened
 
-    def _of(self, file: Path) -> PixelPart:
+    def _part_of(self, file: Path) -> PixelPart:
         return next(part for part in self._parts if part.file == file)
 
 
-class _Pixels(OpenArrays):
-    def __init__(self, read: Read, close: Callable[[], None], part: PixelPart, side: int) -> None:
+class _OpenPixels(OpenArrays):
+    """Open file of a :class:`PixelPart`, read by rows of its array."""
+
+    def __init__(self, read: ReadRange, close: Callable[[], None], part: PixelPart, side: int) -> None:
         self._read, self._close, self._part, self._side = read, close, part, side
 
     def infos(self) -> Sequence[ArrayInfo]:
@@ -133,7 +136,7 @@ class _Pixels(OpenArrays):
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         row = 3 * self._side * self._side
-        data = self._read((stop - start) * row, self._part.place + start * row)
+        data = self._read((stop - start) * row, self._part.offset + start * row)
         if len(data) != (stop - start) * row:
             raise ValueError(f"{printable(self._part.file.name)} ends before image {stop}")
         return np.frombuffer(data, np.uint8).reshape(-1, 3, self._side, self._side)
@@ -142,8 +145,9 @@ class _Pixels(OpenArrays):
         self._close()
 
 
-def from_one(shown: str, labels: NDArray[np.int64], length: int, classes: int) -> NDArray[np.int64]:
-    """Labels that begin at 1, from 0 on. Raises :class:`SourceError` for another number of them, or others."""
+def number_from_zero(shown: str, labels: NDArray[np.int64], length: int, classes: int) -> NDArray[np.int64]:
+    """Renumbers labels that begin at 1 from 0 on. Raises :class:`SourceError` unless there are ``length`` labels, all
+    from 1 to ``classes``."""
     if len(labels) != length:
         raise SourceError(f"{shown} has {len(labels):,} labels for {length:,} images")
     if length and not 1 <= labels.min() <= labels.max() <= classes:

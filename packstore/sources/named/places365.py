@@ -1,7 +1,7 @@
 """Places365 (http://places2.csail.mit.edu/): ``categories_places365.txt``, lists, and folders of images.
 
-Folders are named as torchvision names them (``data_256_standard``) or as the archives do (``data_256``). Images of
-``test`` have no labels.
+Folders have torchvision's names (``data_256_standard``) or those of the archives (``data_256``). Images of ``test``
+have no labels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.named import NamedSource, holds, named
+from packstore.sources.named import NamedSource, has_path, named_kind
 from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
@@ -28,22 +28,22 @@ _FOLDERS = {
     "test": ("test_256", "test_large"),
 }
 _UNNAMED = ("data_256", "data_large")
-"""What archives of training images unpack to: of the standard or the challenge set, whose list is there."""
+"""Folders of unpacked training archives. They belong to the standard or the challenge set, whichever has its list."""
 
 
 class Places365(NamedSource):
-    """Its images in the order of the lists: ``train-standard`` or ``train-challenge``, ``val``, ``test``."""
+    """Places' images in the order of the lists: ``train-standard`` or ``train-challenge``, ``val``, ``test``."""
 
     kind = "places365"
     title = "Places365"
-    signs = ("categories_places365.txt",)
-    lists = tuple(_LISTS.values())
+    markers = ("categories_places365.txt",)
+    optional_files = tuple(_LISTS.values())
 
     @classmethod
-    def missing(cls, tree: Tree, base: str) -> list[str]:
-        """Adds each folder without its list, and each list without its folder."""
-        folders = _folders(tree, base)
-        without = [_LISTS[split] for split in folders if not holds(tree, base, _LISTS[split])]
+    def find_missing(cls, tree: Tree, base: str) -> list[str]:
+        """Lists the lists that are missing beside their folders; all folders, if there are none."""
+        folders = _find_folders(tree, base)
+        without = [_LISTS[split] for split in folders if not has_path(tree, base, _LISTS[split])]
         return without if folders else ["data_256_standard or val_256"]
 
     def splits(self) -> tuple[str, ...]:
@@ -53,40 +53,41 @@ class Places365(NamedSource):
         return {"image": Image(), "label": Label(self._classes, optional="test" in self._folders)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        table = self.table(_LISTS[split])
+        table = self.read_table(_LISTS[split])
         for line in table:
             if len(line) != (1 if split == "test" else 2):
-                table.refuse(line, "an image and its class" if split != "test" else "an image")
-            values = {} if split == "test" else {"label": table.whole(line[1], "an image and a number", line)}
+                table.refuse_line(line, "an image and its class" if split != "test" else "an image")
+            values = {} if split == "test" else {"label": table.parse_int(line[1], "an image and a number", line)}
             if not 0 <= values.get("label", 0) < len(self._classes):
-                table.refuse(line, f"one of {len(self._classes)} classes")
-            yield FileRow(self.at(f"{self._folders[split]}/{line[0].lstrip('/')}"), values)
+                table.refuse_line(line, f"one of {len(self._classes)} classes")
+            yield FileRow(self.tree_path(f"{self._folders[split]}/{line[0].lstrip('/')}"), values)
 
     @cached_property
     def _folders(self) -> dict[str, str]:
-        return _folders(self.tree, self.base)
+        return _find_folders(self.tree, self.base)
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        table = self.table("categories_places365.txt")
+        """Class names in the order of their numbers. Raises :class:`SourceError`."""
+        table = self.read_table("categories_places365.txt")
         found = {}
         for line in table:
             if len(line) != 2:
-                table.refuse(line, "a class and its number")
-            found[table.whole(line[1], "a class and its number", line)] = line[0]
+                table.refuse_line(line, "a class and its number")
+            found[table.parse_int(line[1], "a class and its number", line)] = line[0]
         if sorted(found) != list(range(len(found))):
             raise SourceError(f"{table.name} does not number its classes from 0 on")
         return tuple(found[number] for number in range(len(found)))
 
 
-def _folders(tree: Tree, base: str) -> dict[str, str]:
-    """The folder of each split that is there. Raises :class:`SourceError` where there are two of one."""
+def _find_folders(tree: Tree, base: str) -> dict[str, str]:
+    """Finds the folder of each split. Raises :class:`SourceError` if a split has two."""
     found: dict[str, str] = {}
-    variants = [split for split in ("train-standard", "train-challenge") if holds(tree, base, _LISTS[split])]
+    variants = [split for split in ("train-standard", "train-challenge") if has_path(tree, base, _LISTS[split])]
     for split, names in _FOLDERS.items():
-        folders = [name for name in names if holds(tree, base, name)]
+        folders = [name for name in names if has_path(tree, base, name)]
         if variants == [split]:
-            folders += [name for name in _UNNAMED if holds(tree, base, name)]
+            folders += [name for name in _UNNAMED if has_path(tree, base, name)]
         if len(folders) > 1:
             raise SourceError(
                 f"{tree.name(base)} holds {' and '.join(folders)}, the same images twice: move one of them out"
@@ -96,4 +97,4 @@ def _folders(tree: Tree, base: str) -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: ("val", "test", *_LISTS).index(item[0])))
 
 
-KIND = named(Places365)
+KIND = named_kind(Places365)

@@ -1,9 +1,9 @@
-"""Published sets as rows: splits are folders, columns parts of paths, further images and annotations lie beside them.
+"""Table of published sets: splits are folders, columns are parts of paths, further files lie beside the images.
 
 - Market-1501 and DukeMTMC-reID: ``0002_c1s3_000151_00.jpg`` is identity 2 from camera 1; -1 is junk, 0 a distractor.
 - MARS: ``bbox_train/0001/0001C1T0001F001.jpg`` is identity 1, camera 1, tracklet 1, frame 1; ``00-1`` is junk.
 - Omniglot: ``images_background/Greek/character01/0390_01.png``; the class is the character with its alphabet.
-- The others: their publishers' read-me files, and what the data sets of torchvision and torchgeo expect.
+- Sources of the others: their read-me files, and the data sets of torchvision and torchgeo.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ MASKS = (
         r"Image_(?P<number>\d\d)(?P<eye>[LR])\.jpg",
         labels=("eye",),
         beside={"vessels": "Image_{number}{eye}_1stHO.png", "vessels_2": "Image_{number}{eye}_2ndHO.png"},
-        whole=("vessels",),
+        required=("vessels",),
         known=_NOTES,
     ),
     FolderSet(
@@ -235,7 +235,7 @@ MASKS = (
         ("train|test|val", "trainannot|testannot|valannot", "train.txt|test.txt|val.txt"),
         r"(?P<split>train|val|test)/(?P<_name>[^/]+)\.(png|jpg)",
         beside={"mask": "{split}annot/{_name}.png"},
-        whole=("mask",),
+        required=("mask",),
         known=rf"(train|val|test|label_colors)\.txt|{_NOTES}",
     ),
     FolderSet(
@@ -243,7 +243,7 @@ MASKS = (
         ("stuffthingmaps", "train2017|val2017|images/train2017|images/val2017"),
         r"(images/)?(?P<split>(train|val)2017)/(?P<_name>\d{12})\.jpg",
         beside={"mask": "stuffthingmaps/{split}/{_name}.png"},
-        whole=("mask",),
+        required=("mask",),
         known=rf"labels\.txt|labels\.md|{_NOTES}",
     ),
     FolderSet(
@@ -257,7 +257,7 @@ MASKS = (
             "annotation": "{_top}{split}/{scene}/{_name}.json",
             "attributes": "{_top}{split}/{scene}/{_name}_atr.txt",
         },
-        whole=("mask",),
+        required=("mask",),
         left=r".*/ADE_[a-z]+_\d{8}/instance_[^/]*\.png",
         known=rf"index_ade20k\.(mat|pkl)|objects\.txt|objectInfo[^/]*|{_NOTES}",
     ),
@@ -277,7 +277,7 @@ PAIRS = (
             "buildings": "{_top}labels/{disaster}_{number}_pre_disaster.json",
             "buildings_after": "{_top}labels/{disaster}_{number}_post_disaster.json",
         },
-        whole=("after",),
+        required=("after",),
         known=_NOTES,
     ),
     FolderSet(
@@ -291,7 +291,7 @@ PAIRS = (
             "mask_train": "Onera Satellite Change Detection dataset - Train Labels/{city}/cm/cm.png",
             "mask_test": "Onera Satellite Change Detection dataset - Test Labels/{city}/cm/cm.png",
         },
-        whole=("after",),
+        required=("after",),
         left=r".*/(imgs_[12](_rect)?/.*|cm/[^/]+-cm\.tif)",
         known=rf".*/(train|test|dates)\.txt|.*\.geojson|{_NOTES}",
     ),
@@ -300,7 +300,7 @@ PAIRS = (
         ("train/A|val/A|test/A|A", "train/B|val/B|test/B|B", "train/label|val/label|test/label|label"),
         r"(?P<_top>((?P<split>train|val|test)/)?)A/(?P<_name>[^/]+\.(png|jpg|tif))",
         beside={"after": "{_top}B/{_name}", "mask": "{_top}label/{_name}"},
-        whole=("after", "mask"),
+        required=("after", "mask"),
         known=rf"list/[^/]+\.txt|{_NOTES}",
     ),
     FolderSet(
@@ -340,5 +340,5 @@ DUKEMTMC = folder_set_kind("dukemtmc", "DukeMTMC-reID as published", [_DUKE])
 MARS = folder_set_kind("mars", "MARS as published", [_MARS])
 OMNIGLOT = folder_set_kind("omniglot", "Omniglot as published", [_OMNIGLOT])
 PUBLISHED = folder_set_kind(
-    "published", "a published set that is told by its folders and names", [*CLASSES, *MASKS, *PAIRS]
+    "published", "a published set recognised by its folders and file names", [*CLASSES, *MASKS, *PAIRS]
 )

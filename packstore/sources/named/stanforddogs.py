@@ -1,6 +1,6 @@
 """Stanford Dogs (http://vision.stanford.edu/aditya86/ImageNetDogs/): ``Images/``, ``Annotation/``, ``train_list.mat`` …
 
-Kaggle has it as ``images/Images`` and ``annotations/Annotation`` without lists, and so without splits.
+Kaggle's copy has ``images/Images`` and ``annotations/Annotation``, and no lists, so it has no splits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from packstore.core.errors import SourceError
 from packstore.core.fields import Boxes, Field, Image, Json, Label
 from packstore.sources.beside import join
-from packstore.sources.named import NamedSource, holds, named
-from packstore.sources.named.mat import texts
+from packstore.sources.named import NamedSource, has_path, named_kind
+from packstore.sources.named.mat import to_texts
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.tree import Tree
 from packstore.sources.voc.objects import objects_of
@@ -26,31 +26,31 @@ _LIST_OF_ALL = "file_list.mat|lists/file_list.mat"
 
 
 class StanfordDogs(NamedSource):
-    """Its images in the order of the lists; without any, folder by folder. The class is the folder's name."""
+    """Dogs in the order of the lists, or without lists folder by folder. The class is the name of the folder."""
 
     kind = "stanforddogs"
     title = "Stanford Dogs"
-    signs = (_IMAGES, _NOTES)
-    lists = (*_LISTS.values(), _LIST_OF_ALL)
+    markers = (_IMAGES, _NOTES)
+    optional_files = (*_LISTS.values(), _LIST_OF_ALL)
 
     @classmethod
-    def find(cls, tree: Tree) -> str | None:
-        """Finds both folders, which must contain nothing but folders such as ``n02085620-Chihuahua``."""
-        base = super().find(tree)
+    def find_base(cls, tree: Tree) -> str | None:
+        """Finds the folder of both markers. Both may only have folders with names such as ``n02085620-Chihuahua``."""
+        base = super().find_base(tree)
         if base is None:
             return None
-        for sign in cls.signs:
-            place = next(name for name in sign.split("|") if holds(tree, base, name))
+        for marker in cls.markers:
+            place = next(name for name in marker.split("|") if has_path(tree, base, name))
             folders = tree.names(join(base, place)).folders
             if not folders or not all(map(_BREED.fullmatch, folders)):
                 return None
         return base
 
     @classmethod
-    def missing(cls, tree: Tree, base: str) -> list[str]:
-        """Adds a list that is missing if the other exists."""
-        lists = [file for file in _LISTS.values() if not holds(tree, base, file, sound=True)]
-        return [*super().missing(tree, base), *(lists if len(lists) == 1 else ())]
+    def find_missing(cls, tree: Tree, base: str) -> list[str]:
+        """Lists missing files; if one list exists, the other one included."""
+        lists = [file for file in _LISTS.values() if not has_path(tree, base, file, check_content=True)]
+        return [*super().find_missing(tree, base), *(lists if len(lists) == 1 else ())]
 
     def splits(self) -> tuple[str, ...]:
         return tuple(_LISTS) if any(map(self.has, _LISTS.values())) else ("",)
@@ -64,32 +64,34 @@ class StanfordDogs(NamedSource):
         }
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        images, notes = self._which(_IMAGES), self._which(_NOTES)
-        for image in self._named_by(split) if split else self._listed():
+        images, notes = self.resolve_alternative(_IMAGES), self.resolve_alternative(_NOTES)
+        for image in self._read_list(split) if split else self._list_folders():
             folder, _, name = image.partition("/")
             if folder not in self._classes or "/" in name or not name.endswith(".jpg"):
                 raise SourceError(f"{self.tree.name()}: its list names {image!r:.80}; expected CLASS/FILE.jpg")
-            note = InTree(self.at(f"{notes}/{image.removesuffix('.jpg')}"), optional=True)
-            yield FileRow(self.at(f"{images}/{image}"), {"label": self._classes[folder], "json": note})
+            note = InTree(self.tree_path(f"{notes}/{image.removesuffix('.jpg')}"), optional=True)
+            yield FileRow(self.tree_path(f"{images}/{image}"), {"label": self._classes[folder], "json": note})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
         if found["json"] is not None:
             read = objects_of(found["json"])
-            corners = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in read["boxes"]]
+            corners = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in read["boxes"]]  # as published
             found |= {"boxes": corners, "json": read["json"]["annotation"]}
         return found
 
-    def _named_by(self, split: str) -> list[str]:
-        return texts(*self.mat(self._which(_LISTS[split]), "file_list"))
+    def _read_list(self, split: str) -> list[str]:
+        return to_texts(*self.read_mat(self.resolve_alternative(_LISTS[split]), "file_list"))
 
-    def _listed(self) -> Iterator[str]:
-        place = self._which(_IMAGES)
-        return (image[len(self.at(place)) + 1 :] for image in self.images(place))
+    def _list_folders(self) -> Iterator[str]:
+        """Yields the images of all folders, as ``CLASS/FILE``."""
+        place = self.resolve_alternative(_IMAGES)
+        return (image[len(self.tree_path(place)) + 1 :] for image in self.list_images(place))
 
     @cached_property
     def _classes(self) -> dict[str, int]:
-        return {name: n for n, name in enumerate(sorted(self.tree.names(self.at(self._which(_IMAGES))).folders))}
+        folder = self.tree_path(self.resolve_alternative(_IMAGES))
+        return {name: n for n, name in enumerate(sorted(self.tree.names(folder).folders))}
 
 
-KIND = named(StanfordDogs)
+KIND = named_kind(StanfordDogs)

@@ -17,74 +17,74 @@ from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Array, Field
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.named import find_base, holds, read_whole
-from packstore.sources.named.pixels import PixelPart, PixelSource, Read, from_one
-from packstore.sources.named.tables import Table
+from packstore.sources.beside import read_whole
+from packstore.sources.named import find_marked_folder, has_path
+from packstore.sources.named.pixels import PixelPart, PixelSource, ReadRange, number_from_zero
+from packstore.sources.named.text_table import TextTable
 from packstore.sources.tree import Tree
 
-_SIGNS = ("train_X.bin", "test_X.bin")
-_NEEDS = ("train_y.bin", "test_y.bin")
+_MARKERS = ("train_X.bin", "test_X.bin")
+_REQUIRED = ("train_y.bin", "test_y.bin")
 _FOLDS, _NAMES = "fold_indices.txt", "class_names.txt"
 _SIDE = 96
 _CLASSES = 10
 
 
 class Stl10Source(PixelSource):
-    """The splits ``train``, ``test`` and, where it is there, ``unlabeled``."""
+    """Source of the splits ``train``, ``test`` and, if the file exists, ``unlabeled``."""
 
     kind = "stl10"
-    by_columns = True
+    column_major = True
     side = _SIDE
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         tree = open_tree(path)
-        base = None if tree is None else find_base(tree, _SIGNS)
-        if tree is None or base is None or (missing := _missing(tree, base)):
-            lacks = ", ".join(_SIGNS if tree is None or base is None else missing)
+        base = None if tree is None else find_marked_folder(tree, _MARKERS)
+        if tree is None or base is None or (missing := _missing_files(tree, base)):
+            lacks = ", ".join(_MARKERS if tree is None or base is None else missing)
             raise SourceError(f"{printable(str(path))} is not STL-10: it has no {lacks}")
         self._tree: Tree = tree
         self._base = f"{base}/" if base else ""
-        self.evidence = ", ".join(_SIGNS)
+        self.evidence = ", ".join(_MARKERS)
 
     def fields(self) -> Mapping[str, Field]:
         folds = any(part.values for part in self._parts)
         return {**super().fields(), **({"folds": Array("bool", (10,), optional=True)} if folds else {})}
 
-    def classes(self) -> tuple[str, ...] | None:
-        """The names in ``class_names.txt``."""
-        if not holds(self._tree, self._base.rstrip("/"), _NAMES):
+    def class_names(self) -> tuple[str, ...] | None:
+        if not has_path(self._tree, self._base.rstrip("/"), _NAMES):
             return None
-        lines = self._bytes(_NAMES).decode("utf-8", "replace").split("\n")
+        lines = self._read_file(_NAMES).decode("utf-8", "replace").split("\n")
         found = tuple(line.strip() for line in lines if line.strip())
         if len(set(found)) != _CLASSES:
-            raise SourceError(f"{self._shown(_NAMES)} has {len(set(found))} names; expected {_CLASSES}")
+            raise SourceError(f"{self._file_name(_NAMES)} has {len(set(found))} names; expected {_CLASSES}")
         return found
 
-    def parts(self) -> list[PixelPart]:
+    def read_parts(self) -> list[PixelPart]:
         found = []
         for split in ("train", "test", "unlabeled"):
             name = f"{split}_X.bin"
-            if not holds(self._tree, self._base.rstrip("/"), name):
+            if not has_path(self._tree, self._base.rstrip("/"), name):
                 continue
             length, rest = divmod(self._tree.stat(self._base + name).size, 3 * _SIDE * _SIDE)
             if rest:
-                raise SourceError(f"{self._shown(name)} ends within an image: it is cut off; download it again")
+                raise SourceError(f"{self._file_name(name)} ends within an image: it is cut off; download it again")
             try:
                 self._tree.read_part(self._base + name, 0, 1)
             except ValueError as error:
-                raise SourceError(f"{self._shown(name)}: {error}") from None
+                raise SourceError(f"{self._file_name(name)}: {error}") from None
             labels = None
             if split != "unlabeled":
-                raw = np.frombuffer(self._bytes(f"{split}_y.bin"), np.uint8).astype(np.int64)
-                labels = from_one(self._shown(f"{split}_y.bin"), raw, length, _CLASSES)
-            values = self._folds(length) if split == "train" else {}
+                raw = np.frombuffer(self._read_file(f"{split}_y.bin"), np.uint8).astype(np.int64)
+                labels = number_from_zero(self._file_name(f"{split}_y.bin"), raw, length, _CLASSES)
+            values = self._read_folds(length) if split == "train" else {}
             found.append(PixelPart(split, Path(self._base + name), length, labels=labels, values=values))
         return found
 
-    def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
+    def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
         part = partial(self._tree.read_part, file.as_posix())
-        return lambda size, place: part(place, size), lambda: None
+        return lambda size, offset: part(offset, size), lambda: None
 
     def files(self) -> Iterator[Path]:
         if self.path.is_dir():
@@ -99,45 +99,47 @@ class Stl10Source(PixelSource):
         super().close()
         self._tree.close()
 
-    def _folds(self, length: int) -> dict[str, NDArray[np.bool_]]:
-        if not holds(self._tree, self._base.rstrip("/"), _FOLDS):
+    def _read_folds(self, length: int) -> dict[str, NDArray[np.bool_]]:
+        """Reads the column ``folds`` of the training images; empty without its file."""
+        if not has_path(self._tree, self._base.rstrip("/"), _FOLDS):
             return {}
         found = np.zeros((length, 10), np.bool_)
-        table = Table(self._shown(_FOLDS), self._bytes(_FOLDS))
+        table = TextTable(self._file_name(_FOLDS), self._read_file(_FOLDS))
         lines = list(table)
         if len(lines) != 10:
             raise SourceError(f"{table.name} has {len(lines)} folds; expected 10")
         for fold, line in enumerate(lines):
             for text in line:
-                image = table.whole(text, "numbers of images", line)
+                image = table.parse_int(text, "numbers of images", line)
                 if not 0 <= image < length:
-                    table.refuse([text], f"one of {length:,} images")
+                    table.refuse_line([text], f"one of {length:,} images")
                 found[image, fold] = True
         return {"folds": found}
 
-    def _bytes(self, name: str) -> bytes:
+    def _read_file(self, name: str) -> bytes:
         return read_whole(self._tree, self._base + name)
 
-    def _shown(self, name: str) -> str:
+    def _file_name(self, name: str) -> str:
+        """Returns the name of a file for messages."""
         return self._tree.name(self._base + name)
 
 
-def _missing(tree: Tree, base: str) -> list[str]:
-    return [name for name in _NEEDS if not holds(tree, base, name)]
+def _missing_files(tree: Tree, base: str) -> list[str]:
+    return [name for name in _REQUIRED if not has_path(tree, base, name)]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     try:
         tree = open_tree(path)
     except SourceError:
-        return Certainty.NO  # the general kinds say what is wrong with an archive
-    base = None if tree is None else find_base(tree, _SIGNS)
+        return Certainty.NO  # the general kinds report a damaged archive
+    base = None if tree is None else find_marked_folder(tree, _MARKERS)
     if tree is None or base is None:
         return Certainty.NO
-    if missing := _missing(tree, base):
-        signs, lacks = ", ".join(_SIGNS), ", ".join(missing)
+    if missing := _missing_files(tree, base):
+        markers, lacks = ", ".join(_MARKERS), ", ".join(missing)
         raise AmbiguousSourceError(
-            f"{printable(str(path))} looks like STL-10 ({signs}), without {lacks}: download it again"
+            f"{printable(str(path))} looks like STL-10 ({markers}), without {lacks}: download it again"
         )
     return Certainty.CERTAIN
 

@@ -1,6 +1,6 @@
 """SUN397 (https://vision.princeton.edu/projects/2010/SUN/): ``ClassName.txt``, ``a/abbey/``, ``b/bar/indoor/`` …
 
-torchvision has no splits; the ten partitions for training and testing are not kept.
+It has no splits, as in torchvision; the ten partitions for training and testing are left out.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.named import NamedSource, named
+from packstore.sources.named import NamedSource, named_kind
 from packstore.sources.rows import FileRow
 
 
 class Sun397(NamedSource):
-    """Its images class by class."""
+    """SUN397's images class by class."""
 
     kind = "sun397"
     title = "SUN397"
-    signs = ("ClassName.txt|a/abbey",)
-    needs = ("ClassName.txt", "a")
+    markers = ("ClassName.txt|a/abbey",)
+    required = ("ClassName.txt", "a")
 
     def splits(self) -> tuple[str, ...]:
         return ("",)
@@ -29,18 +29,19 @@ class Sun397(NamedSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for number, name in enumerate(self._classes):
-            folder = self.at(f"{name[0]}/{name}")
+            folder = self.tree_path(f"{name[0]}/{name}")
             for image in sorted(self.tree.list(folder).images):
                 if image.startswith("sun_"):
                     yield FileRow(f"{folder}/{image}", {"label": number})
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        table = self.table("ClassName.txt")
+        """Class names without their first letter's folder: ``abbey``. Raises :class:`SourceError`."""
+        table = self.read_table("ClassName.txt")
         for line in table:
             if len(line) != 1 or line[0].count("/") not in (2, 3) or line[0][:1] != "/" or line[0][2:4] == "/":
-                table.refuse(line, "a class such as /a/abbey")
+                table.refuse_line(line, "a class such as /a/abbey")
         return tuple(line[0][3:] for line in table)
 
 
-KIND = named(Sun397)
+KIND = named_kind(Sun397)

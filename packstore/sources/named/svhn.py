@@ -13,35 +13,36 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.named.mat import MatArray, check_array, find_arrays, open_array
-from packstore.sources.named.pixels import PixelPart, PixelSource, Read, from_one
+from packstore.sources.named.mat import MatArray, check_adler32, find_arrays, open_array
+from packstore.sources.named.pixels import PixelPart, PixelSource, ReadRange, number_from_zero
 from packstore.sources.refusals import first_bytes
 
 _SPLITS = ("train", "test", "extra")
 _SIDE = 32
-_MAX_LABELS = 1 << 28
+_MAX_LABEL_BYTES = 1 << 28
 
 
 class SvhnSource(PixelSource):
-    """One of the files, or the folder that holds some of them."""
+    """Source for one of the files, or for a folder with some of them."""
 
     kind = "svhn"
-    by_columns = True
+    column_major = True
     side = _SIDE
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._files = _find(path)
+        self._files = _find_files(path)
         if not self._files:
-            raise SourceError(f"{printable(str(path))} is not SVHN, which is train_32x32.mat, test_32x32.mat …")
+            raise SourceError(
+                f"{printable(str(path))} is not SVHN: expected train_32x32.mat, test_32x32.mat or extra_32x32.mat"
+            )
         self.evidence = ", ".join(file.name for file in self._files.values())
         self._arrays: dict[Path, MatArray] = {}
 
-    def classes(self) -> tuple[str, ...]:
-        """The digits."""
+    def class_names(self) -> tuple[str, ...]:
         return tuple(map(str, range(10)))
 
-    def parts(self) -> list[PixelPart]:
+    def read_parts(self) -> list[PixelPart]:
         found = []
         for split, file in self._files.items():
             arrays, shown = find_arrays(file), printable(str(file))
@@ -49,28 +50,28 @@ class SvhnSource(PixelSource):
             if images is None or labels is None or images.dtype != np.uint8 or images.shape[:3] != (_SIDE, _SIDE, 3):
                 raise SourceError(f"{shown} has no uint8 array X of {_SIDE} x {_SIDE} x 3 x n, or no array y")
             for array in (images, labels):
-                check_array(shown, file, array)
+                check_adler32(shown, file, array)
             length = images.shape[3] if len(images.shape) == 4 else 1
-            numbers = from_one(shown, _numbers(shown, file, labels), length, 10) + 1
+            numbers = number_from_zero(shown, _read_labels(shown, file, labels), length, 10) + 1
             self._arrays[file] = images
-            found.append(PixelPart(split, file, length, images.place, numbers % 10))
+            found.append(PixelPart(split, file, length, images.offset, numbers % 10))
         return found
 
-    def reader(self, file: Path) -> tuple[Read, Callable[[], None]]:
+    def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
         return open_array(file, self._arrays[file])
 
     def files(self) -> Iterator[Path]:
         yield from self._files.values()
 
 
-def _numbers(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
-    """All numbers of an array. Raises :class:`SourceError`."""
+def _read_labels(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
+    """Reads all labels. Raises :class:`SourceError`."""
     size = int(np.prod(array.shape)) * array.dtype.itemsize
-    if size > _MAX_LABELS:
-        raise SourceError(f"{shown} has labels of {size:,} bytes, which is no SVHN")
+    if size > _MAX_LABEL_BYTES:
+        raise SourceError(f"{shown} has {size:,} bytes of labels, expected at most {_MAX_LABEL_BYTES:,}")
     read, close = open_array(file, array)
     try:
-        raw = np.frombuffer(read(size, array.place), array.dtype)
+        raw = np.frombuffer(read(size, array.offset), array.dtype)
     except (OSError, ValueError) as error:
         raise SourceError(f"{shown} cannot be read: {printable(str(error))}") from None
     finally:
@@ -81,8 +82,8 @@ def _numbers(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
     return labels
 
 
-def _find(path: Path) -> dict[str, Path]:
-    """The files by split. Raises :class:`OSError`."""
+def _find_files(path: Path) -> dict[str, Path]:
+    """Finds the files by split. Raises :class:`OSError`."""
     if not path.is_dir():
         split = path.name.removesuffix("_32x32.mat")
         return {split: path} if split in _SPLITS and first_bytes(path, 6) == b"MATLAB" else {}
@@ -91,7 +92,7 @@ def _find(path: Path) -> dict[str, Path]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    return Certainty.CERTAIN if _find(path) else Certainty.NO
+    return Certainty.CERTAIN if _find_files(path) else Certainty.NO
 
 
 KIND = Kind("svhn", "SVHN, cropped digits, as published", _recognise, SvhnSource)

@@ -1,6 +1,6 @@
 """VisA (https://github.com/amazon-science/spot-diff): ``candle/Data/Images/Normal/``, ``split_csv/1cls.csv``.
 
-``label`` is normal or anomaly, ``defects`` what an anomaly shows, and ``mask`` has a number for each kind of it.
+``label`` is normal or anomaly, ``defects`` are the kinds of defects, and ``mask`` has a number for each kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label, Labels
 from packstore.sources.beside import clean_path, infer_mask_field
-from packstore.sources.named import NamedSource, named
+from packstore.sources.named import NamedSource, named_kind
 from packstore.sources.rows import FileRow, InTree, in_packing_order
 
 _LIST = "split_csv/1cls.csv"
@@ -23,20 +23,20 @@ _NORMAL = "normal"
 
 
 class VisA(NamedSource):
-    """Its images in the order of ``split_csv/1cls.csv``; the lists ``2cls_fewshot`` and ``2cls_highshot`` are other
-    splits of the same images, and left."""
+    """VisA's images in the order of ``split_csv/1cls.csv``. Leaves out ``2cls_fewshot`` and ``2cls_highshot``, other
+    splits of the same images."""
 
     kind = "visa"
     title = "VisA"
-    signs = (_LIST, "split_csv")
+    markers = (_LIST, "split_csv")
 
     def splits(self) -> tuple[str, ...]:
         return in_packing_order(row["split"] for row in self._rows)
 
     def fields(self) -> Mapping[str, Field]:
         found: dict[str, Field] = {"image": Image()}
-        found |= {name: Label(self._classes(name)) for name in ("label", "object")}
-        masks = (self.at(row["mask"]) for row in self._rows if row["mask"])
+        found |= {name: Label(self._unique_values(name)) for name in ("label", "object")}
+        masks = (self.tree_path(row["mask"]) for row in self._rows if row["mask"])
         kinds = sorted({kind for kinds in self._defects.values() for kind in kinds})
         found |= {"defects": Labels(tuple(kinds), of=False)} if kinds else {}
         return found | {"mask": infer_mask_field(self.tree, masks)}
@@ -45,47 +45,47 @@ class VisA(NamedSource):
         for row in self._rows:
             if row["split"] == split:
                 values: dict[str, Any] = {"label": row["label"], "object": row["object"]}
-                values |= {"mask": InTree(self.at(row["mask"]))} if row["mask"] else {}
+                values |= {"mask": InTree(self.tree_path(row["mask"]))} if row["mask"] else {}
                 values |= {"defects": self._defects.get(row["image"], [])} if self._defects else {}
-                yield FileRow(self.at(row["image"]), values)
+                yield FileRow(self.tree_path(row["image"]), values)
 
     def describing_files(self) -> list[str]:
-        notes = (f"{name}/{_NOTES}" for name in self._classes("object"))
-        return [self.at(name) for name in (_LIST, *notes) if self.has(name)]
+        notes = (f"{name}/{_NOTES}" for name in self._unique_values("object"))
+        return [self.tree_path(name) for name in (_LIST, *notes) if self.has(name)]
 
-    def _classes(self, column: str) -> tuple[str, ...]:
+    def _unique_values(self, column: str) -> tuple[str, ...]:
         return tuple(sorted({row[column] for row in self._rows}))
 
     @cached_property
     def _rows(self) -> list[dict[str, str]]:
-        return self._read(_LIST, ("object", "split", "label", "image", "mask"))
+        return self._read_csv(_LIST, ("object", "split", "label", "image", "mask"))
 
     @cached_property
     def _defects(self) -> dict[str, list[str]]:
-        """Kinds of defects by image, from the table of each object that has one."""
+        """Kinds of defects by image, from the tables of the objects."""
         found: dict[str, list[str]] = {}
-        for name in self._classes("object"):
+        for name in self._unique_values("object"):
             if self.has(f"{name}/{_NOTES}"):
-                for row in self._read(f"{name}/{_NOTES}", ("image", "label", "mask")):
+                for row in self._read_csv(f"{name}/{_NOTES}", ("image", "label", "mask")):
                     kinds = [kind.strip() for kind in row["label"].split(",")]
                     found[row["image"]] = [kind for kind in dict.fromkeys(kinds) if kind and kind != _NORMAL]
         return found
 
-    def _read(self, file: str, columns: tuple[str, ...]) -> list[dict[str, str]]:
-        """The rows of a table, with paths within the source. Raises :class:`SourceError`."""
-        where = self.tree.name(self.at(file))
+    def _read_csv(self, file: str, columns: tuple[str, ...]) -> list[dict[str, str]]:
+        """Reads the rows of a table. Raises :class:`SourceError`, also for paths that lead out of the source."""
+        shown = self.file_name(file)
         try:
-            lines = csv.reader(io.StringIO(self.content_of(file).decode("utf-8-sig"), newline=""), strict=True)
+            lines = csv.reader(io.StringIO(self.read_file(file).decode("utf-8-sig"), newline=""), strict=True)
             head = next(lines, [])
             rows = [dict(zip(columns, line, strict=True)) for line in lines if line]
             for row in rows:
                 row["image"] = clean_path(row["image"])
                 row["mask"] = clean_path(row["mask"]) if row["mask"] else ""
         except (ValueError, csv.Error) as error:
-            raise SourceError(f"{where}: {printable(str(error))}; expected columns {', '.join(columns)}") from None
+            raise SourceError(f"{shown}: {printable(str(error))}; expected columns {', '.join(columns)}") from None
         if head != [*columns] or not rows:
-            raise SourceError(f"{where} begins with {printable(','.join(head))[:80]}; expected {','.join(columns)}")
+            raise SourceError(f"{shown} begins with {printable(','.join(head))[:80]}; expected {','.join(columns)}")
         return rows
 
 
-KIND = named(VisA)
+KIND = named_kind(VisA)
