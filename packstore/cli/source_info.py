@@ -32,6 +32,8 @@ _MEANINGS = {
     "boxes": "left, top, right, bottom in pixels",
     "keypoints": "points",
     "mask": "a value a pixel",
+    "volume": "values a pixel",
+    "clip": "frames or planes",
     "image": "another image",
     "images": "any number of images",
     "text": "text",

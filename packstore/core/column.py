@@ -13,6 +13,8 @@ type            stored as
 ``text``        ragged uint8: UTF-8
 ``json``        ragged uint8: JSON in UTF-8
 ``bytes``       ragged uint8
+``volume``      ``CHW`` or ``DCHW`` arrays of uint8, uint16, int16, int32 or float32, which move with the image
+``clip``        the same, of pixels, which are resized as the image is
 ``array``       any dtype and shape, fixed or ragged in the first dimension
 ==============  ============================================================================================
 """

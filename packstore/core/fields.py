@@ -14,6 +14,7 @@ from packstore.core.column import INTERNAL, ITEM_SIZE, Column
 from packstore.core.column_types.base import Field as Field
 from packstore.core.column_types.images import Images as Images
 from packstore.core.column_types.pictures import MASK_DTYPES
+from packstore.core.column_types.volumes import VOLUME_DTYPES
 from packstore.core.errors import ManifestError, UsageError, printable
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.registry import COLUMN_TYPES
@@ -149,16 +150,21 @@ class Array(Field):
         shape: Shape of each sample's array; with ``ragged``, shape of one row.
         ragged: Arrays are ``(n, *shape)`` with any n.
         optional: A sample may have no array.
-        spatial: One value for each pixel, ``(H, W)`` with the height and width of the image, such as depth: it is
-            cropped, resized (to the nearest pixel) and mirrored with the image. The dtype must be ``uint8``,
-            ``uint16``, ``int32`` or ``float32``; the column then has the type ``mask``.
+        spatial: The last two axes are the height and width of the image, with which the array is cropped, resized,
+            padded and mirrored, alike in all channels and along D: ``"HW"`` (True, without a shape) such as depth,
+            ``"CHW"``, ``"DCHW"`` such as volumes and clips. True with a ``shape`` of two to four axes if all samples
+            have it. The dtype must be ``uint8``, ``uint16``, ``int16`` (not of ``HW``), ``int32`` or ``float32``; the
+            column has the type ``mask``, ``volume`` or ``clip``.
+        smooth: Pixels, which are resized as the image is; else values, each of which is one of the array's. Of ``HW``
+            :class:`Image` does that.
     """
 
     dtype: str
     shape: tuple[int, ...] = ()
     ragged: bool = False
     optional: bool = False
-    spatial: bool = False
+    spatial: bool | Literal["HW", "CHW", "DCHW"] = False
+    smooth: bool = False
 
 
 BY_NAME: dict[str, Field] = {
@@ -242,16 +248,34 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
                     coordinates=coordinates, parallel=_name(field.of or None),
                 )  # fmt: skip
             case Array() if field.spatial:
-                if field.dtype not in MASK_DTYPES or field.shape or field.ragged:
-                    raise ManifestError(f"spatial takes one of {', '.join(MASK_DTYPES)} and no shape")
-                return Column(name, "ragged", field.dtype, (), "HW", type="mask", nullable=nullable)
+                return _spatial_column(name, field)
             case Array():
+                if field.smooth:
+                    raise ManifestError("smooth is for spatial arrays")
                 kind: Literal["fixed", "ragged"] = "ragged" if field.ragged else "fixed"
                 return Column(name, kind, field.dtype, tuple(map(as_index, field.shape)), nullable=nullable)
             case _:
                 return field.column(name)
     except (ManifestError, TypeError) as error:
         raise UsageError(f"field {printable(name)!r}: {field!r:.200} cannot be kept: {error}") from None
+
+
+_AXES = {2: "HW", 3: "CHW", 4: "DCHW"}
+
+
+def _spatial_column(name: str, field: Array) -> Column:
+    shape = tuple(map(as_index, field.shape))
+    layout = field.spatial if isinstance(field.spatial, str) else _AXES.get(len(shape) or 2, "")
+    dtypes = MASK_DTYPES if layout == "HW" else VOLUME_DTYPES
+    if field.dtype not in dtypes or field.ragged or layout not in _AXES.values() or len(shape) not in (0, len(layout)):
+        raise ManifestError(
+            f"spatial takes one of {', '.join(dtypes)}, and a shape of two to four sizes; or if sizes differ no shape "
+            "and the axes: spatial='HW', 'CHW' or 'DCHW'"
+        )
+    if field.smooth and layout == "HW":
+        raise ManifestError("smooth is for arrays CHW and DCHW; of (H, W) declare packstore.Image")
+    kind = "mask" if layout == "HW" else "clip" if field.smooth else "volume"
+    return Column(name, "fixed" if shape else "ragged", field.dtype, shape, layout, type=kind, nullable=field.optional)
 
 
 def _names(field: Label | Labels) -> tuple[str, ...] | None:

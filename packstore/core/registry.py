@@ -164,6 +164,8 @@ COLUMN_TYPES = Registry(
         "json": "packstore.core.column_types.objects:JSON",
         "bytes": "packstore.core.column_types.objects:BYTES",
         "array": "packstore.core.column_types.numbers:ARRAY",
+        "volume": "packstore.core.column_types.volumes:VOLUME",
+        "clip": "packstore.core.column_types.volumes:CLIP",
     },
 )
 """Types of columns: objects of :class:`packstore.core.column_types.base.ColumnType`."""

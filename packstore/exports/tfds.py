@@ -196,7 +196,7 @@ def _column_feature(column: Column) -> dict[str, Any]:
 
 def _tensor_feature(column: Column) -> dict[str, Any]:
     sizes = (
-        {"HWC": (-1, -1, 3), "HW": (-1, -1)}[column.layout]
+        tuple(3 if axis == "C" and column.layout == "HWC" else -1 for axis in column.layout)
         if _has_own_shapes(column) and column.layout
         else column.shape
     )

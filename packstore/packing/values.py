@@ -19,7 +19,7 @@ class ValueConverter:
     """Converts a sample's values to stored form: bytes, numbers and their companion columns. Thread-safe.
 
     Attributes:
-        masks: The mask columns.
+        masks: The columns of masks, volumes and clips.
     """
 
     def __init__(self, survey: Survey, check_files: Callable[[str, Mapping[str, Any]], None] | None = None) -> None:
@@ -34,7 +34,7 @@ class ValueConverter:
         ]
         self._images = [column.name for column, _ in self._columns if column.holds_images]
         self._check_files = check_files
-        self.masks = [column for column, _ in self._columns if column.type == "mask"]
+        self.masks = [column for column, _ in self._columns if column.traits.lies_on_image]
 
     def further_bytes(self, sample: Sample) -> int:
         """Sums the bytes of a sample's further images."""
@@ -93,7 +93,8 @@ class ValueConverter:
                 raise SampleError(key, f"{column.name}: {error}") from error
             if sizes and size not in sizes:
                 (height, width), (tall, wide) = size, sizes[0]
-                raise SampleError(key, f"{column.name}: the mask is {height}x{width}, and its image {tall}x{wide}")
+                what = f"the {column.type} is {height}x{width}, and its image {tall}x{wide}"
+                raise SampleError(key, f"{column.name}: {what}")
 
     def _check_parallel(self, key: str, column: Column, stored: Mapping[str, Any]) -> None:
         """Raises :class:`SampleError` if a column has another number of rows than its boxes."""
@@ -109,8 +110,8 @@ class ValueConverter:
 def _mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
     """Returns height and width of a mask: an array, or the bytes of a file."""
     if column.layout is not None:
-        height, width = np.shape(value)
-        return height, width
+        shape = np.shape(value)
+        return shape[-2], shape[-1]
     header = read_mask_header(value, max_pixels)
     return header.height, header.width
 

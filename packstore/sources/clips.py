@@ -60,7 +60,7 @@ class ClipsSource(WrappedSource):
             value_bytes += frame_bytes * len(entry.ref)
             size_counts[round_up_size(frame_bytes)] += 1
             key_bytes += key_size(entry.key)
-        clip = column_of("clip", Array(mode.dtype, (mode.channels, *size), ragged=True))
+        clip = column_of("clip", Array(mode.dtype, spatial="DCHW", smooth=True))
         others = survey.columns if has_classes else ()
         records = sum(splits.values())
         progress(Progress("scan", records, records, size_bytes))

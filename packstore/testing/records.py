@@ -120,6 +120,9 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
         column = Column(f"raw_{type}", "ragged", dtype, layout=layout, type=type, nullable=True)
         shapes = [((3 + i % 7, i % 5, 3)[: len(layout)] if there[i] else (0,) * len(layout)) for i in range(count)]
         add(column, [rng.bytes(math.prod(s) * column.record_nbytes) for s in shapes], shapes)
+    planes = Column("planes", "ragged", "int16", layout="DCHW", type="volume")
+    shapes = [(i % 3, 1, 2 + i % 2, 3) for i in range(count)]
+    add(planes, [rng.bytes(math.prod(s) * planes.record_nbytes) for s in shapes], shapes)
     parallel: dict[str, Any] = {"parallel": "boxes"}
     for column in (
         Column("boxes", "ragged", "float32", (4,), type="boxes", coordinates="xyxy"),
@@ -141,6 +144,8 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
         add(column, raw)
     fixed = Column("square", "fixed", "int32", (3, 2), "HW", type="mask")
     add(fixed, rng.integers(-9, 9, (count, 3, 2)).astype(np.int32))
+    frames = Column("frames", "fixed", "uint8", (2, 1, 3, 2), "DCHW", type="clip", nullable=True)
+    add(frames, rng.integers(0, 9, (count, *frames.shape), np.uint8) * there[:, None, None, None, None])
     coarse = Column("coarse", "fixed", "int64", classes=CLASSES, type="label", nullable=True)
     add(coarse, np.where(there, rng.integers(0, 3, count), 0))
     for name, nullable in (("a_images", False), ("some_images", True)):

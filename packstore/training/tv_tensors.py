@@ -59,8 +59,10 @@ class TVTensors:
         match column.type:
             case "image":
                 return self._kinds.Image(value)
-            case "mask":
+            case "mask" | "volume":
                 return self._kinds.Mask(value)
+            case "clip":
+                return self._kinds.Video(value) if value.ndim == 4 else self._kinds.Image(value)
             case "boxes":
                 return self._kinds.BoundingBoxes(value, format="XYXY", canvas_size=size)
             case "keypoints":

@@ -20,11 +20,12 @@ from packstore.training.pictures import key_of, locate_error, stored_array, stor
 def as_tensor(column: Column, values: NDArray[Any]) -> torch.Tensor:
     """Converts values of a column, in memory of their own, to a tensor of the column's dtype.
 
-    Masks of 16 bits become int32, since torch has few operations for uint16. uint64 becomes int64 of the same bits.
+    Masks, volumes and clips of 16 bits become int32, since torch has few operations for uint16. uint64 becomes int64 of
+    the same bits.
     """
     if column.dtype == "bfloat16":
         return torch.from_numpy(values).view(torch.bfloat16)
-    if column.type == "mask" and values.dtype == np.uint16:
+    if column.traits.lies_on_image and values.dtype in (np.uint16, np.int16):
         return torch.from_numpy(values.astype(np.int32))
     return torch.from_numpy(values.view(np.int64) if values.dtype == np.uint64 else values)
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore import PackedDataset, append, convert, verify
+from packstore import PackedDataset, PackedLoader, append, convert, verify
+from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, UsageError
 from packstore.sources import Entry, Source, open_source
 from packstore.testing import SourceSuite
@@ -76,6 +78,20 @@ def test_clips_are_arrays_of_their_frames(
         np.testing.assert_array_equal(image, wanted[len(wanted) // 2])
         assert key.startswith("clip_000")
     assert verify(out, against=tmp_path / "video").ok
+
+
+def test_clips_move_with_their_image(tmp_path: Path) -> None:
+    for number in range(3):
+        save(tmp_path / "video" / f"v{number}", frames_of(number, 2 + number))
+    convert(tmp_path / "video", tmp_path / "s.lmdb", frames="clips")
+    dataset = PackedDataset(tmp_path / "s.lmdb", columns=("image", "clip"))
+    for images, clips in PackedLoader(dataset, 3, augment=[RandomResizedCrop(5), RandomHorizontalFlip()]):
+        assert images.shape == (3, 3, 5, 5)
+        for image, clip in zip(images, clips, strict=True):
+            assert torch.equal(clip[len(clip) // 2], image)
+    (_, clips), *_ = PackedLoader(dataset, 3, augment=[RandomResizedCrop(5)], collate={"clip": "padded"})
+    assert clips.values.shape == (3, 4, 3, 5, 5)
+    assert clips.lengths.tolist() == [[2, 3, 5, 5], [3, 3, 5, 5], [4, 3, 5, 5]]
 
 
 def test_folders_above_clips_are_classes_and_clips_are_appended(tmp_path: Path) -> None:

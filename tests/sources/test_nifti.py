@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from packstore import PackedDataset, PackedLoader, convert, verify
+from packstore.augment import RandomCrop, RandomHorizontalFlip
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, UsageError
 from packstore.sources import open_source
 from packstore.sources.base import Sample
@@ -153,6 +155,23 @@ def test_labels_beside_images_are_masks(tmp_path: Path) -> None:
     assert volume.shape == (3, 1, 4, 5)
 
 
+def test_volumes_and_their_masks_move_with_the_image(tmp_path: Path) -> None:
+    for number in range(3):  # of several sizes
+        volume = np.random.default_rng(number).integers(-900, 900, (20 + number, 16, 2 + number), np.int16)
+        save(volume, tmp_path / "set" / "imagesTr" / f"a_{number}_0000.nii.gz")
+        save((volume > 0).astype(np.uint8), tmp_path / "set" / "labelsTr" / f"a_{number}.nii.gz")
+    convert(tmp_path / "set", tmp_path / "out.lmdb", columns=VOLUMES)
+    assert verify(tmp_path / "out.lmdb", decode=True, against=tmp_path / "set").ok
+    dataset = PackedDataset(tmp_path / "out.lmdb", "train", columns=("image", "volume", "volume_mask"))
+    collate: Any = {"volume_mask": "optional"}
+    for images, volumes, masks in PackedLoader(dataset, 3, augment=[RandomCrop(12), RandomHorizontalFlip()],
+                                               collate=collate):  # fmt: skip
+        assert sorted(len(volume) for volume in volumes) == [2, 3, 4]
+        for image, volume, mask in zip(images, volumes, masks, strict=True):
+            assert torch.equal(volume[len(volume) // 2], image)
+            assert torch.equal(mask, (volume > 0).to(mask.dtype))
+
+
 def test_colours_are_rgb(tmp_path: Path) -> None:
     colours = np.random.default_rng(1).integers(0, 256, (5, 4, 3, 3), np.uint8)
     packed = np.ascontiguousarray(colours).view([(c, "u1") for c in "RGB"])[..., 0]
@@ -173,14 +192,6 @@ def test_stored_values_with_their_slope(tmp_path: Path) -> None:
     np.testing.assert_allclose(scaled, stored.get_fdata()[:, :, 0].T)
     with closing(open_source(tmp_path, columns=SLICES)) as source:
         assert "texts and extensions in headers" in source.survey().ledger.passed_over
-
-
-def test_volumes_of_different_planes_are_taken_as_slices(tmp_path: Path) -> None:
-    save(values_of(1), tmp_path / "a.nii")
-    save(values_of(1, shape=(6, 4, 3)), tmp_path / "b.nii")
-    with closing(open_source(tmp_path, columns=VOLUMES)) as source, pytest.raises(SourceError, match=SLICES):
-        source.survey()
-    assert len(records(tmp_path)) == 6
 
 
 def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_what_it_may_not_be(tmp_path: Path) -> None:
     image = np.zeros((8, 9, 3), np.uint8)
     for declared, message in (
         (packstore.Array("float64", spatial=True), "spatial takes one of uint8, uint16, int32, float32"),
-        (packstore.Array("float32", (2,), spatial=True), "and no shape"),
+        (packstore.Array("float32", (2,), spatial=True), "a shape of two to four sizes"),
     ):
         fields: dict[str, Any] = {"image": packstore.Image("uint8"), "depth": declared}
         with pytest.raises(UsageError, match=message):

@@ -115,7 +115,9 @@ def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[byte
         "pages": packstore.Images(optional=True, mode=None),
         "notes": packstore.Json(optional=True),
         "blob": packstore.Bytes(optional=True),
-        "vector": packstore.Array(dtype="float32", shape=(512,), ragged=False, optional=True, spatial=False),
+        "vector": packstore.Array(
+            dtype="float32", shape=(512,), ragged=False, optional=True, spatial=False, smooth=False
+        ),
         "score": "float64",
     }
     with packstore.Writer(

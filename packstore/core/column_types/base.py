@@ -68,8 +68,9 @@ class Column:
         kind: ``fixed`` (the same shape in every record) or ``ragged`` (any number of rows: ``(n, *shape)``).
         dtype: Name of the element type, a key of :data:`ITEM_SIZE`. Files and text are ``uint8``.
         shape: Shape of one record's value; in a ragged column the shape of one row. ``()`` for scalars, files and text.
-        layout: ``HWC`` for pixels that are whole numbers, ``CHW`` for floating point, ``HW`` for masks as arrays, else
-            None. The shapes of a ragged column with a layout are in another column, :attr:`shape_name`.
+        layout: ``HWC`` for pixels that are whole numbers, ``CHW`` for floating point, ``HW`` for masks as arrays,
+            ``CHW`` or ``DCHW`` for volumes and clips, else None. The shapes of a ragged column with a layout are in
+            another column, :attr:`shape_name`.
         classes: Class names if the column holds class numbers, else None.
         nbytes: Bytes of all values, without any container's overhead.
         digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`. None for the image column,
@@ -106,7 +107,7 @@ class Column:
         largest = math.prod(max(n, 1) for n in self.shape) * ITEM_SIZE[self.dtype]
         check(max(largest, self.nbytes) < MAX_ARRAY_BYTES, "column size", self.shape)
         check(self.kind == "fixed" or 0 not in self.shape, "ragged column", self.shape)
-        check(self.layout in (None, "HWC", "CHW", "HW"), "column layout", self.layout)
+        check(self.layout in (None, "HWC", "CHW", "DCHW", "HW"), "column layout", self.layout)
         check(self.nbytes >= 0, "column nbytes", self.nbytes)
         check(self.kind == "fixed" or self.nbytes % self.record_nbytes == 0, "column nbytes", self.nbytes)
         known = isinstance(self.type, str) and self.type in COLUMN_TYPES
@@ -228,6 +229,7 @@ class ColumnType(ABC):
         is_picture: Values are images or masks: files or arrays.
         has_images: Values are images, or lists of them.
         moves: Values have places in the main image, so they change when its pixels move.
+        lies_on_image: Arrays have the main image's height and width as their last axes.
         has_classes: Values are class numbers.
         goes_with_boxes: Rows may describe boxes of another column.
         coordinates: Conventions of coordinates that a column may have.
@@ -242,6 +244,7 @@ class ColumnType(ABC):
     is_picture: ClassVar[bool] = False
     has_images: ClassVar[bool] = False
     moves: ClassVar[bool] = False
+    lies_on_image: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False
     goes_with_boxes: ClassVar[bool] = False
     coordinates: ClassVar[tuple[str | None, ...]] = (None,)

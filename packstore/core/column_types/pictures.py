@@ -56,6 +56,7 @@ class MaskType(PictureType):
 
     name = "mask"
     moves = True
+    lies_on_image = True
 
     def fits(self, column: Column) -> bool:
         if column.layout is None:

@@ -129,16 +129,9 @@ class NiftiSource(TreeRowSource):
         mask_dtype = "uint8" if set(masks) == {"uint8"} else "int32"
         found: dict[str, Field] = {"image": Image(mode.dtype, mode=None if mode == RGB else mode.name)}
         if self._as == "volumes":
-            sizes = sorted({volume.shape[1::-1] for volume in self._volumes if not volume.error})
-            if len(sizes) > 1:
-                raise SourceError(
-                    f"{printable(str(self.path))}: its volumes have planes of {sizes[0]} and {sizes[1]} pixels, and a "
-                    "column of arrays has one height and width: take --column image=slices"
-                )
-            planes = sizes[0] if sizes else (1, 1)
-            found["volume"] = Array(mode.dtype, (mode.channels, *planes), ragged=True)
+            found["volume"] = Array(mode.dtype, spatial="DCHW", smooth=True)
             if masks:
-                found["volume_mask"] = Array(mask_dtype, (1, *planes), ragged=True, optional=True)
+                found["volume_mask"] = Array(mask_dtype, spatial="DCHW", optional=True)
         else:
             found["slice"] = Array("int64")
             if masks:

@@ -190,5 +190,7 @@ def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None
                 f"Mosaic shows four images, and the column {column.name!r} ({column.type}) is of one: load labels that "
                 "belong to boxes, with the boxes"
             )
+        if column.type in ("volume", "clip"):
+            raise UsageError(f"Mosaic joins images, not volumes and clips: leave {column.name!r} out of columns=")
         if moves and column.name in collate:
             raise UsageError(f"Mosaic joins lists: leave {column.name!r} out of collate=")

@@ -29,6 +29,9 @@ from packstore.training.augment.timm_policies import TimmAugment
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
 
+TARGETS = ("mask", "volume", "clip", "boxes", "keypoints")
+"""Types of columns that move with the images."""
+
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 
@@ -157,10 +160,11 @@ def place_mask(
     Args:
         placement: Placement of the batch.
         row: Index of the image.
-        mask: ``(H, W)`` of any dtype, with the height and width of the image. Rows below the lowest visible one may be
-            missing.
+        mask: ``(…, H, W)`` of any dtype, with the height and width of the image. Rows below the lowest visible one may
+            be missing.
         fill: Value outside the image.
-        out: ``(h, w)`` of the mask's dtype to write to, with the height and width of the result; None for a new array.
+        out: ``(…, h, w)`` of the mask's dtype to write to, with the height and width of the result; None for a new
+            array.
 
     Raises:
         ValueError: The mask lacks visible rows or columns.
@@ -175,18 +179,18 @@ def place_mask(
     height, width = placement.sizes[row].tolist()
     rows, columns = placement.rows[row, :height], placement.columns[row, :width]
     needed = int(rows.max()) + 1, int(columns.max()) + 1
-    if mask.ndim != 2 or mask.shape[0] < needed[0] or mask.shape[1] < needed[1]:
+    if mask.shape[-2] < needed[0] or mask.shape[-1] < needed[1]:
         raise ValueError(f"the mask has shape {mask.shape}, and its image shows {needed[0]}x{needed[1]} pixels of it")
     if out is None:
-        out = np.empty((height, width), mask.dtype)
+        out = np.empty((*mask.shape[:-2], height, width), mask.dtype)
     if 0 in needed:
         out[:] = fill
         return out
     # Whole rows first, which is a copy of memory each: 4 times as fast as one index of rows and columns. Modes other
     # than "clip" would go through a buffer.
-    np.take(mask.take(rows, 0, mode="clip"), columns, 1, out=out, mode="clip")
-    out[rows < 0] = fill
-    out[:, columns < 0] = fill
+    np.take(mask.take(rows, -2, mode="clip"), columns, -1, out=out, mode="clip")
+    out[..., rows < 0, :] = fill
+    out[..., columns < 0] = fill
     return out
 
 
@@ -347,10 +351,10 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
 
     Args:
         ops: The user's whole list, and all other functions that are called with images.
-        types: Types of the loaded columns; only ``mask``, ``boxes`` and ``keypoints`` count.
+        types: Types of the loaded columns; only :data:`TARGETS` count.
         instead: Alternative that moves images and targets together, for messages.
     """
-    moved = [name for name in ("mask", "boxes", "keypoints") if name in types]
+    moved = [name for name in TARGETS if name in types]
     if any(map(_mixes, ops)) and (moved or "image" in types):
         others = " and ".join([*moved, *(["further images"] if "image" in types else [])])
         raise UsageError(f"AugMix mixes images that lie in different places, and {others} cannot follow")
@@ -369,7 +373,7 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
                     "if it leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it; else use "
                     f"{instead}"
                 )
-        if isinstance(op, GeometricOperation) and op.pads != "constant" and moved != ["mask"]:
+        if isinstance(op, GeometricOperation) and op.pads != "constant" and moved[-1] in ("boxes", "keypoints"):
             raise UsageError(
                 f"{op!r}: padding_mode {op.pads!r} shows parts of the image again, which have no {moved[-1]}; use "
                 "padding_mode='constant'"

@@ -93,6 +93,15 @@ class Cut:
             )
         ]
 
+    @classmethod
+    def of_row(cls, move: Move, row: int) -> Cut:
+        """Returns the cut of one image by ``move``."""
+        crops = move.crops
+        box, size, window = (tuple(each[row].tolist()) for each in (crops.box, crops.size, crops.window))
+        flip = crops.flip is not None and bool(crops.flip[row])
+        sampling = 0 if crops.sampling is None else int(crops.sampling[row])
+        return cls(box, size, window, flip, move.pads, crops.fill, sampling)
+
     @property
     def resizes(self) -> bool:
         """True if the box is resized."""

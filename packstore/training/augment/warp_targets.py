@@ -21,12 +21,14 @@ class Warp:
     Attributes:
         codes: int ``(B,)``: :class:`Code`; ``IDENTITY`` if the image does not move.
         parameters: float32 ``(B, 8)``.
+        flags: int32 ``(B,)``: interpolation and fill of images.
         sizes: int64 ``(B, 2)``: heights and widths, which do not change.
         forward: float64 ``(B, 3, 3)``: maps points of the image to points of the result, from the upper left corner.
     """
 
     codes: NDArray[np.int32]
     parameters: NDArray[np.float32]
+    flags: NDArray[np.int32]
     sizes: Numbers
     forward: Matrices
 
@@ -36,7 +38,9 @@ class Warp:
         codes = np.where(np.isin(steps["code"], GEOMETRIC), steps["code"], 0)
         if not codes.any():
             return None
-        return cls(codes, steps["p"], sizes, _forward_matrices(codes, steps["p"].astype(np.float64), sizes))
+        return cls(
+            codes, steps["p"], steps["flags"], sizes, _forward_matrices(codes, steps["p"].astype(np.float64), sizes)
+        )
 
     def move(self, points: Any, rows: Numbers, last: int = 0) -> Any:
         """Moves ``points`` float32 ``(N, m, 2)``, x and y, of images ``rows``; returns new memory.
@@ -62,21 +66,21 @@ class Warp:
         return np.clip(found, 0, self.sizes[rows, None, ::-1].astype(np.float32)) if clip else found
 
     def move_mask(self, row: int, mask: NDArray[Any], fill: float) -> NDArray[Any]:
-        """Warps the mask of image ``row``, ``(H, W)``, without interpolation."""
+        """Warps the mask of image ``row``, ``(…, H, W)``, without interpolation."""
         code, p = self.codes[row], self.parameters[row]
         if code == Code.MIRROR:
-            return mask[:, ::-1]
+            return mask[..., ::-1]
         if code == Code.FLIP:
-            return mask[::-1]
+            return mask[..., ::-1, :]
         if code == Code.IDENTITY:
             return mask
-        across, down = _grid(Code(int(code)), p, *mask.shape)
-        height, width = mask.shape
+        height, width = mask.shape[-2:]
+        across, down = _grid(Code(int(code)), p, height, width)
         # As grid_sample of torch counts and rounds.
         x, y = (np.rint(((each + 1) * n - 1) / 2) for each, n in ((across, width), (down, height)))
         inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
         result = np.full(mask.shape, fill, mask.dtype)
-        result[inside] = mask[y[inside].astype(np.int64), x[inside].astype(np.int64)]
+        result[..., inside] = mask[..., y[inside].astype(np.int64), x[inside].astype(np.int64)]
         return result
 
 

@@ -92,7 +92,8 @@ class Fields:
             finish: See :class:`ImageField`.
             names: Names of the columns; None for all columns of the dataset.
             one_by_one: Images are augmented one by one.
-            form: Form of the main images if they differ in size, ``"list"`` or ``"padded"``; masks have it too.
+            form: Form of the main images if they differ in size, ``"list"`` or ``"padded"``; masks and volumes of one
+                shape have it too.
 
         Raises:
             UsageError: Columns that the operations cannot move, or that do not support the form in ``collate``."""
@@ -131,8 +132,10 @@ class Fields:
                 return ImageListField(dataset.list_reader(column), optional or asked == "list")
             if column.traits.has_images:
                 return ImageField(column, optional, new_assembler, finish)
-            if column.traits.is_picture:
-                return MaskField(column, optional, options.mask_fill, dataset.max_pixels, form)
+            if column.traits.lies_on_image:
+                ragged = None if column.layout in (None, "HW") or column.kind == "fixed" else asked
+                ragged = "list" if ragged == "optional" else ragged
+                return MaskField(column, optional, options.mask_fill, dataset.max_pixels, ragged or form)
             if column.traits.is_object:
                 return ObjectField(column, optional)
             if column.kind == "fixed":

@@ -1,4 +1,4 @@
-"""Columns of a batch that are decoded row by row, besides the main image: masks and further images."""
+"""Columns of a batch that are decoded row by row, besides the main image: masks, volumes, clips, further images."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.images.masks import MaskHeader, decode_mask, read_mask_header
+from packstore.training.augment.clips import place_clip
 from packstore.training.augment.targets import place_mask
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.fields import (
@@ -35,13 +36,13 @@ from packstore.training.pictures import ImageListReader, stored_array, stored_fi
 
 @dataclass(eq=False)
 class MaskRows(TensorRows):
-    """Masks, ``(B, h, w)``; or if they differ in size, one after the other in ``host``."""
+    """Masks, volumes or clips, ``(B, …, h, w)``; or if they differ in shape, one after the other in ``host``."""
 
     column: Column
     stored: list[Any]  # of each row the file or array
     headers: list[MaskHeader | None]
     fill_value: int
-    sizes: NDArray[np.int64] | None = None
+    shapes: NDArray[np.int64] | None = None
     form: str | None = None
 
     in_ring = True
@@ -49,22 +50,22 @@ class MaskRows(TensorRows):
     @cached_property
     def _each(self) -> torch.Tensor | list[torch.Tensor]:
         """Mask of each row."""
-        return self.host if self.sizes is None else split_flat(self.host, self.sizes.tolist())
+        return self.host if self.shapes is None else split_flat(self.host, self.shapes.tolist())
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        if self.sizes is None:
+        if self.shapes is None:
             return super().tensors(kept)
         host = self.host
         if kept is not None:
             host = torch.cat([self._each[row].reshape(-1) for row in kept.tolist()] or [host[:0]])
-        return [host, torch.from_numpy(select_rows(self.sizes, kept))]
+        return [host, torch.from_numpy(select_rows(self.shapes, kept))]
 
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        if self.sizes is None:
+        if self.shapes is None:
             return super().value(there, kept, ids)
-        masks, sizes = split_flat(next(there), select_rows(self.sizes, kept).tolist()), next(there)
+        masks, shapes = split_flat(next(there), select_rows(self.shapes, kept).tolist()), next(there)
         if self.form == "padded":
-            return pad_to_largest(masks, sizes, self.fill_value)
+            return pad_to_largest(masks, shapes, self.fill_value)
         return fill_missing(masks, self.missing, kept)
 
     def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
@@ -81,11 +82,11 @@ class MaskRows(TensorRows):
     def _fill(self, context: Context, row: int) -> None:
         placement, out = context.placement, self._each[row].numpy()
         stored, header = self.stored[row], self.headers[row]
-        if stored is None:
+        if stored is None or not out.size:
             out[:] = 0
             return
         if header is None:
-            mask, size = stored, stored.shape
+            mask, size = stored, stored.shape[-2:]
         else:
             mask = decode_mask(stored, header, None if placement is None else placement.rows_needed(row))
             size = header.height, header.width
@@ -93,8 +94,13 @@ class MaskRows(TensorRows):
             assert context.sizes is not None
             expected = context.sizes[row].tolist()
             if list(size) != expected:
-                raise DecodeError(f"the mask is {size[0]}x{size[1]}, and its image {expected[0]}x{expected[1]}")
-            place_mask(placement, row, mask.astype(out.dtype, copy=False), self.fill_value, out)
+                what = f"the {self.column.type} is {size[0]}x{size[1]}"
+                raise DecodeError(f"{what}, and its image {expected[0]}x{expected[1]}")
+            if self.column.type == "clip":
+                clip = torch.from_numpy(np.array(mask, out.dtype))
+                np.copyto(out, place_clip(placement, row, clip).numpy())
+            else:
+                place_mask(placement, row, mask.astype(out.dtype, copy=False), self.fill_value, out)
         elif mask.shape == out.shape:
             np.copyto(out, mask)
         else:
@@ -102,7 +108,7 @@ class MaskRows(TensorRows):
 
 
 class MaskField(Field):
-    """Column of masks."""
+    """Column of masks, volumes or clips."""
 
     def __init__(
         self, column: Column, optional: bool, fill_value: int, max_pixels: int, form: str | None = None
@@ -113,7 +119,7 @@ class MaskField(Field):
             optional: Records may have no value.
             fill_value: Value outside the image.
             max_pixels: Limit of a mask's pixels.
-            form: ``"list"`` or ``"padded"`` if images and masks differ in size.
+            form: ``"list"`` or ``"padded"`` if masks, or volumes, differ in shape; None for one tensor.
         """
         super().__init__(column, optional)
         self._form = form
@@ -140,12 +146,22 @@ class MaskField(Field):
             context.placement.prepare_masks()
         dtype = self._dtype(headers)
         if self._form is not None:
-            assert context.placement is not None
-            sizes = context.placement.sizes
-            host = new_buffer((int(sizes.prod(1).sum()),), dtype)
-            return MaskRows(host, missing, column, stored, headers, self._fill_value, sizes, self._form)
-        host = new_buffer((len(stored), *self._size(context, stored, headers)), dtype)
+            shapes = self._shapes(context, stored)
+            host = new_buffer((int(shapes.prod(1).sum()),), dtype)
+            return MaskRows(host, missing, column, stored, headers, self._fill_value, shapes, self._form)
+        host = new_buffer((len(stored), *column.shape[:-2], *self._size(context, stored, headers)), dtype)
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
+
+    def _shapes(self, context: Context, stored: Sequence[Any]) -> NDArray[np.int64]:
+        """Returns the shape of each row; of missing volumes the leading axes are 0."""
+        axes = len(self.column.layout or "HW")
+        if axes == 2:
+            assert context.placement is not None
+            return context.placement.sizes
+        shapes = np.array([(0,) * axes if each is None else each.shape for each in stored], np.int64).reshape(-1, axes)
+        if context.placement is not None:
+            shapes[:, -2:] = context.placement.sizes
+        return shapes
 
     def _dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
         """Returns float32, uint8, or int32 if values or the fill value do not fit uint8."""
@@ -162,8 +178,8 @@ class MaskField(Field):
             return height, width
         for mask, header in zip(stored, headers, strict=True):
             if mask is not None:
-                return mask.shape if header is None else (header.height, header.width)
-        return 0, 0
+                return (mask.shape[-2], mask.shape[-1]) if header is None else (header.height, header.width)
+        return (self.column.shape[-2], self.column.shape[-1]) if self.column.shape else (0, 0)
 
 
 def split_flat(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
@@ -173,14 +189,16 @@ def split_flat(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[to
 
 
 def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: float = 0) -> Padded:
-    """Pads tensors ``(…, h, w)`` to the largest height and width, each in the upper left corner; returns them with
-    their ``sizes``, int64 ``(B, 2)``. Raises :class:`UsageError` if there are none."""
+    """Pads tensors ``(…, h, w)`` to the largest height and width, each in the upper left corner; or along as many last
+    axes as ``sizes``, int64 ``(B, 2)``, has. Returns them with their sizes. Raises :class:`UsageError` if there are
+    none."""
     if not values:
         raise UsageError("a batch without images cannot be padded")
-    largest = [max(each.shape[axis] for each in values) for axis in (-2, -1)]
-    result = values[0].new_full((len(values), *values[0].shape[:-2], *largest), fill)
+    axes = sizes.shape[1]
+    largest = [max(each.shape[axis] for each in values) for axis in range(-axes, 0)]
+    result = values[0].new_full((len(values), *values[0].shape[:-axes], *largest), fill)
     for row, each in zip(result, values, strict=True):
-        row[..., : each.shape[-2], : each.shape[-1]] = each
+        row[(..., *(slice(length) for length in each.shape[-axes:]))] = each
     return Padded(result, sizes)
 
 

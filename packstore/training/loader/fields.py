@@ -37,7 +37,8 @@ class Padded(NamedTuple):
 
     Attributes:
         values: ``(B, n, …)``, ``n`` the largest number of rows; zeros after a record's own rows.
-        lengths: int64 ``(B,)``: number of rows of each record.
+        lengths: int64 ``(B,)``: number of rows of each record; of images, volumes and clips int64 ``(B, 2)`` or ``(B,
+            axes)``: their sizes.
     """
 
     values: torch.Tensor

@@ -1,0 +1,40 @@
+"""Types of arrays that lie on the pixels of the main image: channels, planes of volumes, frames of clips."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from packstore.core.column_types.base import Column, unfit_error
+from packstore.core.column_types.numbers import ArrayType
+
+VOLUME_DTYPES = ("uint8", "uint16", "int16", "int32", "float32")
+
+
+class VolumeType(ArrayType):
+    """An array ``CHW`` or ``DCHW`` with the height and width of the image, of whose values none may be blended."""
+
+    name = "volume"
+    large = True
+    moves = True
+    lies_on_image = True
+
+    def fits(self, column: Column) -> bool:
+        axes = len(column.shape) or len(column.layout or "")
+        known = column.layout in ("CHW", "DCHW") and column.dtype in VOLUME_DTYPES
+        return known and axes == len(column.layout or "") and bool(column.shape) == (column.kind == "fixed")
+
+    def rows(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
+        if array.ndim != len(column.layout or ""):
+            raise unfit_error(column, f"an array {column.layout}", value)
+        return array
+
+
+class ClipType(VolumeType):
+    """A volume of pixels, which are resized as the image is."""
+
+    name = "clip"
+
+
+VOLUME, CLIP = VolumeType(), ClipType()
