@@ -265,13 +265,13 @@ def suggest_packing(path: Path) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        from packstore.sources import kind_of
+        from packstore.sources import find_kind
         from packstore.sources.refusals import short_help
         from packstore.stores.opening import looks_like_store
 
         if not (path.is_file() or path.is_dir()) or (path.is_dir() and looks_like_store(path, b"")):
             raise
-        kind = kind_of(path)
+        kind = find_kind(path)
         if kind is None:
             raise
         raise UsageError(

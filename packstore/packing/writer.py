@@ -215,7 +215,7 @@ class Writer:
         """Checks a sample against the schema and queues it; sends the list when it is full."""
         key = index_key(split, index)
         try:
-            taken = schema.take(sample)
+            taken = schema.assign_names(sample)
         except ValueError as error:
             raise SampleError(str(sample.get("key", key)), f"sample {index}: {error}") from error
         self._batch.append(Entry(key, split, (), nbytes_of(taken.values[schema.main]), taken))

@@ -1,7 +1,6 @@
-"""Where samples come from: one file a kind of source, found by :func:`open_source`.
+"""Opens sources of samples: one file for each kind of source, found by :func:`open_source`.
 
-A kind is imported when it is asked whether a path is its own. May import ``core``, ``images`` and ``stores``.
-"""
+A kind is imported when it first tests a path. May import ``core``, ``images`` and ``stores``."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from packstore.core.registry import SOURCES
 from packstore.core.urls import find_bridge
 from packstore.images.reading import ALL_FRAMES, CLIPS
 from packstore.images.sniff import MAX_PIXELS
-from packstore.sources.annotations import Finding, annotated_error, find_left, find_other_images
+from packstore.sources.annotations import Finding, annotated_error, find_left_annotations, find_left_images
 from packstore.sources.archives import kept_indexes, known_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.bridges import open_bridge
@@ -61,19 +60,19 @@ __all__ = [
     "Survey",
     "ask_about_clips",
     "ask_about_left",
-    "kind_of",
+    "find_kind",
     "open_source",
 ]
 
 _ASKED_IN_A_ROW = 2
 _DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
-"""Suffixes of files that may describe the folder that they lie in, and how many of one may lie there."""
+"""Suffixes of files that may describe their folder, and the maximum number of such files beside one."""
 _MODALITIES = "modalities"
-"""A kind that is never certain, and one more answer where plain kinds are partial."""
+"""Kind that is never certain: a further answer when plain kinds match partially."""
 _CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.-]*\d+", re.I)
 """Names of folders of frames."""
 _PLAIN = ("imagefolder", "flat")
-"""Kinds that are partial where something lies beside the images, which :mod:`.annotations` names."""
+"""Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`."""
 
 
 def open_source(
@@ -96,36 +95,36 @@ def open_source(
 
     Args:
         path: A file or directory; a bridge, see :mod:`packstore.sources.bridges`; or a URL: ``s3://bucket/imagenet``.
-            At a URL folders of images and stores are read as they lie; anything else is fetched into the local cache
-            first.
+            Folders of images and stores at a URL are read directly; other sources are first fetched into the local
+            cache.
         kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises it. A name decides
-            where a folder is ambiguous: ``imagefolder`` takes all top folders as classes where some look like splits
-            and others hold images as well.
-        labels: A CSV file with the columns ``file,label`` and optionally ``split``, paths relative to ``path``; the
-            source is then of a kind that takes one (``flat``).
+            if a folder is ambiguous: ``imagefolder`` takes all top folders as classes, even if some have names of
+            splits and others contain images.
+        labels: A CSV file with the columns ``file,label`` and optionally ``split``, paths relative to ``path``; only
+            kinds that take such a file (``flat``) can open the source then.
         max_pixels: See :class:`SourceOptions`.
-        packed_as: The manifest of a store that was packed from it: its kind of source decides where the path alone is
-            ambiguous, and names of arrays are those that were given then.
+        packed_as: The manifest of a store that was packed from this source: its kind of source decides if the path
+            alone is ambiguous, and its names of arrays are used.
         skip_bad: See :class:`SourceOptions`.
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.
         layout: See :class:`SourceOptions`.
-        ignore: Patterns of files and folders to be treated as not there: ``*.txt``, ``masks``, ``train/extra``. None
-            means those that ``packed_as`` was packed with.
-        columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. None means
-            those that ``packed_as`` was packed with. ``keep=geo`` adds a column ``geo`` of GeoTIFF tags;
+        ignore: Patterns of files and folders to treat as absent: ``*.txt``, ``masks``, ``train/extra``. An empty value
+            means the patterns that ``packed_as`` was packed with.
+        columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. An empty
+            value means the ones that ``packed_as`` was packed with. ``keep=geo`` adds a column ``geo`` of GeoTIFF tags;
             ``encoding=cp1252`` is the encoding of all texts that are not UTF-8.
         frames: ``all`` makes each frame of the image files a sample, ``clips`` each folder of numbered frames. None
             means as ``packed_as`` was packed.
         progress: Called when an object is fetched.
 
     Raises:
-        AmbiguousSourceError: Something annotates the images that no kind reads, and ``kind`` is None.
+        AmbiguousSourceError: No kind reads all annotations of the images, or several kinds match, and ``kind`` is None.
         UsageError: An unknown kind, labels for a kind that has its own, or names of arrays for a kind that has none.
-        SourceError: There is nothing at ``path``, or nothing of a known kind.
+        SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
     given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
-    named = check_columns(columns) or _recorded(packed_as, "columns")
+    named = check_columns(columns) or _recorded_texts(packed_as, "columns")
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
     with use_encoding(encoding):
@@ -155,7 +154,7 @@ def _open_files(
     columns: tuple[str, ...],
     progress: ProgressCallback,
 ) -> Source:
-    """:func:`open_source` without ``frames``, and without what packstore itself keeps of image files."""
+    """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags."""
     refuse_empty(path)
     check_paths(labels)
     place = source_path(path)
@@ -167,12 +166,12 @@ def _open_files(
         image_key=image_key,
         label_key=label_key,
         layout=layout,
-        ignore=check_patterns(ignore) or _recorded(packed_as, "ignore"),
+        ignore=check_patterns(ignore) or _recorded_texts(packed_as, "ignore"),
         columns=columns,
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
-        raise _takes_not(named, options)
+        raise _unused_options_error(named, options)
     if find_bridge(place) is not None:
         if named is not None or options != SourceOptions(max_pixels=max_pixels, skip_bad=skip_bad, layout=layout):
             raise UsageError(
@@ -180,26 +179,26 @@ def _open_files(
                 "ignore and columns out"
             )
         if packed_as is not None:
-            options = replace(options, **_recorded_names(packed_as, options))
+            options = replace(options, **_recorded_array_names(packed_as, options))
         return open_bridge(place, options)
-    if named is None and options.labels is None and (described := _described_by(place, options)) is not None:
+    if named is None and options.labels is None and (described := _find_described_folder(place, options)) is not None:
         place, options = described
     if isinstance(place, RemotePath) and (is_store(place) if named is None else named.name == "store"):
         store: Kind = SOURCES["store"]
         return store.open(place, options)
     try:
-        return _opened(place, named, options, packed_as)
+        return _open_recognised(place, named, options, packed_as)
     except NeedsCopyError:
         from packstore.sources.copied import CopiedSource
 
         assert isinstance(place, RemotePath)
-        with _asking_about(place, options):
-            return CopiedSource(place, lambda copy: _opened(copy, named, options, packed_as), progress)
+        with _add_source_to_questions(place, options):
+            return CopiedSource(place, lambda copy: _open_recognised(copy, named, options, packed_as), progress)
 
 
-def _described_by(file: Path, options: SourceOptions) -> tuple[Path, SourceOptions] | None:
-    """The folder that a file describes (``data.yaml``, ``captions.csv``, ``instances_train.json``), with options by
-    which it is the only such file there; None for a file that describes none."""
+def _find_described_folder(file: Path, options: SourceOptions) -> tuple[Path, SourceOptions] | None:
+    """Finds the folder that a file describes (``data.yaml``, ``captions.csv``, ``instances_train.json``), and
+    options that ignore other such files beside it; None if the file describes no folder."""
     if isinstance(file, RemotePath) or file.suffix.lower() not in _DESCRIBING or not file.is_file():
         return None
     for folder in (file.parent, file.parent.parent):
@@ -221,19 +220,20 @@ def _described_by(file: Path, options: SourceOptions) -> tuple[Path, SourceOptio
     return None
 
 
-def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:
-    """Opens a source. Raises :class:`NeedsCopyError` for a URL if the kind can only read local copies."""
+def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:
+    """Opens a path as the named kind, or as the recognised one. Raises :class:`NeedsCopyError` for a URL if the kind
+    reads only local copies."""
     try:
         place.stat()
-    except PackstoreError:  # of which one is a ValueError, too
+    except PackstoreError:  # a UsageError is a ValueError, too
         raise
     except (OSError, ValueError) as error:
-        raise SourceError(_unreachable(place, error)) from None
+        raise SourceError(_unreachable_message(place, error)) from None
     if named is not None and not named.reads(place):
         raise NeedsCopyError(f"{printable(str(place))} is of kind {named.name}")
     with (
         apply_ignore_rules(place, compile_ignore_rules(options.ignore)),
-        _asking_about(place, options),
+        _add_source_to_questions(place, options),
         kept_indexes(),
         cache_buckets(),
     ):
@@ -245,31 +245,32 @@ def _opened(place: Path, named: Kind | None, options: SourceOptions, packed_as: 
                 raise
             except SourceError as error:
                 known = packed_as is not None and packed_as.origin.kind in SOURCES
-                answered = known and packed_as is not None and _recorded_names(packed_as, options)
+                answered = known and packed_as is not None and _recorded_array_names(packed_as, options)
                 if packed_as is None or not known or not (isinstance(error, AmbiguousSourceError) or answered):
                     raise
                 named, options = SOURCES[packed_as.origin.kind], replace(options, named=True)
         takes = named.takes_arrays or named.takes_boxes
         if packed_as is not None and packed_as.origin.kind == named.name and takes:
-            options = replace(options, **_recorded_names(packed_as, options))
+            options = replace(options, **_recorded_array_names(packed_as, options))
         return named.open(place, options)
 
 
 @contextmanager
-def _asking_about(place: Path, options: SourceOptions) -> Iterator[None]:
-    """Tells questions that are raised meanwhile which source they are about. An answer that would be a question again
-    gives way to the answers to that one."""
+def _add_source_to_questions(place: Path, options: SourceOptions) -> Iterator[None]:
+    """Adds the source to each :class:`AmbiguousSourceError` that the block raises, and resolves its answers, see
+    :func:`_resolve_answer`."""
     try:
         yield
     except AmbiguousSourceError as error:
         error.source = place
-        answers = [answer for each in error.answers for answer in _last_answers(each, place, options)]
+        answers = [answer for each in error.answers for answer in _resolve_answer(each, place, options)]
         error.answers = tuple(dict.fromkeys(answers))
         raise
 
 
-def _last_answers(answer: Answer, place: Path, options: SourceOptions, depth: int = 0) -> Sequence[Answer]:
-    """The answer itself; or the answers to the question that it would raise, none if it is no answer."""
+def _resolve_answer(answer: Answer, place: Path, options: SourceOptions, depth: int = 0) -> Sequence[Answer]:
+    """Returns the answer itself; if it leads to another question, the answers to that question instead; none if it
+    leads to an error."""
     patterns = answer.options[1::2] if {*answer.options[::2]} == {"--ignore"} else ()
     if options.named or (answer.options and not patterns) or len(answer.options) != 2 * len(patterns):
         return [answer]
@@ -282,29 +283,29 @@ def _last_answers(answer: Answer, place: Path, options: SourceOptions, depth: in
         if depth == _ASKED_IN_A_ROW:
             return []
         if answer.source is not None and all(each.source is not None for each in error.answers):
-            return [answer]  # it says itself what its folders alone would lose
+            return [answer]  # its own message says what its folders alone would lose
         further = (
             each if each.source else Answer((*answer.options, *each.options), answer.source) for each in error.answers
         )
-        return [last for each in further for last in _last_answers(each, place, options, depth + 1)]
+        return [last for each in further for last in _resolve_answer(each, place, options, depth + 1)]
     except PackstoreError:
         return []
     return [answer]
 
 
 def ask_about_left(source: Source, survey: Survey) -> None:
-    """Raises :class:`AmbiguousSourceError` if a source leaves something that seems to annotate its images."""
+    """Raises :class:`AmbiguousSourceError` if a source leaves out files that seem to annotate its images."""
     if source.options.named or source.kind in _PLAIN or survey.store is not None:
         return
-    found = _left_by(source, survey)
+    found = _find_left_annotations(source, survey)
     if found:
-        with _asking_about(source.path, source.options):
+        with _add_source_to_questions(source.path, source.options):
             error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in found])
-            raise add_kinds(error, _partial_kinds(source))
+            raise add_kinds(error, _find_partial_kinds(source))
 
 
 def ask_about_clips(source: Source, survey: Survey) -> None:
-    """Raises :class:`AmbiguousSourceError` if the classes of an image folder seem to be clips: ``clip_0001`` …."""
+    """Raises :class:`AmbiguousSourceError` if all classes of an image folder have names of clips: ``clip_0001`` …."""
     if source.options.named or source.options.frames is not None or source.kind != _PLAIN[0]:
         return
     classes = next((column.classes for column in survey.columns if column.name == "label"), None) or ()
@@ -317,18 +318,18 @@ def ask_about_clips(source: Source, survey: Survey) -> None:
         )
 
 
-def _left_by(source: Source, survey: Survey) -> list[Finding]:
-    """What seems to annotate images among the files that a source leaves."""
+def _find_left_annotations(source: Source, survey: Survey) -> list[Finding]:
+    """Finds files that a source leaves out and that seem to annotate its images."""
     tree = getattr(source, "tree", None)
     if not source.asks_about_left or not isinstance(tree, Tree) or not survey.ledger.count(Role.LEFT):
         return []
     left = survey.ledger.names(Role.LEFT)
     rules = compile_ignore_rules(source.options.ignore)
-    return find_left(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
+    return find_left_annotations(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
 
 
-def _partial_kinds(source: Source) -> list[Kind]:
-    """The more specific kinds that a source could be as well, but for what they leave; and folders side by side."""
+def _find_partial_kinds(source: Source) -> list[Kind]:
+    """Finds other kinds that match a source partially: more specific ones, and folders side by side."""
     found: list[Kind] = []
     kind: Kind
     before = True
@@ -344,31 +345,33 @@ def _partial_kinds(source: Source) -> list[Kind]:
     return found
 
 
-def _would_leave(path: Path, kind: Kind, options: SourceOptions) -> list[Finding]:
-    """What a kind would leave of a path that it is only partial for; nothing if it cannot even be surveyed."""
+def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[Finding]:
+    """Opens a path as a kind that matches it partially, and finds the annotations or images that this kind would
+    leave out; empty if the path cannot be surveyed."""
     try:
         with closing(kind.open(path, replace(options, named=True))) as source:
             survey = source.survey()
-            tree, left = getattr(source, "tree", None), _left_by(source, survey)
+            tree, left = getattr(source, "tree", None), _find_left_annotations(source, survey)
             if left or not isinstance(tree, Tree):
                 return left
             rules = compile_ignore_rules(options.ignore)
             others = (path for path in survey.ledger.names(Role.LEFT) if not rules.hides(path))
-            return find_other_images(tree, others, lambda: (entry.key for entry in source.entries()))
+            return find_left_images(tree, others, lambda: (entry.key for entry in source.entries()))
     except PackstoreError:
         return []
 
 
-def _recorded_names(packed_as: Manifest, options: SourceOptions) -> dict[str, Any]:
-    """The names of arrays that a store was packed with, where no others are given."""
+def _recorded_array_names(packed_as: Manifest, options: SourceOptions) -> dict[str, Any]:
+    """Returns the names of arrays that a store was packed with; empty if the options have others."""
     if any(value is not None for value in options.array_names.values()):
         return {}
     recorded = {name: packed_as.options.get(name) for name in options.array_names}
     return {name: value for name, value in recorded.items() if isinstance(value, str)}
 
 
-def _recorded(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
-    """The texts of an option (``ignore``, ``columns``) that a store was packed with."""
+def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
+    """Returns the texts of an option (``ignore``, ``columns``) that a store was packed with; empty if they are
+    damaged."""
     recorded = None if packed_as is None else packed_as.options.get(name)
     try:
         found = json.loads(recorded) if isinstance(recorded, str) else ()
@@ -377,7 +380,8 @@ def _recorded(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
         return ()
 
 
-def _takes_not(kind: Kind, options: SourceOptions) -> UsageError:
+def _unused_options_error(kind: Kind, options: SourceOptions) -> UsageError:
+    """Returns the error for options that a kind does not use."""
     if options.labels is not None and not kind.takes_labels:
         return UsageError(
             f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"
@@ -386,41 +390,44 @@ def _takes_not(kind: Kind, options: SourceOptions) -> UsageError:
         return UsageError(f"a source of kind {kind.name} has no table: leave --column out, or use --source table")
     if options.says_boxes:
         having = ", ".join(each.name for each in SOURCES.values() if each.takes_boxes)
-        return UsageError(f"a source of kind {kind.name} has no boxes of layout {options.layout}; such are {having}")
+        return UsageError(
+            f"a source of kind {kind.name} has no boxes of layout {options.layout}; kinds with boxes: {having}"
+        )
     return UsageError(
         f"a source of kind {kind.name} has no arrays to choose from; leave image_key, label_key and layout out, or "
-        f"use another kind ({_kinds_of_arrays()})"
+        f"use another kind ({_list_array_kinds()})"
     )
 
 
-def _kinds_of_arrays() -> str:
+def _list_array_kinds() -> str:
     return ", ".join(kind.name for kind in SOURCES.values() if kind.takes_arrays)
 
 
-def kind_of(path: Path) -> Kind | None:
-    """The kind that is certain of ``path``, annotated or not, without a store; None where it is no source."""
+def find_kind(path: Path) -> Kind | None:
+    """Returns the kind, other than ``store``, that a path is certainly or partially of; None if there is none."""
     kind: Kind
     for kind in SOURCES.values():
         try:
             if kind.name != "store" and kind.recognise(path, SourceOptions()) >= Certainty.PARTIAL:
                 return kind
         except SourceError:
-            return kind  # it is sure that the path is meant for it
+            return kind  # the path is certainly meant for it
     return None
 
 
 def _recognise(path: Path, options: SourceOptions) -> Kind:
-    """The kind of ``path``: the first that is certain, and specific kinds come first; else the first possible one.
+    """Returns the kind of ``path``: the first certain one (specific kinds come first), else the first possible
+    one.
 
-    Raises :class:`AmbiguousSourceError` where kinds are partial, and what the first kind raises that is sure that the
-    path is meant for it, unless a plug-in is certain: a plug-in may read what to a built-in kind is damaged, or has to
-    be asked about."""
+    Raises :class:`AmbiguousSourceError` if kinds match partially. Also raises the error of the first kind that the
+    path is certainly meant for, unless a plug-in is certain: a plug-in may read files that a built-in kind takes for
+    damaged or asks about."""
     found: dict[Certainty, list[Kind]] = {}
     refused: SourceError | None = None
     kind: Kind
     if isinstance(path, RemotePath) and path.is_file():
         raise path.one_object_error()
-    for kind in SOURCES.values():  # plug-ins come last, and are not even looked for where a built-in kind is certain
+    for kind in SOURCES.values():  # plug-ins come last: they are not loaded if a built-in kind is certain
         if not (kind.reads(path) and kind.takes(options)) or (refused is not None and kind.name in SOURCES.built_in):
             continue
         try:
@@ -431,7 +438,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         except PermissionError as error:
             raise SourceError(f"{printable(error.filename or str(path))} cannot be listed: {error.strerror}") from error
         except OSError as error:
-            raise SourceError(_unreachable(path, error)) from error
+            raise SourceError(_unreachable_message(path, error)) from error
         if certainty is Certainty.CERTAIN:
             if kind.name == "imagefolder":
                 try:
@@ -445,7 +452,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
         raise refused
     if partial := found.get(Certainty.PARTIAL):
         formats = [kind for kind in partial if kind.name not in (*_PLAIN, _MODALITIES)]
-        if len(formats) == 1 and (left := _would_leave(path, formats[0], options)):
+        if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
             side_by_side = [kind for kind in partial if kind.name == _MODALITIES]
             raise add_kinds(incomplete_error(path, formats[0], [each[:2] for each in left]), side_by_side)
         if formats:
@@ -457,7 +464,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
                 if plain is None
                 else add_first_answer(annotated_error(path, plain.name), partial[0])
             )
-        within = find_nested(path, _specific)
+        within = find_nested(path, _find_specific_kind)
         several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
         if within and not several_masks:
             raise nested_error(path, within)
@@ -465,7 +472,7 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
     possible = found.get(Certainty.POSSIBLE, [])
     if possible and possible[0].name not in _PLAIN:
         return possible[0]
-    if options.labels is None and (within := find_nested(path, _certain)):
+    if options.labels is None and (within := find_nested(path, _find_certain_kind)):
         raise nested_error(path, within)
     if isinstance(path, RemotePath) and not (options.named or _holds_images(path)):
         raise NeedsCopyError(f"{printable(str(path))} holds no images and no store")
@@ -474,40 +481,41 @@ def _recognise(path: Path, options: SourceOptions) -> Kind:
             raise archive_without_images_error(path, tree)
         return possible[0]
     if options.columns:
-        raise SourceError(f"{printable(str(path))} has no table that names its images, of which --column could tell")
+        raise SourceError(f"{printable(str(path))} has no table that names its images: leave --column out")
     if options.labels is None and any(options.array_names.values()):
         raise SourceError(
-            f"{printable(str(path))} is of no kind that has arrays to choose from ({_kinds_of_arrays()}); leave "
+            f"{printable(str(path))} is of no kind that has arrays to choose from ({_list_array_kinds()}); leave "
             "image_key, label_key and layout out"
         )
     raise unrecognised_error(path)
 
 
-def _certain(path: Path) -> Kind | None:
-    """The first kind that is certain of a path, or sure that the path is meant for it."""
+def _find_certain_kind(path: Path) -> Kind | None:
+    """Returns the first built-in kind that is certain of a path, or that the path is certainly meant for; else None."""
     kind: Kind
     for kind in map(SOURCES.__getitem__, SOURCES.built_in):
         if not kind.reads(path):
             continue
         try:
             certain = kind.recognise(path, SourceOptions()) is Certainty.CERTAIN
-            if certain and (kind.name != "store" or is_store(path)):  # a model has the suffix of a store, .pt
+            if certain and (kind.name != "store" or is_store(path)):  # PyTorch models have a suffix of stores, too: .pt
                 return kind
         except AmbiguousSourceError:
             return kind
     return None
 
 
-def _specific(path: Path) -> Kind | None:
-    found = _certain(path)
+def _find_specific_kind(path: Path) -> Kind | None:
+    """Returns the certain kind of a path, other than image folders and flat folders; else None."""
+    found = _find_certain_kind(path)
     return None if found is None or found.name in _PLAIN else found
 
 
 def _ask_about_classes(path: Path) -> None:
-    """Raises :class:`AmbiguousSourceError` for an image folder whose folders seem to be no classes: the only one a
-    dataset of its own, or all of them splits."""
+    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes: a single
+    folder that is a dataset itself, or splits, or folders with other names than classes have."""
     inside = find_only_folder(path)
-    kind = None if inside is None else _certain(inside)
+    kind = None if inside is None else _find_certain_kind(inside)
     if inside is not None and kind is not None:
         raise nested_error(path, [(inside, kind)], "imagefolder")
     if splits := find_split_like_folders(path):
@@ -523,7 +531,7 @@ def _holds_images(path: RemotePath) -> bool:
     return tree is not None and tree.holds_images("", ())
 
 
-def _unreachable(path: Path, error: OSError | ValueError) -> str:
+def _unreachable_message(path: Path, error: OSError | ValueError) -> str:
     name = printable(str(path))
     if isinstance(error, FileNotFoundError) and isinstance(path, RemotePath):
         return f"{name}: nothing is there: no store, no object of this name, and none below it"

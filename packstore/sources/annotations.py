@@ -1,8 +1,8 @@
 """Finds annotations beside images, which would be lost if the images were packed alone.
 
-Decides by all names of a tree, see :mod:`.contents`: files that name images or have as many rows (lists, CSV, JSON),
-files and folders with the stems of images (captions, boxes, masks), and names that annotation tools use.
-"""
+Decides by all names of a tree, see :mod:`.contents`, and by content: files that name images or have as many rows as
+there are images (lists, CSV, JSON), files and folders with the stems of images (captions, boxes, masks), and usual
+file names of annotation tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.contents import Contents, FolderContents, NameSet, list_contents, stem_of, summarize_folder
+from packstore.sources.contents import (
+    Contents,
+    FolderContents,
+    NameSet,
+    list_contents,
+    path_and_parents,
+    stem_of,
+    summarize_folder,
+)
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.labels import LabelsFile
@@ -35,7 +43,7 @@ _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", 
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz")
-"""Files of these kinds are not opened: beside images they contain labels."""
+"""Suffixes of files that are annotations whatever they contain; they are not opened."""
 _NO_SIDECARS = (
     *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
     *(".sh", ".md", ".html", ".htm", ".css", ".js", ".zip", ".tar", ".gz", ".rar", ".7z", ".db", ".ini", ".pdf"),
@@ -80,10 +88,10 @@ _PAIRS = (
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _NAMED = 4
 _BYTES, _WHOLE = 1 << 18, 64 << 20
-"""Bytes read from the beginning of a text, and of a text whose rows are counted."""
+"""Maximum number of bytes read from a text, and from a text whose rows are counted."""
 _MENTIONS, _ROWED, _LONG = 3, 20, 8
 _ALIKE = 64
-"""Maximum number of files of one suffix in a folder that are read; more are judged by stems and number."""
+"""Maximum number of files of one suffix in a folder that are read; of more, only stems and number count."""
 _LISTED = re.compile(rb"^\S*\.(?:jpe?g|png|bmp|gif|tiff?|webp|pgm|ppm)\b", re.I | re.M)
 """A line that begins with an image."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
@@ -107,13 +115,16 @@ class Finding(NamedTuple):
 def annotated_error(path: Path, kind: str) -> AmbiguousSourceError:
     """Returns the error for a folder of the given kind with annotations that the kind does not read."""
     tree = open_tree(path)
-    found = [] if tree is None else find_all(tree)
-    return _question(path, f"holds more than images: {_shorten_list([each.phrase for each in found])}", kind, found)
+    found = [] if tree is None else find_all_annotations(tree)
+    return _question_error(
+        path, f"holds more than images: {_shorten_list([each.phrase for each in found])}", kind, found
+    )
 
 
-def ambiguous_source(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
-    """Returns the error for a folder of images that may be something else; ``why`` continues its name."""
-    return _question(path, why, "imagefolder", [Finding("", tuple(ignore))] if ignore else [])
+def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
+    """Returns the error for a folder of images that may be something else; ``why`` is the reason, which follows the
+    path."""
+    return _question_error(path, why, "imagefolder", [Finding("", tuple(ignore))] if ignore else [])
 
 
 def _shorten_list(phrases: Sequence[str]) -> str:
@@ -121,22 +132,24 @@ def _shorten_list(phrases: Sequence[str]) -> str:
     return ", ".join(phrases[:_NAMED]) + more
 
 
-def _question(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
+def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
+    """Returns the error for a folder of images: the reason ``why``, how to pack the images alone, and answers, with
+    ``--ignore`` for the patterns of ``found``."""
     tree = open_tree(path)
     contents = Contents({}) if tree is None else list_contents(tree)
-    masks = _masks(contents)
-    alone, answers = _alone(path, kind, contents)
-    labels = _labels_files(path, contents) if path.is_dir() else []
+    masks = _find_masks(contents)
+    alone, answers = _advise_images_alone(path, kind, contents)
+    labels = _propose_labels_files(path, contents) if path.is_dir() else []
     patterns = list(dict.fromkeys(pattern for each in found for pattern in each.patterns))
     ignore = ""
     if patterns and len(patterns) <= _NAMED:
-        answers = [*answers, Answer(_ignoring(patterns))]
+        answers = [*answers, Answer(_ignore_options(patterns))]
         ignore = "; leave it out on purpose with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
         if len(patterns) > 1 and {*patterns} <= {
-            *(_mask_pattern(contents, masks, place) for place in masks),
-            *_tail_patterns(contents),
+            *(_mask_ignore_pattern(contents, masks, place) for place in masks),
+            *_list_tail_patterns(contents),
         }:
-            answers += [Answer(_ignoring([other for other in patterns if other != kept])) for kept in patterns]
+            answers += [Answer(_ignore_options([other for other in patterns if other != kept])) for kept in patterns]
             ignore += ", or all but one of them"
     return AmbiguousSourceError(
         f"{printable(str(path))} {why}. Pack the images alone {alone}; "
@@ -147,14 +160,15 @@ def _question(path: Path, why: str, kind: str, found: Sequence[Finding]) -> Ambi
     )
 
 
-def _ignoring(patterns: Sequence[str]) -> tuple[str, ...]:
+def _ignore_options(patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(part for pattern in patterns for part in ("--ignore", pattern))
 
 
-def _labels_files(path: Path, contents: Contents) -> list[Answer]:
-    """Proposes ``--labels`` for the first CSV files, each with the folder below which it names images."""
+def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
+    """Proposes ``--labels`` for the first CSV files that name an image, each with the folder to which the names are
+    relative."""
     folders = list(contents.folders.values())
-    files = [(folder.path, name) for folder in folders for name in _first(folder, ".csv")]
+    files = [(folder.path, name) for folder in folders for name in _first_names(folder, ".csv")]
     found = []
     for folder, name in files[:_NAMED]:
         file = path / folder / name
@@ -169,40 +183,43 @@ def _labels_files(path: Path, contents: Contents) -> list[Answer]:
     return found
 
 
-def _first(folder: FolderContents, suffix: str) -> tuple[str, ...]:
+def _first_names(folder: FolderContents, suffix: str) -> tuple[str, ...]:
     return folder.others[suffix].first if suffix in folder.others else ()
 
 
-def find_annotations(tree: Tree) -> list[str]:
-    """Describes the suspected annotations of the images of ``tree``, one phrase each (``"metadata.csv"``)."""
-    return [each.phrase for each in find_all(tree)]
+def describe_annotations(tree: Tree) -> list[str]:
+    """Returns a phrase for each suspected annotation of the images of ``tree`` (``"metadata.csv"``)."""
+    return [each.phrase for each in find_all_annotations(tree)]
 
 
-def find_further(tree: Tree) -> list[str]:
-    """Does :func:`find_annotations` without masks."""
+def describe_further_files(tree: Tree) -> list[str]:
+    """Returns a phrase for each suspected annotation, except folders of masks and pairs of images."""
     contents = list_contents(tree)
-    return [each.phrase for each in _unique(_further(tree, contents, contents.folders.values()))]
+    return [each.phrase for each in _drop_repeated(_find_in_files(tree, contents, contents.folders.values()))]
 
 
-def find_all(tree: Tree) -> list[Finding]:
-    """Finds all suspected annotations of the images of ``tree``: masks, pairs of images, and other files."""
+def find_all_annotations(tree: Tree) -> list[Finding]:
+    """Finds all suspected annotations of the images of ``tree``: folders of masks, pairs of images, and other files."""
     contents = list_contents(tree)
-    places = _masks(contents)
-    masks = [Finding(phrase, (_mask_pattern(contents, places, place),)) for place, phrase in places.items()]
-    holding = {place for path, each in contents.folders.items() if each.images.count for place in _at_and_above(path)}
-    further = (_widen(each, holding) for each in _further(tree, contents, contents.folders.values()))
-    return _unique([*masks, *_pairs(contents, places), *_tails(contents), *further])
+    places = _find_masks(contents)
+    masks = [Finding(phrase, (_mask_ignore_pattern(contents, places, place),)) for place, phrase in places.items()]
+    holding = {
+        place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
+    }
+    further = (_widen_pattern(each, holding) for each in _find_in_files(tree, contents, contents.folders.values()))
+    return _drop_repeated([*masks, *_find_pairs(contents, places), *_find_tails(contents), *further])
 
 
-def _widen(finding: Finding, holding: Collection[str]) -> Finding:
-    """Widens a finding's pattern to its whole folder if that contains no images and would become an empty class."""
-    above = [place for place in _at_and_above(finding.folder or "") if place not in holding]
-    return finding._replace(patterns=(_pattern(above[-1]),)) if above else finding
+def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
+    """Replaces a finding's pattern by one for its whole folder, if that contains no images: it would become an empty
+    class."""
+    above = [place for place in path_and_parents(finding.folder or "") if place not in holding]
+    return finding._replace(patterns=(_ignore_pattern(above[-1]),)) if above else finding
 
 
-def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
-    """Finds suspected annotations among the files of ``tree`` that a source leaves out: other files, and folders of
-    masks of which it uses none."""
+def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
+    """Finds suspected annotations among the files that a source leaves out: folders of masks of which it uses none,
+    and other files."""
     whole = list_contents(tree)
     by_folder: dict[str, list[str]] = {}
     for path in paths:
@@ -215,56 +232,58 @@ def find_left(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     )
     counts = {folder: each.images.count for folder, each in left.folders.items()}
     masks = [
-        Finding(phrase, (_pattern(place),))
-        for place, phrase in _masks(whole).items()
+        Finding(phrase, (_ignore_pattern(place),))
+        for place, phrase in _find_masks(whole).items()
         if counts.get(place) == whole.folders[place].images.count and not DRAWN.fullmatch(place)
     ]
-    return _unique([*masks, *_further(tree, whole, left.folders.values())])
+    return _drop_repeated([*masks, *_find_in_files(tree, whole, left.folders.values())])
 
 
-def find_other_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:
-    """Finds folders of images among the files of ``tree`` that a source leaves out, and samples, whose ``keys`` are
-    paths, that differ from others by the ending of their names."""
+def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:
+    """Finds folders of images that a source leaves out. Also finds samples whose names end like masks of other
+    samples; ``keys`` returns the keys of the samples, which are paths."""
     contents = list_contents(tree)
     left = (path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
     folders = Counter(folder for folder in left if folder in contents.folders)
     whole = {folder for folder, count in folders.items() if count == contents.folders[folder].images.count}
     others = (
-        Finding(f"{count} images in {printable(folder)}", (_pattern(folder),) if folder in whole else (), folder)
+        Finding(f"{count} images in {printable(folder)}", (_ignore_pattern(folder),) if folder in whole else (), folder)
         for folder, count in sorted(folders.items())
         if folder
     )
-    tails = [tail for tail in _tails(contents) if any(fnmatch(key, tail.patterns[0]) for key in keys())]
-    return _unique([*others, *tails])
+    tails = [tail for tail in _find_tails(contents) if any(fnmatch(key, tail.patterns[0]) for key in keys())]
+    return _drop_repeated([*others, *tails])
 
 
-def _unique(found: Iterable[Finding]) -> list[Finding]:
+def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
     return list({each.phrase: each for each in found}.values())
 
 
-def _further(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
+def _find_in_files(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
+    """Yields suspected annotations among the files ``others``: sidecar files, lists, tables and files of annotation
+    tools."""
     others = list(others)
     known = images.stems()
-    yield from _sidecars(images, others, known)
+    yield from _find_sidecars(images, others, known)
     splits = [f.images.stems for f in images.folders.values() if f.images.count and f.path.lower() in SPLIT_ORDER]
-    counts = _image_counts(images)
+    counts = _count_images(images)
     for folder in others:
         for suffix, names in folder.others.items():
             few = names.count <= _ALIKE
-            if suffix not in _NO_SIDECARS and names.count in counts and not _is_work(folder.path):
+            if suffix not in _NO_SIDECARS and names.count in counts and not _is_work_folder(folder.path):
                 yield Finding(
                     f"as many {suffix} files as images in {_printable_folder(folder.path)}",
-                    _suffix_patterns(images, folder, suffix),
+                    _suffix_ignore_patterns(images, folder, suffix),
                     folder.path,
                 )
             for name in names.first:
                 path = f"{folder.path}/{name}" if folder.path else name
-                why = _annotates(tree, path, suffix, few, known, splits, counts) if len(known) else None
+                why = _annotation_phrase(tree, path, suffix, few, known, splits, counts) if len(known) else None
                 if why is not None:
                     yield Finding(printable(path) + why, (escape_pattern(path),), folder.path)
 
 
-def _annotates(
+def _annotation_phrase(
     tree: Tree,
     path: str,
     suffix: str,
@@ -273,7 +292,8 @@ def _annotates(
     splits: Sequence[NDArray[np.int64]],
     counts: frozenset[int],
 ) -> str | None:
-    """Says in what way a file annotates images, ``""`` for by its name; None if it does not."""
+    """Returns how a file annotates images, as the end of a phrase; ``""`` if only its name says so; None if it does
+    not."""
     name = path.rpartition("/")[2].lower()
     if _NO_ANNOTATION.fullmatch(name):
         return None
@@ -281,7 +301,7 @@ def _annotates(
     if text and tree.start(path, len(LFS_POINTER)) == LFS_POINTER:
         return f" (it {IS_LFS_POINTER})"
     log = _CONFIGS.fullmatch(name) and suffix not in (".json", ".jsonl")
-    if text and not log and _mentions(tree.start(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())]):
+    if text and not log and _names_images(tree.start(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())]):
         return " (it names the images)"
     if _ANNOTATORS.fullmatch(name) or (suffix in _OPAQUE and few):
         return ""
@@ -291,19 +311,20 @@ def _annotates(
         return " (it has as many rows as there are images)" if many else None
     if few and not text and (suffix not in _NO_SIDECARS or not suffix):  # .idx, .dat, .info …
         start = tree.start(path, _BYTES)
-        listed = suffix or 2 * len(_LISTED.findall(start)) >= start.count(b"\n")  # a list, and not notes
-        return " (it names the images)" if listed and b"\0" not in start and _mentions(start, [known]) else None
+        is_list = suffix or 2 * len(_LISTED.findall(start)) >= start.count(b"\n")  # not notes
+        return " (it names the images)" if is_list and b"\0" not in start and _names_images(start, [known]) else None
     if not text:
         return None
     if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):
         return ""
-    if not _CONFIGS.fullmatch(name) and not _CLASS_LISTS.fullmatch(name) and _rows(tree, path, suffix) & counts:
+    if not _CONFIGS.fullmatch(name) and not _CLASS_LISTS.fullmatch(name) and _count_rows(tree, path, suffix) & counts:
         return " (it has as many rows as there are images)"
     return None
 
 
-def _image_counts(contents: Contents) -> frozenset[int]:
-    """How many images there are in all, and in each of the top folders; from twenty on, a chance is small."""
+def _count_images(contents: Contents) -> frozenset[int]:
+    """Counts the images in all, and in each top folder; leaves out counts below twenty, which may be equal by
+    chance."""
     by_top: dict[str, int] = {}
     for folder in contents.folders.values():
         top = folder.path.split("/")[0]
@@ -311,8 +332,8 @@ def _image_counts(contents: Contents) -> frozenset[int]:
     return frozenset(count for count in (contents.images, *by_top.values()) if count >= _ROWED)
 
 
-def _rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
-    """How many rows a table has, with and without a header; or how many items a JSON list or object."""
+def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
+    """Counts the rows of a table, with and without a header; or the items of a JSON list or object."""
     if suffix == ".json":
         try:
             value = json.loads(tree.start(path, _WHOLE))
@@ -326,21 +347,22 @@ def _rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
     return frozenset([lines, lines - 1] if text else [])
 
 
-def _alone(path: Path, kind: str, contents: Contents) -> tuple[str, list[Answer]]:
-    """How the images are packed without what lies beside them: an option, or the folders to name instead."""
-    masks = _masks(contents)
+def _advise_images_alone(path: Path, kind: str, contents: Contents) -> tuple[str, list[Answer]]:
+    """Returns how to pack the images without annotations, in words and as answers: an option, or folders to give
+    instead."""
+    masks = _find_masks(contents)
     holding = [
         folder.path
         for folder in contents.folders.values()
         if folder.images.count and not any(f"{folder.path}/".startswith(f"{mask}/") for mask in masks)
     ]
-    if any(_tails(contents)):
+    if any(_find_tails(contents)):
         return f"once the masks lie elsewhere (--source {kind} packs both)", []
     if not holding:
         return "once they are there (masks and annotations seem to be all)", []
     shared = takewhile(lambda part: part.lower() not in SPLIT_ORDER, os.path.commonpath(holding or [""]).split("/"))
     if common := "/".join(shared):
-        return f"from their folder, {_place(path, common)}", _instead(path, [common])
+        return f"from their folder, {_printable_path(path, common)}", _folder_answers(path, [common])
     tops = {place.split("/")[0] for place in holding}
     others = set(contents.folders[""].folders) - tops if contents.folders else set()
     if holding == [""]:
@@ -348,18 +370,18 @@ def _alone(path: Path, kind: str, contents: Contents) -> tuple[str, list[Answer]
     if not masks and (not others or all(top.lower() in SPLIT_ORDER for top in tops)):
         return f"with --source {kind}", [Answer(("--source", kind))]
     if len(holding) <= _NAMED:
-        places = ", ".join(_place(path, place) for place in holding)
-        return f"from their folders: {places}", _instead(path, holding)
+        places = ", ".join(_printable_path(path, place) for place in holding)
+        return f"from their folders: {places}", _folder_answers(path, holding)
     return f"with --source {kind}, once the rest is out of the folder", []
 
 
-def _instead(path: Path, folders: list[str]) -> list[Answer]:
-    """Folders below ``path`` to give instead; in an archive nobody can give them."""
+def _folder_answers(path: Path, folders: list[str]) -> list[Answer]:
+    """Returns answers that give folders below ``path`` instead; none in an archive, whose folders nobody can give."""
     return [Answer(source=path / folder) for folder in folders] if path.is_dir() else []
 
 
-def _place(path: Path, folder: str) -> str:
-    """A folder below ``path`` as it is to be given; of an archive, as it will be called once that is unpacked."""
+def _printable_path(path: Path, folder: str) -> str:
+    """Formats the path of a folder below ``path`` for messages; for an archive, the path after unpacking it."""
     return printable(str(path / folder) if path.is_dir() else f"{folder} (unpack the archive)")
 
 
@@ -368,51 +390,53 @@ def _printable_folder(folder: str) -> str:
     return printable(folder) or "the folder itself"
 
 
-def _pattern(folder: str, suffix: str = "") -> str:
-    """What ``--ignore`` takes for a folder, or for the files of a suffix in it."""
+def _ignore_pattern(folder: str, suffix: str = "") -> str:
+    """Returns the ``--ignore`` pattern for a folder, or for the files of a suffix in it."""
     path = escape_pattern(folder) if folder else ""
     if not suffix:
         return f"{path}/" if "/" not in path else path
     return f"{path}/*{suffix}"
 
 
-def _mask_pattern(contents: Contents, masks: Collection[str], place: str) -> str:
-    """What ``--ignore`` takes for a folder of masks: its name, if there are several of this name and all hold masks."""
+def _mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str) -> str:
+    """Returns the ``--ignore`` pattern for a folder of masks: its name, if several folders have this name and all
+    contain masks; else its path."""
     name = place.rpartition("/")[2]
     alike = [path for path in contents.folders if path.rpartition("/")[2] == name]
-    return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else _pattern(place)
+    return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else _ignore_pattern(place)
 
 
-def _sidecars(images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]) -> Iterator[Finding]:
-    """Files that lie under the stems of images: beside these, or in a folder of their own."""
+def _find_sidecars(images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]) -> Iterator[Finding]:
+    """Yields a finding for each suffix of files that have the stems of images: beside the images, or in another
+    folder."""
     for folder in folders:
         beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
         enough = max(1, min(_MENTIONS, beside or len(known)))
         for suffix, names in folder.others.items():
-            if _is_work(folder.path):
+            if _is_work_folder(folder.path):
                 continue
             if len(known) and suffix not in _NO_SIDECARS and names.count_shared(known) >= enough:
                 phrase = f"a {suffix} file for each image in {_printable_folder(folder.path)}"
-                yield Finding(phrase, _suffix_patterns(images, folder, suffix), folder.path)
+                yield Finding(phrase, _suffix_ignore_patterns(images, folder, suffix), folder.path)
 
 
-def _suffix_patterns(whole: Contents, left: FolderContents, suffix: str) -> tuple[str, ...]:
-    """What ``--ignore`` takes for the files of a suffix that are left in a folder; nothing if others there are read."""
+def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) -> tuple[str, ...]:
+    """Returns the ``--ignore`` pattern for the left files of a suffix in a folder; none if the source reads other
+    such files there."""
     there = whole.folders[left.path].others.get(suffix) if left.path in whole.folders else None
-    return (_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
+    return (_ignore_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
 
 
-def _is_work(folder: str) -> bool:
-    """Whether programs keep their files there, which are numbered as images are."""
+def _is_work_folder(folder: str) -> bool:
+    """Tells if a folder has a name that programs use for their own files (``logs``), which are numbered like images."""
     return any(map(_WORK.fullmatch, folder.lower().split("/")))
 
 
-def _masks(contents: Contents) -> dict[str, str]:
-    """Folders of masks, each with the phrase that says so.
+def _find_masks(contents: Contents) -> dict[str, str]:
+    """Finds folders of masks, each with a phrase that describes it.
 
-    They hold images under the stems of another folder's images, or lie beside a folder of images, and their names say
-    what they are. Equal stems alone mean nothing: in many sets each class counts from 1.
-    """
+    Such a folder has a usual name of masks and contains images with the stems of another folder's images, or is
+    beside a folder of images. Equal stems alone prove nothing: in many datasets each class counts from 1."""
     found: dict[str, str] = {}
     holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]
     pair = len(holding) == 2
@@ -423,7 +447,7 @@ def _masks(contents: Contents) -> dict[str, str]:
         for image, other in (*beside, *holding):
             if mask is image or not (_MASKS.fullmatch(name) or _IMAGES.fullmatch(other)):
                 continue
-            if _MASKS.fullmatch(other) or _counts_alike(contents, mask, image):
+            if _MASKS.fullmatch(other) or _are_numbered_alike(contents, mask, image):
                 continue
             if 2 * mask.images.count_shared(image.images) >= len(image.images.stems):
                 found[mask.path] = (
@@ -438,7 +462,7 @@ def _masks(contents: Contents) -> dict[str, str]:
             if own is not None and 2 * mask.images.count_shared(own.images) >= len(own.images.stems):
                 place = "/".join(parts[: n + 1])
                 found[place] = f"{printable(place)} has files of the same names as {printable(own.path)}"
-    with_images = {place for folder, _ in holding for place in _at_and_above(folder.path)}
+    with_images = {place for folder, _ in holding for place in path_and_parents(folder.path)}
     for folder in contents.folders.values():
         below = [f"{folder.path}/{name}" if folder.path else name for name in folder.folders]
         below = [path for path in below if path in with_images]
@@ -450,8 +474,8 @@ def _masks(contents: Contents) -> dict[str, str]:
     return found
 
 
-def _counts_alike(contents: Contents, mask: FolderContents, image: FolderContents) -> bool:
-    """Whether further folders beside these two have the same names as well, as classes have that count from 1."""
+def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderContents) -> bool:
+    """Tells if a third folder beside these two has the same names, too: then they are classes that count from 1."""
     above = mask.path.rpartition("/")[0]
     if image.path.rpartition("/")[0] != above or not mask.path:
         return False
@@ -466,15 +490,9 @@ def _counts_alike(contents: Contents, mask: FolderContents, image: FolderContent
     return False
 
 
-def _at_and_above(path: str) -> Iterator[str]:
-    while path:
-        yield path
-        path = path.rpartition("/")[0]
-
-
-def _pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
-    """Two folders side by side that hold two images of each sample, by their names and those of their images; not
-    those of which one is ``known``, and so named already."""
+def _find_pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
+    """Yields two folders side by side that contain two images of each sample, by the folders' names and equal file
+    names; skips pairs with a folder in ``known``, which is described already."""
     holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
     for path, one in holding.items():
         above, slash, name = path.rpartition("/")
@@ -484,12 +502,12 @@ def _pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
                 continue
             if 2 * one.images.count_shared(other.images) >= len(one.images.stems):
                 phrase = f"{printable(one.path)} and {printable(other.path)} have files of the same names"
-                yield Finding(phrase, (_pattern(other.path),))
+                yield Finding(phrase, (_ignore_pattern(other.path),))
 
 
-def _tails(contents: Contents) -> Iterator[Finding]:
-    """Images in one folder that differ by a word at the end of their names: ``a_mask.png`` beside ``a.jpg``, or
-    ``a_sat.jpg`` beside ``a_mask.png``, for nine in ten of them."""
+def _find_tails(contents: Contents) -> Iterator[Finding]:
+    """Yields groups of images in one folder that differ by the last word of their names: ``a_mask.png`` beside
+    ``a.jpg``, or ``a_sat.jpg`` beside ``a_mask.png``, for nine in ten of them."""
     for folder in contents.folders.values():
         if not folder.tails:
             continue
@@ -502,7 +520,7 @@ def _tails(contents: Contents) -> Iterator[Finding]:
                 min(_MENTIONS, len(stems) // 2) if _BESIDE.fullmatch(tail) else max(_MENTIONS, -(-9 * single // 10))
             )
             if count and count >= enough:
-                mask = next((name for name in folder.images.first if _ends(name, tail)), f"…_{tail}")
+                mask = next((name for name in folder.images.first if _stem_ends_with(name, tail)), f"…_{tail}")
                 image = stem_of(mask)[: -len(tail)].rstrip(" _.-")
                 phrase = f"masks beside their images in {where} ({printable(stem_of(mask))}, {printable(image)})"
                 yield Finding(phrase, (f"*{stem_of(mask)[len(image) :]}.*",))
@@ -517,23 +535,23 @@ def _tails(contents: Contents) -> Iterator[Finding]:
                     yield Finding(phrase, (f"*{mask}.*",))
 
 
-def _tail_patterns(contents: Contents) -> set[str]:
-    return {pattern for finding in _tails(contents) for pattern in finding.patterns}
+def _list_tail_patterns(contents: Contents) -> set[str]:
+    return {pattern for finding in _find_tails(contents) for pattern in finding.patterns}
 
 
-def _ends(name: str, tail: str) -> bool:
+def _stem_ends_with(name: str, tail: str) -> bool:
     return stem_of(name).lower().endswith(tail)
 
 
-def _mentions(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
-    """Whether the beginning of a file names images of some group, by their stems: three of them, two that are long, or
-    all if there are fewer; small numbers count only where they name half of a group. A table is often of one split
-    alone, so each is a group."""
+def _names_images(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
+    """Tells if the beginning of a file names images of a group by their stems: three of them, two that are long, or
+    all if there are fewer. Small numbers count only if they name half of the group. A table is often of one split
+    alone, so each split is a group."""
     words = {word.strip() for pattern in (_WORD, _FIELD) for word in pattern.findall(text)}
     words = {word for word in words if not _FRACTION.fullmatch(word)}
     counters = {word for word in words if _COUNTER.fullmatch(word)}
-    named, counted = (_hashes(each) for each in (words - counters, counters))
-    long = _hashes({word for word in words - counters if len(word) >= _LONG})
+    named, counted = (_hash_stems_of(each) for each in (words - counters, counters))
+    long = _hash_stems_of({word for word in words - counters if len(word) >= _LONG})
     for group in groups:
         hits = int(np.isin(named, group).sum())
         if len(group) and (
@@ -545,6 +563,7 @@ def _mentions(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
     return False
 
 
-def _hashes(words: Collection[bytes]) -> NDArray[np.int64]:
+def _hash_stems_of(words: Collection[bytes]) -> NDArray[np.int64]:
+    """Hashes words without their suffixes."""
     hashes = {hash(os.path.splitext(word.decode("utf-8", "surrogateescape"))[0]) for word in words}  # noqa: PTH122
     return np.fromiter(hashes, np.int64, len(hashes))

@@ -36,7 +36,7 @@ _REMOTE_WORKERS = 32
 
 
 class Certainty(IntEnum):
-    """Answer of a kind to the question whether a path is its own.
+    """How certain a kind is that a path is of this kind.
 
     ``CERTAIN``: the path is of this kind; later kinds are not asked. ``PARTIAL``: it is, but this kind would leave out
     something in it, so the user is asked unless another kind is certain. ``POSSIBLE``: nothing contradicts or proves
@@ -131,11 +131,11 @@ class Kind:
     in_objects: bool = False
 
     def reads(self, path: Path) -> bool:
-        """Tells if it can read at the place of ``path``: this machine, or an object store."""
+        """Tells if this kind can read at the place of ``path``: on this machine, or in an object store."""
         return self.in_objects or not isinstance(path, UrlPath)
 
     def takes(self, options: SourceOptions) -> bool:
-        """Tells if it uses all given options that only some kinds use."""
+        """Tells if this kind uses all given options that only some kinds use."""
         given = any(value is not None for value in options.array_names.values())
         if options.columns and not self.takes_columns:
             return False
@@ -207,8 +207,8 @@ class Survey:
         store: The manifest when the source is a packstore store.
         sampled: Names of the columns whose values come with each :class:`Sample`; the others are ``Entry.labels``.
         value_bytes: Estimated bytes of these values.
-        further_bytes: Bytes of those values that are images, in the source.
-        gives_keys: Samples may have keys that the listing does not know.
+        further_bytes: Bytes of the images among these values, in the source.
+        gives_keys: Samples may have keys that are known only after reading.
         counted: The numbers of samples are known. If not, ``splits`` has 0 for each, and the source can be read once.
         resumable: Its entries can be listed again, so that an interrupted conversion can resume.
         notes: Further facts that a person should know before using or sharing the store.
@@ -293,8 +293,8 @@ class Source(ABC):
         read."""
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[ImageData | None]:
-        """Reads several entries at once, if that is faster; None for each entry that :meth:`read` must read, bad
-        ones included."""
+        """Reads several entries at once, if that is faster; returns None for each entry that :meth:`read` must read,
+        bad ones included."""
         return [None] * len(entries)
 
     def image(self, entry: Entry) -> ImageData:
@@ -303,18 +303,18 @@ class Source(ABC):
         return found.image if isinstance(found, Sample) else found
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        """Names a file in a column beside the main image, for messages: the file ``number`` of the value; None if it
-        has no name."""
+        """Returns the name of file ``number`` of a column beside the main image, for messages; None if it has no
+        name."""
         return None
 
     def locate(self, entry: Entry) -> Location | None:
         """Locates the bytes of the image that :meth:`read` returns: in a file on this machine or in an object; None
-        if they are not a plain range of one. Called before :meth:`read`. Thread-safe."""
+        if they are not one range of it. Called before :meth:`read`. Thread-safe."""
         return None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Prepares entries for :meth:`read`: does the work that one thread, or other processes, must do first;
-        yields them."""
+        """Yields entries that are prepared for :meth:`read`: does the part of reading that one thread, or other
+        processes, must do first."""
         return entries
 
     def workers(self) -> int:
@@ -326,7 +326,7 @@ class Source(ABC):
         return entry.size_bytes
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields ``count`` of the source's ``records`` entries, spread over the source, ready for :meth:`read`."""
+        """Yields ``count`` entries, spread over the ``records`` entries of the source and ready for :meth:`read`."""
         step = max(1, records // count)
         return islice(self.entries(split), 0, count * step, step)
 
@@ -400,7 +400,7 @@ class Source(ABC):
 
 
 def stamp_files(paths: Iterable[Path]) -> str:
-    """Returns a stamp of files: sizes, times of modification and of change. Raises :class:`SourceError` if one is
+    """Returns a text with sizes, times of modification and of change of files. Raises :class:`SourceError` if one is
     missing."""
     parts = []
     for path in paths:
@@ -417,15 +417,14 @@ SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test",
 
 
 def readable_sizes(sizes: Sequence[int], max_bytes: int) -> Sequence[int]:
-    """Returns the sizes of files that can be read: leaves out missing and empty files, and those of more than
-    ``max_bytes``."""
+    """Returns the sizes without those of files that cannot be read: missing, empty, or of more than ``max_bytes``."""
     if sizes and min(sizes) > 0 and max(sizes) <= max_bytes:
         return sizes
     return [size for size in sizes if 0 < size <= max_bytes]
 
 
 def count_sizes(sizes: Iterable[int]) -> Counter[int]:
-    """Counts sizes, rounded as :func:`round_up_size` does."""
+    """Counts sizes, each rounded as by :func:`round_up_size`."""
     return Counter([-(-size // 64) * 64 for size in sizes])
 
 

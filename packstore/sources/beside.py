@@ -1,4 +1,4 @@
-"""Files beside images: their lists, labels and masks, in a folder or an archive."""
+"""Reads files beside images: their lists, labels and masks, in a folder or an archive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOKED_AT = 64
 
 
 def is_folder(tree: Tree, path: str) -> bool:
-    """Whether there is a directory at ``path``."""
+    """Tells if a directory is at ``path``."""
     try:
         return tree.stat(path).is_directory
     except OSError:
@@ -32,7 +32,7 @@ def is_folder(tree: Tree, path: str) -> bool:
 
 
 def is_file(tree: Tree, path: str) -> bool:
-    """Whether there is a file at ``path``."""
+    """Tells if a file is at ``path``."""
     try:
         return tree.stat(path).size >= 0
     except OSError:
@@ -40,14 +40,14 @@ def is_file(tree: Tree, path: str) -> bool:
 
 
 def join(folder: str, name: str) -> str:
-    """A path in a tree, whose root is ``""``."""
+    """Joins a folder, ``""`` for the root of a tree, and a name."""
     return f"{folder}/{name}" if folder else name
 
 
 def clean_path(text: str) -> str:
-    """A path that a file names, without empty parts and ``.``. Raises :class:`ValueError` where it is empty, absolute,
-    or leads upwards, so that no file outside the source is read."""
-    text.encode("utf-8", "surrogateescape")  # a lone surrogate is no name of a file
+    """Returns a path from a list of files without empty parts and ``.``. Raises :class:`ValueError` if it is empty,
+    absolute, or leads upwards, so that no file outside the source is read."""
+    text.encode("utf-8", "surrogateescape")  # raises for a lone surrogate, which no file name has
     parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or ".." in parts or "\0" in text or text.startswith(("/", "\\")) or text[1:2] == ":":
         raise ValueError(f"names {printable(text[:80])!r}, which is no path within the source")
@@ -55,7 +55,7 @@ def clean_path(text: str) -> str:
 
 
 def parse_finite(text: str) -> float:
-    """A number that a file names. Raises :class:`ValueError` for anything else, infinity and NaN among it."""
+    """Parses a number. Raises :class:`ValueError` for other texts, infinity and NaN."""
     try:
         number = float(text)
     except ValueError:
@@ -66,7 +66,7 @@ def parse_finite(text: str) -> float:
 
 
 def read_whole(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
-    """All bytes of a file that says what the images are. Raises :class:`SourceError`."""
+    """Reads all bytes of a file that describes images. Raises :class:`SourceError`."""
     try:
         found = tree.stat(file)
         return tree.read(file, found.size, found.modified_ns, max_bytes)
@@ -78,14 +78,13 @@ def read_whole(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
 
 
 def read_text(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
-    """All bytes of a text in UTF-8. Raises :class:`SourceError`, for one in an unknown encoding
-    :class:`AmbiguousSourceError`."""
+    """Reads a text as UTF-8. Raises :class:`SourceError`, and :class:`AmbiguousSourceError` for an unknown encoding."""
     return to_utf8(read_whole(tree, file, max_bytes), tree.encoding, tree.name(file))
 
 
 def read_lines(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int, str]]:
-    """Number and text of each line of a file that is not blank, without blanks around it. Lines that are ``paths`` may
-    have any bytes, as names of files may."""
+    """Yields number and stripped text of each line that is not blank. Lines that are ``paths`` may have any bytes,
+    as file names may."""
     text = read_whole(tree, file) if paths and tree.encoding is None else read_text(tree, file)
     begin, number = 0, 0
     while begin < len(text):
@@ -98,7 +97,7 @@ def read_lines(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int
 
 
 def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
-    """The value of a JSON file, which is in memory as a whole meanwhile. Raises :class:`SourceError`."""
+    """Reads a JSON file into memory. Raises :class:`SourceError`."""
     data = read_text(tree, file, max_bytes)
     try:
         return json.loads(data)
@@ -108,8 +107,8 @@ def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
 
 
 def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
-    """How masks are declared, by the first of ``files`` that can be read: files of one channel are masks, others (in
-    colour, JPEG) images."""
+    """Declares masks by the first of ``files`` that can be read: files of one channel as masks, others (in colour,
+    JPEG) as images."""
     for file in files:
         start = tree.start(file, _HEADER)
         try:
@@ -121,8 +120,8 @@ def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
 
 
 def find_odd_suffixes(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:
-    """The suffix of each image of a folder whose suffix is not ``.jpg``, by its name without it. Raises
-    :class:`SourceError` where two images differ by their suffixes alone, so that a list of stems cannot mean both."""
+    """Returns the suffix of each image whose suffix is not ``.jpg``, by its stem. Raises :class:`SourceError` if two
+    images differ only by their suffixes, so that a list of stems is ambiguous."""
     others: dict[str, str] = {}
     plain = set()
     for name in names:
@@ -137,7 +136,7 @@ def find_odd_suffixes(tree: Tree, folder: str, names: Iterable[str]) -> dict[str
 
 
 def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]:
-    """Names of classes, each once: those that several have get their numbers, ``crane (134)``."""
+    """Makes names of classes unique: repeated names get their class numbers, ``crane (134)``."""
     counts = Counter(names)
     found = tuple(
         f"{name} ({number})" if counts[name] > 1 else name for name, number in zip(names, numbers, strict=True)
@@ -150,8 +149,8 @@ def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple
 
 
 def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -> str | None:
-    """Finds the folder to which most of the ``paths`` of files are relative, the first of several; None if no file is
-    there under any of them."""
+    """Finds the folder to which most of ``paths`` are relative, the first of equal ones; None if no path exists in
+    any."""
     wanted: dict[str, set[str]] = {}
     for path in paths:
         within, _, name = path.rpartition("/")
@@ -168,9 +167,10 @@ def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -
 
 
 def holds_yolo_labels(tree: Tree, folder: str) -> bool:
-    """Whether a folder, or one within it, holds YOLO's labels: ``.txt`` files with a class and numbers on each line."""
+    """Tells if a folder, or one within it, contains YOLO labels: ``.txt`` files with a class and numbers on each
+    line."""
     waiting = [folder]
-    for place in waiting:  # grows meanwhile
+    for place in waiting:  # grows within the loop
         names = tree.names(place)
         waiting += [join(place, name) for name in names.folders[: _LOOKED_AT - len(waiting)]]
         for name in names.files:
@@ -181,7 +181,7 @@ def holds_yolo_labels(tree: Tree, folder: str) -> bool:
 
 
 def has_yolo_beside(tree: Tree, folder: str) -> bool:
-    """Whether the first image of a folder with a file of its name that says something has YOLO's labels there."""
+    """Tells if the first image of a folder that has a ``.txt`` file with content beside it has YOLO labels there."""
     images = tree.names(folder).ending(*IMAGE_SUFFIXES)[:_LOOKED_AT]
     starts = (tree.start(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
     first = next((start.split(b"\n")[0] for start in starts if start.strip()), b"")

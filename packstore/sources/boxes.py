@@ -1,8 +1,7 @@
-"""Boxes of others in any convention: which one all of them fit, and as corners in pixels.
+"""Recognises the convention of boxes from other formats, and converts them to corners in pixels.
 
-Conventions are named as torchvision names them (``torchvision.tv_tensors.BoundingBoxFormat``), with ``n`` behind those
-whose numbers are fractions of the image's sides.
-"""
+Conventions have torchvision's names (``torchvision.tv_tensors.BoundingBoxFormat``), with an ``n`` at the end if
+numbers are fractions of the image's sides."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from packstore.images.sniff import sniff
 CONVENTIONS = ("xyxy", "xywh", "cxcywh", "xyxyn", "xywhn", "cxcywhn")
 """Left, top, right, bottom; left, top, width, height; centre, width, height; and the same as fractions."""
 NOT_CONVERTED = "json"
-"""Stands for a convention: the boxes stay in a JSON column."""
+"""In place of a convention: boxes stay in a JSON column."""
 BOX_NAMES = ("bbox", "bboxes", "boxes", "bounding_boxes")
 LABEL_NAMES = (
     *("category", "categories", "category_id", "category_ids", "category_name", "category_names"),
@@ -26,19 +25,19 @@ LABEL_NAMES = (
     *("label", "labels", "label_id", "label_ids", "label_name", "label_names"),
 )
 _LEAST, _MOST, _PIXEL = -0.01, 1.01, 1.0
-"""How far boxes may lie outside of their image: as fractions, and in pixels."""
+"""Tolerance for boxes outside of their image: limits of fractions, and pixels."""
 
 
 @dataclass(slots=True)
 class BoxRanges:
-    """Counts, convention by convention, the boxes of a dataset that do not fit it.
+    """Counts the boxes of a dataset that contradict each convention.
 
     Attributes:
         count: Number of boxes.
         fractions: All numbers are about 0 to 1.
         whole: All numbers are whole.
-        misfits: By convention, how many boxes would have a side below 0, or lie outside of their image as far as its
-            size is known.
+        misfits: Number of boxes that would have a negative side, or be outside of their image if its size is known, by
+            convention.
     """
 
     count: int = 0
@@ -47,7 +46,7 @@ class BoxRanges:
     misfits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONVENTIONS, 0))
 
     def add(self, boxes: NDArray[np.float64], sides: NDArray[np.float64] | None = None) -> None:
-        """Adds boxes ``(n, 4)``, and where they are known width and height of the image of each: ``(n, 2)``."""
+        """Adds boxes ``(n, 4)``, and width and height of the image of each, ``(n, 2)``, if known."""
         if not len(boxes):
             return
         self.count += len(boxes)
@@ -65,8 +64,9 @@ class BoxRanges:
                 fits &= corners[:, 2:] <= sides + slack
             self.misfits[name] += int(len(boxes) - fits.all(1).sum())
 
-    def possible(self) -> list[str]:
-        """The conventions that at least 99% of the boxes fit. Fractions are none of pixels, unless all are whole."""
+    def possible_conventions(self) -> list[str]:
+        """Returns the conventions that at least 99% of the boxes fit. Boxes of fractions are not in pixels, unless
+        all numbers are whole."""
         fitting = [name for name in CONVENTIONS if self.misfits[name] * 100 <= self.count]
         pixels, fractions = ([name for name in fitting if name.endswith("n") is of] for of in (False, True))
         if not self.fractions:
@@ -75,17 +75,17 @@ class BoxRanges:
 
 
 def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArray[np.float32]:
-    """Boxes as left, top, right, bottom in pixels: float32 ``(n, 4)``.
+    """Converts boxes to left, top, right, bottom in pixels: float32 ``(n, 4)``.
 
-    Fractions are of the sides of the upright image. Raises :class:`ValueError` for boxes of other than four numbers,
-    and for fractions of an ``image`` that is no image file."""
+    Fractions refer to the sides of the upright image. Raises :class:`ValueError` for boxes of other than four numbers,
+    and for fractions if ``image`` is not an image file."""
     found = np.array(boxes, np.float64) if len(boxes) else np.zeros((0, 4))
     if found.ndim != 2 or found.shape[1] != 4:
         raise ValueError("a box has other than four numbers")
     corners = _corners(found, convention.removesuffix("n"))
     if convention.endswith("n"):
         if not isinstance(image, bytes):
-            raise ValueError("boxes are fractions of an image, which is no file")
+            raise ValueError("boxes are fractions of an image that is not a file")
         info = sniff(image)
         sides = (info.width, info.height)
         corners *= np.tile(sides[::-1] if swaps_sides(read_orientation(image, info)) else sides, 2)

@@ -1,7 +1,7 @@
-"""Images with a file of text each, ``a.jpg`` and ``a.txt`` or ``a.caption``: what diffusers, kohya and others train on.
+"""Reads images with a text file each, ``a.jpg`` and ``a.txt`` or ``a.caption``: the layout of diffusers, kohya and
+others.
 
-All texts are read before the layout is taken for this one: lines of numbers, JSON and XML are other annotations.
-"""
+Recognised after reading all texts: lines of numbers, JSON and XML are other annotations."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class CaptionFilesSource(FileRowSource):
         if suffix is None:
             raise SourceError(f"{printable(str(path))} has no images with a text each (a.jpg, a.txt)")
         self._suffix = suffix
-        holding = [folder for folder, _ in self._images()]
-        splits = {_split_of(folder) for folder in holding}
+        holding = [folder for folder, _ in self._list_images()]
+        splits = {_find_split(folder) for folder in holding}
         self._splits = splits if "" not in splits else {""}
         self._folders = len({folder.rpartition("/")[2] for folder in holding} - {*SPLIT_ORDER}) > 1
         self.evidence = f"a file {suffix} for images in {len(holding):,} folders"
@@ -51,8 +51,8 @@ class CaptionFilesSource(FileRowSource):
         return {"image": Image(), "caption": Text(optional=True), **({"folder": Text()} if self._folders else {})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        for folder, images in self._images():
-            if (_split_of(folder) if self._splits != {""} else "") != split:
+        for folder, images in self._list_images():
+            if (_find_split(folder) if self._splits != {""} else "") != split:
                 continue
             more = {"folder": folder.rpartition("/")[2]} if self._folders else {}
             for name in images:
@@ -67,15 +67,15 @@ class CaptionFilesSource(FileRowSource):
     def describing_files(self) -> Iterable[str]:
         return ()
 
-    def _images(self) -> Iterator[tuple[str, Sequence[str]]]:
+    def _list_images(self) -> Iterator[tuple[str, Sequence[str]]]:
         for folder, listing in self.tree.walk("", self.tree.above, None, self.options.skip_bad):
             if listing.images:
                 yield folder, listing.images
 
 
 def find_suffix(tree: Tree) -> str | None:
-    """The suffix of the texts, if half of the images or more have one, each of which is one; None for none, and if
-    files of two suffixes have stems of images."""
+    """Returns the suffix of the text files, if half of the images or more have one and all of these are captions.
+    None if there are none, and if files of two suffixes have stems of images."""
     counts = dict.fromkeys(_SUFFIXES, 0)
     images = 0
     for folder in list_contents(tree).folders.values():
@@ -87,7 +87,7 @@ def find_suffix(tree: Tree) -> str | None:
     if len(found) != 1 or 2 * counts[found[0]] < images:
         return None
     fault = None
-    for path, raw in _texts(tree, found[0]):
+    for path, raw in _read_texts(tree, found[0]):
         text, wrong = try_utf8(raw, tree.encoding, tree.name(path))
         fault = fault or wrong
         if not is_caption(text):
@@ -97,7 +97,8 @@ def find_suffix(tree: Tree) -> str | None:
     return found[0]
 
 
-def _texts(tree: Tree, suffix: str) -> Iterator[tuple[str, bytes]]:
+def _read_texts(tree: Tree, suffix: str) -> Iterator[tuple[str, bytes]]:
+    """Yields path and bytes of the text file of each image; a NUL byte for a file that is too large for a caption."""
     for folder, names in tree.folders(is_passed_over):
         there = frozenset(names.ending(suffix))
         stems = dict.fromkeys(stem_of(name) + suffix for name in names.ending(*IMAGE_SUFFIXES))
@@ -109,7 +110,7 @@ def _texts(tree: Tree, suffix: str) -> Iterator[tuple[str, bytes]]:
 
 
 def is_caption(raw: bytes) -> bool:
-    """Whether a text is a caption or empty: words, and no line with four numbers or more."""
+    """Tells if a text is a caption or empty: words, and no line with four numbers or more."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -122,13 +123,14 @@ def is_caption(raw: bytes) -> bool:
     return all(sum(_NUMBER.fullmatch(word) is not None for word in words) < _MANY_NUMBERS for words in lines)
 
 
-def _split_of(folder: str) -> str:
+def _find_split(folder: str) -> str:
+    """Returns the first folder in a path that has a name of a split; ``""`` for none."""
     return next((part.lower() for part in folder.split("/") if part.lower() in SPLIT_ORDER), "")
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if all texts beside images are captions; images in several folders that are neither splits nor kohya's
-    (``10_cat``) may be classes, which is a question."""
+    """Certain if all texts beside images are captions; partial if images are in several folders that are neither
+    splits nor kohya's (``10_cat``): they may be classes."""
     tree = open_tree(path)
     try:
         if tree is None or find_suffix(tree) is None:
@@ -138,7 +140,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     except SourceError:
         return Certainty.NO
     holding = [folder for folder, each in list_contents(tree).folders.items() if each.images.count]
-    plain = {f for f in holding if not _split_of(f) and not _REPEATS.fullmatch(f.rpartition("/")[2])}
+    plain = {f for f in holding if not _find_split(f) and not _REPEATS.fullmatch(f.rpartition("/")[2])}
     return Certainty.CERTAIN if len(plain) < 2 else Certainty.PARTIAL
 
 

@@ -1,4 +1,5 @@
-"""Images with a file of captions: ``captions.csv``, ``.tsv``, ``.jsonl``, and the files of Flickr8k and Flickr30k."""
+"""Reads images with a file of captions: ``captions.csv``, ``.tsv``, ``.jsonl``, and the files of Flickr8k and
+Flickr30k."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
-from packstore.sources.annotations import find_further
+from packstore.sources.annotations import describe_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -45,7 +46,7 @@ _START, _SHOWN = 1 << 16, 60
 
 
 class _Line(NamedTuple):
-    """A caption: the image's name as in the file, its caption, and its split, ``""`` for none."""
+    """One caption: name of the image as in the file, caption, and split, ``""`` for none."""
 
     file: str
     caption: str
@@ -53,29 +54,28 @@ class _Line(NamedTuple):
 
 
 class CaptionsSource(FileRowSource):
-    """The images that a file of captions names, in the order in which it names them first.
+    """The images that a file of captions names, in the order of their first captions.
 
-    Where each has one caption, that is the column ``caption``; else ``captions`` is a list of strings. Splits are those
-    of a column ``split``, or Flickr8k's lists of images.
-    """
+    If each image has one caption, it is in the column ``caption``; else ``captions`` has a list of strings. Splits
+    come from a column ``split``, or from Flickr8k's lists of images."""
 
     kind = "captions"
     left_images = "images without a caption"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        files = find_files(self.tree)
+        files = find_caption_files(self.tree)
         if len(files) > 1:
             both = " and ".join(map(printable, files))
             raise AmbiguousSourceError(f"{self.tree.name()} has {both}: leave only one file of captions in the folder")
         if not files:
-            raise _no_captions(self.tree)
+            raise _no_captions_error(self.tree)
         self._file = files[0]
-        folder = _image_folder(self.tree, self._file)
+        folder = _find_image_folder(self.tree, self._file)
         if folder is None:
-            raise SourceError(f"{self.tree.name(self._file)}: no image is there that it names")
+            raise SourceError(f"{self.tree.name(self._file)}: it names no image that is there")
         self._folder = folder
-        self._sets = _find_sets(self.tree, self._file)
+        self._sets = _find_split_lists(self.tree, self._file)
         self._captions: _Captions | None = _Captions(self.tree, self._file, self._sets)
         self.evidence = f"{printable(self._file)} and the images in {printable(folder) or 'the folder itself'}"
 
@@ -114,14 +114,15 @@ class CaptionsSource(FileRowSource):
 
 
 class _Captions:
-    """The captions of each image in a temporary file; in memory some 20 bytes a caption, and the images' names.
+    """Stores the captions of each image in a temporary file; memory holds some 20 bytes a caption, and the images'
+    names.
 
     Attributes:
-        names: Of the images.
+        names: Names of the images.
         splits: Names of the splits; ``[""]`` without any.
         split_of: The number of the split of each image.
-        several: An image has several captions.
-        left_out: Captions of images that are in no split.
+        several: Some image has several captions.
+        left_out: Number of captions of images that are in no split.
     """
 
     def __init__(self, tree: Tree, file: str, sets: Mapping[str, str]) -> None:
@@ -138,7 +139,7 @@ class _Captions:
         }
         try:
             with tempfile.TemporaryFile() as kept:
-                for name, caption, split in _lines(tree, file):
+                for name, caption, split in _read_captions(tree, file):
                     raw = name.encode("utf-8", "surrogateescape")
                     if sets and raw not in split_by_name:
                         self.left_out += 1
@@ -162,7 +163,7 @@ class _Captions:
         self.several = bool((np.diff(self._starts) > 1).any())
 
     def read(self, number: int) -> list[str]:
-        """The captions of an image, in the order of the file. From any thread."""
+        """Returns the captions of an image, in the order of the file. Thread-safe."""
         found = []
         for line in self._order[self._starts[number] : self._starts[number + 1]].tolist():
             raw = self._file.read(self._ends[line + 1] - self._ends[line], self._ends[line])
@@ -170,6 +171,7 @@ class _Captions:
         return found
 
     def _split_number(self, tree: Tree, file: str, split: str) -> int:
+        """Returns the number of a split; adds a new one. Raises :class:`SourceError` for more than 100."""
         if split not in self.splits:
             if len(self.splits) == 100:
                 raise SourceError(f"{tree.name(file)} names more than 100 splits; is this column a split?")
@@ -177,12 +179,12 @@ class _Captions:
         return self.splits.index(split)
 
 
-def _lines(tree: Tree, file: str) -> Iterator[_Line]:
-    """The captions of a file, one after the other. Raises :class:`SourceError` with the line that is wrong."""
+def _read_captions(tree: Tree, file: str) -> Iterator[_Line]:
+    """Yields the captions of a file. Raises :class:`SourceError`, which names the wrong line."""
     data = read_text(tree, file)
     last = 0
     try:
-        for number, line in _parsed(file, data):
+        for number, line in _parse_lines(file, data):
             yield line._replace(file=clean_path(line.file))
             last = number
     except (ValueError, csv.Error, RecursionError) as error:
@@ -190,19 +192,20 @@ def _lines(tree: Tree, file: str) -> Iterator[_Line]:
         raise SourceError(f"{tree.name(file)}, after line {last}: {reason}") from None
 
 
-def _parsed(file: str, data: bytes) -> Iterator[tuple[int, _Line]]:
+def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _Line]]:
+    """Yields line number and caption of each line. Raises :class:`ValueError` or :class:`csv.Error`."""
     if file.lower().endswith(".jsonl"):
         for number, raw in enumerate(io.BytesIO(data), 1):
-            yield from ((number, line) for line in _of_json(raw))
+            yield from ((number, line) for line in _parse_json_line(raw))
         return
     text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", errors="surrogateescape", newline="")
-    pattern = _pattern(data[:_START])
+    pattern = _find_line_pattern(data[:_START])
     if pattern is None:
         rows = csv.reader(text, delimiter="\t" if file.lower().endswith(".tsv") else ",", strict=True)
         header = next(rows, [])
-        columns, width = _columns(header), len(header)
+        columns, width = _find_columns(header), len(header)
         if columns is None:
-            raise ValueError("the header is none of file,caption or file,caption,split")
+            raise ValueError("the header is neither file,caption nor file,caption,split")
         at, caption, split = columns
         for row in rows:
             if row and len(row) <= max(at, caption, split):
@@ -218,29 +221,34 @@ def _parsed(file: str, data: bytes) -> Iterator[tuple[int, _Line]]:
     for number, each in enumerate(text, 1):
         match = pattern.fullmatch(each.strip())
         if match is not None and not (number == 1 and each.startswith("image_name|")):
-            yield number, _Line(match[1].strip(), _unquoted(match[2].strip()) if pattern is _BARE else match[2].strip())
+            yield (
+                number,
+                _Line(match[1].strip(), _strip_quotes(match[2].strip()) if pattern is _BARE else match[2].strip()),
+            )
         elif each.strip() and (number > 1 or pattern is _BARE):
             raise ValueError(f"{each.strip()[:60]!r} has no image and caption")
 
 
-def _of_json(text: bytes) -> Iterator[_Line]:
+def _parse_json_line(text: bytes) -> Iterator[_Line]:
+    """Yields the captions in a line of JSON. Raises :class:`ValueError`."""
     if not text.strip():
         return
     found = json.loads(text)
-    columns = _columns([*found]) if isinstance(found, dict) else None
+    columns = _find_columns([*found]) if isinstance(found, dict) else None
     if columns is None:
-        raise ValueError("expected objects with a file and a caption or captions, and a split at most")
+        raise ValueError("expected an object with a file, a caption or captions, and optionally a split")
     values = [*found.values()]
     file, captions = values[columns[0]], values[columns[1]]
     split = values[columns[2]] if columns[2] >= 0 else ""
     for caption in captions if isinstance(captions, list) else [captions]:
         if not all(isinstance(value, str) for value in (file, caption, split)):
-            raise ValueError("a file, a caption or a split is no text")
+            raise ValueError("a file, a caption or a split is not a text")
         yield _Line(file, caption, split)
 
 
-def _columns(header: Sequence[str]) -> tuple[int, int, int] | None:
-    """Where a header has the file, the caption and the split, -1 for none; None where it has others, or lacks one."""
+def _find_columns(header: Sequence[str]) -> tuple[int, int, int] | None:
+    """Returns the positions of file, caption and split in a header, -1 for no split; None if a column is missing or
+    unknown."""
     names = [name.strip().lower() for name in header]
     files = [n for n, name in enumerate(names) if name in _FILES]
     captions = [n for n, name in enumerate(names) if name in _CAPTIONS]
@@ -250,8 +258,8 @@ def _columns(header: Sequence[str]) -> tuple[int, int, int] | None:
     return files[0], captions[0], rest[0] if rest else -1
 
 
-def _pattern(start: bytes) -> re.Pattern[str] | None:
-    """How Flickr's files, and those without a header, write a line; None for CSV and TSV."""
+def _find_line_pattern(start: bytes) -> re.Pattern[str] | None:
+    """Returns the pattern of the lines of Flickr's files, or of files without a header; None for CSV and TSV."""
     line = _first_line(start)
     if line.replace(" ", "") == "image_name|comment_number|comment":
         return _FLICKR30K
@@ -260,56 +268,58 @@ def _pattern(start: bytes) -> re.Pattern[str] | None:
     return _BARE if _BARE.fullmatch(line) else None
 
 
-def find_files(tree: Tree) -> list[str]:
-    """Files of captions, by their names and first bytes: at the top, and in folders there."""
-    return [path for path in _named_like_captions(tree) if _fits(path, tree.start(path, _START))]
+def find_caption_files(tree: Tree) -> list[str]:
+    """Finds files of captions by their names and first bytes: at the top, and in folders there."""
+    return [path for path in _list_candidates(tree) if _begins_like_captions(path, tree.start(path, _START))]
 
 
-def _named_like_captions(tree: Tree) -> Iterator[str]:
+def _list_candidates(tree: Tree) -> Iterator[str]:
+    """Yields files that have a name of caption files."""
     for folder in ("", *(name for name in tree.names("").folders if not is_passed_over(name))):
         for name in tree.names(folder).ending(*_SUFFIXES):
             if _NAME.fullmatch(name):
                 yield join(folder, name)
 
 
-def _fits(path: str, start: bytes) -> bool:
-    """Whether a file that is named like captions begins like them."""
+def _begins_like_captions(path: str, start: bytes) -> bool:
+    """Tells if a file begins like captions: with a header, or with an image and its caption."""
     if path.lower().endswith(".jsonl"):
         return b'"' in start and any(f'"{name}"'.encode() in start for name in _CAPTIONS)
     separator = "\t" if path.lower().endswith(".tsv") else ","
-    return _pattern(start) is not None or _columns(_first_line(start).split(separator)) is not None
+    return _find_line_pattern(start) is not None or _find_columns(_first_line(start).split(separator)) is not None
 
 
 def _first_line(start: bytes) -> str:
     return convert_start(start).split(b"\n")[0].decode("utf-8", "replace").removeprefix("\ufeff").strip()
 
 
-def _no_captions(tree: Tree) -> SourceError:
-    """The error of a source without captions: names the file that could be them, with its first line."""
+def _no_captions_error(tree: Tree) -> SourceError:
+    """Returns the error for a source without captions; it shows the first line of a file that has a name of
+    captions."""
     expected = "a header such as file,caption, or an image and its caption on each line"
-    for path in _named_like_captions(tree):
+    for path in _list_candidates(tree):
         line = printable(_first_line(tree.start(path, _START))[:_SHOWN])
         return SourceError(f"{tree.name(path)} begins with {line!r}; expected {expected}")
     return SourceError(f"{tree.name()} has no captions.csv, .tsv, .txt or .jsonl with {expected}")
 
 
-def _unquoted(caption: str) -> str:
-    """A caption without the quotes around all of it. Raises :class:`csv.Error`."""
+def _strip_quotes(caption: str) -> str:
+    """Removes quotes around a whole caption. Raises :class:`csv.Error`."""
     quoted = len(caption) > 1 and caption[0] == caption[-1] == '"'
     row = next(csv.reader([caption], strict=True)) if quoted else []
     return row[0] if len(row) == 1 else caption
 
 
-def _image_folder(tree: Tree, file: str) -> str | None:
-    """The folder to which names in the file are relative: that with most of them; None where none is there."""
+def _find_image_folder(tree: Tree, file: str) -> str | None:
+    """Finds the folder to which most names in the file are relative; None if no image is there."""
     names = tree.names("").folders
     nested = [join(name, inner) for name in names for inner in ("images", name)]  # as Flickr8k's zip has it
-    paths = (line.file for line in _lines(tree, file))
+    paths = (line.file for line in _read_captions(tree, file))
     return find_base_folder(tree, paths, ["", file.rpartition("/")[0], *names, *nested])
 
 
-def _find_sets(tree: Tree, file: str) -> dict[str, str]:
-    """Flickr8k's lists of images by split, beside its captions."""
+def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
+    """Finds Flickr8k's lists of images beside its captions, by split."""
     folder = file.rpartition("/")[0]
     names = tree.names(folder).files
     found = {match[1].lower(): join(folder, name) for name in names if (match := _SETS.fullmatch(name))}
@@ -317,17 +327,17 @@ def _find_sets(tree: Tree, file: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A file of captions whose images are there; it is partial where further files name images."""
+    """Recognises a file of captions whose images exist; partial if further files name images."""
     tree = open_tree(path)
-    files = [] if tree is None else find_files(tree)
+    files = [] if tree is None else find_caption_files(tree)
     if tree is None or not files:
         return Certainty.NO
     try:
-        if _image_folder(tree, files[0]) is None:
+        if _find_image_folder(tree, files[0]) is None:
             return Certainty.NO
     except SourceError:
         return Certainty.PARTIAL
-    further = (phrase.removesuffix(" (it names the images)") for phrase in find_further(tree))
+    further = (phrase.removesuffix(" (it names the images)") for phrase in describe_further_files(tree))
     return Certainty.PARTIAL if any(f not in files and not _KNOWN.fullmatch(f) for f in further) else Certainty.CERTAIN
 
 

@@ -1,4 +1,4 @@
-"""Folders of numbered frames as records, each an array of frames: ``--frames clips``."""
+"""Packs folders of numbered frames as records, each an array of frames: ``--frames clips``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from packstore.images.decoders import native
 from packstore.images.reading import CLIPS, Reading, bring
 from packstore.images.sniff import HeaderError, check_header
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
-from packstore.sources.frames import hold_modes
+from packstore.sources.frames import find_common_mode
 from packstore.sources.listing import key_size
 from packstore.sources.wrapped import WrappedSource
 from packstore.stores.link_files import Location
@@ -31,12 +31,11 @@ _EVERY = 200
 
 
 class ClipsSource(WrappedSource):
-    """Wraps a folder of images: each of its folders is a sample, with the folder's path as key.
+    """Wraps a folder of images so that each of its folders is a sample, with the folder's path as key.
 
-    The column ``clip`` has its frames in the order of their numbers, ``(frames, channels, height, width)``; the image
-    is the middle one. All frames have one size and one mode, that holds all; a pass over the files finds them. Labels
-    are the classes that the clips' folders lie in; without such folders there are none.
-    """
+    The column ``clip`` has the frames in the order of their numbers, ``(frames, channels, height, width)``; the
+    image is the middle frame. All frames have one size and one mode that holds all of them; one pass over the files
+    finds it. Labels are the classes in whose folders the clips' folders are; without such folders there are none."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, replace(source.options, frames=CLIPS))
@@ -49,7 +48,7 @@ class ClipsSource(WrappedSource):
                 f"{printable(str(self.path))} ({self.kind}) is no folder of folders of frames, which frames=clips is "
                 "for; leave it out"
             )
-        mode, size, has_classes = self._examine(progress, survey.records)
+        mode, size, has_classes = self._find_clip_form(progress, survey.records)
         splits = dict.fromkeys(survey.splits, 0)
         size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
@@ -73,14 +72,14 @@ class ClipsSource(WrappedSource):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         entries = self._source.entries(split)  # raises for an unknown split at once
-        return self._clips(entries)
+        return self._group_clips(entries)
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         return entries
 
     def read(self, entry: Entry) -> Sample:
-        mode, size, _ = self._examine(no_progress, None)
-        frames = np.stack([self._frame(Entry(*frame), mode, size) for frame in entry.ref])
+        mode, size, _ = self._find_clip_form(no_progress, None)
+        frames = np.stack([self._read_frame(Entry(*frame), mode, size) for frame in entry.ref])
         middle = frames[len(frames) // 2]
         image = middle.transpose(2, 0, 1) if middle.dtype.kind == "f" else middle
         clip = np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
@@ -97,12 +96,13 @@ class ClipsSource(WrappedSource):
         return f"{self._source.identity()} frames={CLIPS}"
 
     def locate(self, entry: Entry) -> Location | None:
-        return None  # pixels are no range of a file
+        return None  # pixels are not a range of a file
 
-    def _clips(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        has_classes = self._examine(no_progress, None)[2]
-        for (folder, split), group in groupby(entries, _folder_of):
-            frames = sorted(group, key=_number_of)
+    def _group_clips(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        """Groups the entries of frames by folder, and yields an entry for each clip."""
+        has_classes = self._find_clip_form(no_progress, None)[2]
+        for (folder, split), group in groupby(entries, _folder_and_split):
+            frames = sorted(group, key=_frame_number)
             first = frames[0]
             yield first._replace(
                 key=folder, split=split, labels=first.labels if has_classes else (),
@@ -111,7 +111,8 @@ class ClipsSource(WrappedSource):
                 changed_ns=max(frame.changed_ns for frame in frames),
             )  # fmt: skip
 
-    def _frame(self, entry: Entry, mode: Mode, size: tuple[int, int]) -> NDArray[Any]:
+    def _read_frame(self, entry: Entry, mode: Mode, size: tuple[int, int]) -> NDArray[Any]:
+        """Decodes a frame to the mode of all frames. Raises :class:`SampleError`, also for another size."""
         data = bytes(self._source.image(entry))
         try:
             pixels, found = native.decode(memoryview(data), self.options.max_pixels)
@@ -122,24 +123,25 @@ class ClipsSource(WrappedSource):
             raise SampleError(entry.key, f"has {pixels.shape[0]} x {pixels.shape[1]} pixels, other frames {size}")
         return pixels
 
-    def _examine(self, progress: ProgressCallback, total: int | None) -> tuple[Mode, tuple[int, int], bool]:
-        """Mode and size of all frames, and whether clips lie in folders of classes. Reads all files at the first call.
+    def _find_clip_form(self, progress: ProgressCallback, total: int | None) -> tuple[Mode, tuple[int, int], bool]:
+        """Returns mode and size of all frames, and whether clips are in folders of classes. The first call reads all
+        files.
 
-        Raises :class:`SourceError` for frames that differ, are several in a file or have no number."""
+        Raises :class:`SourceError` for frames that differ, have no number, or are several in one file."""
         if self._form is not None:
             return self._form
         modes: dict[Mode, str] = {}
         sizes: dict[tuple[int, int], str] = {}
         depths: dict[bool, str] = {}
         for number, entry in enumerate(self._source.fetch(self._source.entries())):
-            _number_of(entry)
-            depths.setdefault(_depth_of(entry) > 1, entry.key)
+            _frame_number(entry)
+            depths.setdefault(_count_folders(entry) > 1, entry.key)
             try:
                 data = bytes(self._source.image(entry))
                 info = check_header(data)
                 found = native.describe(memoryview(data), info)
             except (SampleError, HeaderError):
-                continue  # reading it says what is wrong
+                continue  # reported when it is read
             sizes.setdefault((info.height, info.width), entry.key)
             if found is not None:
                 modes.setdefault(found.mode, entry.key)
@@ -159,21 +161,22 @@ class ClipsSource(WrappedSource):
                 )
         if not sizes:
             raise SourceError(f"{printable(str(self.path))}: no frame can be read")
-        self._form = hold_modes(str(self.path), modes), next(iter(sizes)), next(iter(depths))
+        self._form = find_common_mode(str(self.path), modes), next(iter(sizes)), next(iter(depths))
         return self._form
 
 
-def _folder_of(entry: Entry) -> tuple[str, str]:
+def _folder_and_split(entry: Entry) -> tuple[str, str]:
     return entry.key.rpartition("/")[0], entry.split
 
 
-def _depth_of(entry: Entry) -> int:
-    """How many folders a frame lies in, without that of its split."""
+def _count_folders(entry: Entry) -> int:
+    """Counts the folders above a frame, except that of its split."""
     folders = entry.key.split("/")[:-1]
     return len(folders) - bool(entry.split)
 
 
-def _number_of(entry: Entry) -> int:
+def _frame_number(entry: Entry) -> int:
+    """Returns the number in the name of a frame. Raises :class:`SourceError` without one."""
     match = _NUMBERED.fullmatch(entry.key.rpartition("/")[2])
     if match is None:
         raise SourceError(f"{printable(entry.key)} is no numbered frame (frame_0001.jpg): leave it out with --ignore")

@@ -1,4 +1,4 @@
-"""Meanings that a user gives to columns of a table: ``--column image=COL``."""
+"""Parses the meanings that a user gives to columns of a table: ``--column image=COL``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "enc
 
 
 def check_columns(given: object) -> tuple[str, ...]:
-    """``given`` as a tuple. Raises :class:`UsageError` for anything but ``ROLE=COL``."""
+    """Returns ``given`` as a tuple. Raises :class:`UsageError` for anything but texts ``ROLE=COL``."""
     found = (given,) if isinstance(given, str) else given
     if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
         raise UsageError(f"columns should be texts such as 'image=photo', got {given!r:.80}")
@@ -21,7 +21,7 @@ def check_columns(given: object) -> tuple[str, ...]:
 
 
 def parse_columns(given: Sequence[str]) -> dict[str, list[str]]:
-    """``image=COL`` of ``--column`` as columns by role. Raises :class:`UsageError`."""
+    """Parses ``image=COL`` of ``--column``; returns the columns by role. Raises :class:`UsageError`."""
     found: dict[str, list[str]] = {}
     for each in given:
         role, equals, columns = each.partition("=")

@@ -26,7 +26,7 @@ _TAIL = re.compile(r"(.*[^ _.-])[ _.-]+([^ _.-]+)", re.S)
 _NO_WORD = re.compile(
     r"\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
 )
-"""Endings of names that do not describe an image: numbers, copies, versions."""
+"""Endings of names that say nothing about the image: numbers, copies, versions."""
 _CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
 _ENDS_IN_WORD = re.compile(r"[ _.-][^ _.\d-]\w+$")
 _SUFFIXES = 64
@@ -55,19 +55,19 @@ class NameSet:
 
     @classmethod
     def of_suffix(cls, text: str, suffix: str, names: Sequence[str]) -> NameSet:
-        """Hashes names of one suffix by their text, as :class:`Names` has it."""
+        """Hashes names that share a suffix, from their joined text, see :attr:`Names.text`."""
         stems = text.replace(f"{suffix}\0", "\0")[1:-1].split("\0")
-        return cls(len(names), _unique(np.array([*map(hash, stems)], np.int64)), tuple(names[:_FIRST]))
+        return cls(len(names), _sort_unique(np.array([*map(hash, stems)], np.int64)), tuple(names[:_FIRST]))
 
     def count_shared(self, other: NameSet | NDArray[np.int64]) -> int:
-        """Counts the stems that both have."""
+        """Counts the stems that both sets have."""
         theirs = other.stems if isinstance(other, NameSet) else other
         return int(np.isin(self.stems, theirs, assume_unique=True, kind="sort").sum())
 
 
 @dataclass(slots=True)
 class FolderContents:
-    """Visible files and folders in one folder.
+    """Visible files and folders in one folder, as counts and hashes.
 
     Attributes:
         path: Path in the tree, ``""`` for its root.
@@ -98,7 +98,7 @@ class FolderContents:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All folders of a tree by path, breadth first, without hidden and system folders."""
+    """Contents of all folders of a tree by path, breadth first, without hidden and system folders."""
 
     folders: dict[str, FolderContents]
 
@@ -115,11 +115,11 @@ class Contents:
     def stems(self, folders: Iterable[FolderContents] | None = None) -> NDArray[np.int64]:
         """Returns sorted unique hashes of the stems of all images, or of those in some folders."""
         parts = [folder.images.stems for folder in (self.folders.values() if folders is None else folders)]
-        return _unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+        return _sort_unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
 def list_contents(tree: Tree) -> Contents:
-    """Lists the whole tree; within :func:`cache_contents`, once for all trees of the same root."""
+    """Lists the whole tree; within :func:`cache_contents`, only once for all trees of the same root."""
     known = _known.get()
     if known is None:
         return Contents.of(tree)
@@ -129,7 +129,8 @@ def list_contents(tree: Tree) -> Contents:
 
 
 def find_lone_image_folder(tree: Tree) -> str | None:
-    """Returns the only folder with images in a tree, if it is at the top and has a generic name (``images``)."""
+    """Finds the only folder with images in a tree, if it is at the top and has a generic name (``images``); else
+    None."""
     if not any(map(_CALLED_IMAGES.fullmatch, map(str.lower, tree.names("").folders))):
         return None
     holding = [path for path, each in list_contents(tree).folders.items() if each.images.count]
@@ -138,7 +139,7 @@ def find_lone_image_folder(tree: Tree) -> str | None:
 
 @contextmanager
 def cache_contents() -> Iterator[None]:
-    """Caches the contents of trees within the block: several kinds of sources ask about one path."""
+    """Caches the contents of trees within the block, since several kinds of sources ask about one path."""
     token = _known.set({})
     try:
         yield
@@ -149,13 +150,20 @@ def cache_contents() -> Iterator[None]:
 _known: ContextVar[dict[str, Contents] | None] = ContextVar("known contents", default=None)
 
 
-def _unique(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sorts numbers and removes duplicates; many times faster than numpy's own, which hashes them."""
+def _sort_unique(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sorts numbers and removes duplicates; many times faster than :func:`numpy.unique`, which hashes them."""
     ordered = np.sort(numbers)
     found: NDArray[np.int64] = ordered[
         np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])
     ]
     return found
+
+
+def path_and_parents(path: str) -> Iterator[str]:
+    """Yields a path and the folders above it, without the root."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def stem_of(name: str) -> str:
@@ -164,8 +172,8 @@ def stem_of(name: str) -> str:
 
 
 def hash_stems(names: Iterable[str]) -> NDArray[np.int64]:
-    """Hashes the stems of names; sorted and unique."""
-    return _unique(np.array([hash(name.rpartition(".")[0] or name) for name in names], np.int64))
+    """Hashes the stems of names; returns sorted unique hashes."""
+    return _sort_unique(np.array([hash(name.rpartition(".")[0] or name) for name in names], np.int64))
 
 
 def suffix_of(name: str) -> str:
@@ -181,13 +189,13 @@ def split_tail(stem: str) -> tuple[str, str] | None:
 
 
 def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderContents:
-    """Counts and hashes names. Leaves out hidden ones and those of systems, unless ``hidden``."""
+    """Counts and hashes the names in a folder. Leaves out hidden and system names, unless ``hidden``."""
     folders = tuple(name for name in names.folders if hidden or not is_passed_over(name))
     suffix = names.common_suffix
     plain = len(names.files) == names.text.count("\0") - 1 and "\0." not in names.text
     if plain and suffix.lower() in _IMAGE_ENDINGS:  # most folders; a system's files have other suffixes
         images = NameSet.of_suffix(names.text, suffix, names.files)
-        return FolderContents(path, images, {}, folders, _stems_by_word(names.files))
+        return FolderContents(path, images, {}, folders, _hash_stems_by_word(names.files))
     visible = names.files if hidden else [name for name in names.files if not is_passed_over(name)]
     found: list[str] = []
     others: dict[str, list[str]] = {}
@@ -198,11 +206,11 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
             suffix = suffix_of(name)
             others.setdefault(suffix if suffix in others or len(others) < _SUFFIXES else "", []).append(name)
     by_suffix = {suffix: NameSet.of(each) for suffix, each in others.items()}
-    return FolderContents(path, NameSet.of(found), by_suffix, folders, _stems_by_word(found))
+    return FolderContents(path, NameSet.of(found), by_suffix, folders, _hash_stems_by_word(found))
 
 
-def _stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """Collects the images named ``stem_WORD``: returns the sorted hashes of their stems, by word in lower case."""
+def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """Hashes the stems of images named ``stem_WORD``: sorted unique hashes, by word in lower case."""
     shapes = set("\0".join(images).translate(_DIGITS).split("\0"))
     if not any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
         return {}
@@ -214,4 +222,4 @@ def _stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         divided = split_tail(stem)
         if divided is not None and (divided[1] in found or len(found) < _SUFFIXES):
             found.setdefault(divided[1], []).append(hash(divided[0]))
-    return {tail: _unique(np.array(bases, np.int64)) for tail, bases in found.items()}
+    return {tail: _sort_unique(np.array(bases, np.int64)) for tail, bases in found.items()}

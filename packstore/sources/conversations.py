@@ -1,11 +1,10 @@
-"""Conversations about images, one or several a sample: LLaVA, ShareGPT, and chat messages.
+"""Reads conversations about images, one or several images a sample: LLaVA, ShareGPT, and chat messages.
 
 A JSON list, or JSON Lines, of objects with ``conversations`` (``from``, ``value``) or ``messages`` (``role``,
-``content``). They name their images in ``image`` or ``images``, one or a list, or in the parts of their messages.
+``content``). Images are named in ``image`` or ``images``, one or a list, or in the parts of the messages.
 
 - LLaVA: https://github.com/haotian-liu/LLaVA/blob/main/docs/Finetune_Custom_Data.md
-- Messages: https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md
-"""
+- Messages: https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md"""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ _FURTHER = "further_images"
 class ConversationSource(DocumentSource):
     """Conversations in the order of their file. The first image of each is ``image``, others are ``further_images``.
 
-    Conversations that are about no image, or about one that is not here, are left out, counted and named in a warning.
-    """
+    Conversations without an image, or with an image that is not here, are left out, counted, and named in a warning."""
 
     kind = "conversations"
     title = "a list of conversations"
@@ -77,7 +75,7 @@ class ConversationSource(DocumentSource):
     def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
         for number, entry in enumerate(document, 1):
             try:
-                images, raw = _read_entry(entry)
+                images, raw = _parse_conversation(entry)
             except ValueError as error:
                 raise ValueError(f"conversation {number} {error}") from None
             called = f"id {entry['id']}" if "id" in raw[0] else f"number {number}"
@@ -103,8 +101,8 @@ class ConversationSource(DocumentSource):
             yield row if further is None else row._replace(values={**row.values, _FURTHER: [*map(InTree, further)]})
 
 
-def _read_entry(entry: Any) -> tuple[list[str], Any]:
-    """Images of a conversation; its values, and what else it says. Raises :class:`ValueError`."""
+def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
+    """Returns the images of a conversation; its values; and its other content. Raises :class:`ValueError`."""
     name = next((name for name in _TURNS if isinstance(entry, dict) and name in entry), "")
     turns = entry[name] if name else None
     speaker, text = _TURNS.get(name, ("", ""))
@@ -113,7 +111,7 @@ def _read_entry(entry: Any) -> tuple[list[str], Any]:
     ):
         raise ValueError(f"has no list of {' or '.join(_TURNS)}: {json.dumps(entry)[:60]}")
     given = entry.get("images", entry.get("image"))
-    images = [given] if isinstance(given, str) else given or list(_named_in(turns, text))
+    images = [given] if isinstance(given, str) else given or list(_list_images_in_parts(turns, text))
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise ValueError(f"has the images {json.dumps(given)[:60]}; expected a path or a list of paths")
     values: dict[str, Any] = {name: turns} | (
@@ -125,13 +123,14 @@ def _read_entry(entry: Any) -> tuple[list[str], Any]:
 
 
 def _count_marks(values: Mapping[str, Any]) -> int:
-    """Counts ``<image>`` in the texts of a conversation, each of which stands for an image."""
+    """Counts ``<image>`` in the texts of a conversation; each mark stands for an image."""
     texts = (turn[text] for name, (_, text) in _TURNS.items() for turn in values.get(name, ()))
     return sum(text.count("<image>") for text in texts if isinstance(text, str))
 
 
-def _named_in(turns: Sequence[Any], text: str) -> Iterator[str]:
-    """Images in the parts of messages: ``{"type": "image", "image": "a.jpg"}``, ``{"image_url": {"url": …}}``."""
+def _list_images_in_parts(turns: Sequence[Any], text: str) -> Iterator[str]:
+    """Yields images in the parts of messages: ``{"type": "image", "image": "a.jpg"}``, ``{"image_url": {"url":
+    …}}``."""
     for turn in turns:
         for part in turn[text] if isinstance(turn[text], list) else ():
             image = part.get("image", part.get("image_url")) if isinstance(part, dict) else None

@@ -34,8 +34,8 @@ Objects = tuple[ObjectInfo, ...]
 class CopiedSource(Source):
     """Wraps a source that was opened from copies of the objects at a URL.
 
-    Its entries have no times of change, which copies do not preserve; :meth:`stamp` is that of the objects.
-    """
+    Its entries have no times of change, since copies have others than the objects; :meth:`stamp` is that of the
+    objects."""
 
     def __init__(
         self, path: RemotePath, opener: Callable[[Path], Source], progress: ProgressCallback = no_progress
@@ -50,36 +50,36 @@ class CopiedSource(Source):
             SourceError: The objects cannot be fetched, do not fit into the cache, or are not a source.
         """
         store, found = list_objects(path)
-        with ExitStack() as stack, _of(path):
-            self._copy = str(place := stack.enter_context(copies(path, store, found, default_cache(), progress)))
-            with self._named(path):
+        with ExitStack() as stack, _as_source_errors(path):
+            self._copy = str(place := stack.enter_context(link_copies(path, store, found, default_cache(), progress)))
+            with self._urls_in_errors(path):
                 self._source = opener(place)
             super().__init__(path, self._source.options)
             stack.callback(self._source.close)
-            self._end = weakref.finalize(self, _close, os.getpid(), stack.pop_all())
+            self._end = weakref.finalize(self, _close_in_process, os.getpid(), stack.pop_all())
         self.kind, self.normalization = self._source.kind, self._source.normalization
         self.evidence = self._source.evidence
         self._found = _digest_objects(found)
         top = str(path).partition("://")[2].partition("/")[2]
-        self._states = {_inside(path, o.name, top): object_state(o) for o in found}
+        self._states = {_relative_path(path, o.name, top): object_state(o) for o in found}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        with self._named(self.path):
+        with self._urls_in_errors(self.path):
             survey = self._source.survey(split, progress)
-        self.evidence = self._source.evidence  # of some kinds it says what was counted
+        self.evidence = self._source.evidence  # some kinds complete it in their survey
         return survey
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        with self._named(self.path):
+        with self._urls_in_errors(self.path):
             entries = self._source.entries(split)
         return self._without_change_times(entries)
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        with self._named(self.path):
+        with self._urls_in_errors(self.path):
             return self._source.read(entry)
 
     def image(self, entry: Entry) -> ImageData:
-        with self._named(self.path):
+        with self._urls_in_errors(self.path):
             return self._source.image(entry)
 
     def locate(self, entry: Entry) -> Location | None:
@@ -112,14 +112,14 @@ class CopiedSource(Source):
         self._end()
 
     def _without_change_times(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Yields entries without times of change: those of the links differ in each run."""
-        with self._named(self.path):
+        """Yields entries without times of change, which differ in each run for the links."""
+        with self._urls_in_errors(self.path):
             for entry in entries:
                 yield entry._replace(changed_ns=0)
 
     @contextmanager
-    def _named(self, path: Path) -> Iterator[None]:
-        """Replaces paths of copies by URLs in messages."""
+    def _urls_in_errors(self, path: Path) -> Iterator[None]:
+        """Replaces paths of copies by URLs in the messages of errors."""
         try:
             yield
         except SampleError as error:
@@ -137,7 +137,7 @@ def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
     scheme, _, rest = str(path).partition("://")
     bucket, _, name = rest.partition("/")
     store = open_objects(f"{scheme}://{bucket}/")
-    with _of(path):
+    with _as_source_errors(path):
         if name:
             try:
                 return store, (store.head(name),)
@@ -151,10 +151,10 @@ def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
 
 
 @contextmanager
-def copies(
+def link_copies(
     path: RemotePath, store: ObjectStore, found: Objects, cache: Cache, progress: ProgressCallback
 ) -> Iterator[Path]:
-    """Fetches objects into the cache and yields a path of links to them, which stay valid within the block.
+    """Fetches objects into the cache and yields a path of links to the copies, which stay valid within the block.
 
     Raises :class:`SourceError` if the cache has no room for all, and :class:`StoreError`.
     """
@@ -177,7 +177,7 @@ def copies(
             )
 
         def link(info: ObjectInfo) -> int:
-            _link(folder / path.name / _inside(path, info.name, name), store, info, cache, held)
+            _fetch_and_link(folder / path.name / _relative_path(path, info.name, name), store, info, cache, held)
             return info.nbytes
 
         for done, nbytes in enumerate(ordered_map(link, found, _AT_ONCE)):
@@ -186,7 +186,8 @@ def copies(
         yield folder / path.name
 
 
-def _link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held: ExitStack) -> None:
+def _fetch_and_link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held: ExitStack) -> None:
+    """Fetches an object into the cache, keeps the copy open, and makes a link to it. Raises :class:`SourceError`."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         if not info.nbytes:
@@ -195,23 +196,23 @@ def _link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held:
         held.callback(os.close, open_copy_of(store, info, cache))
         place.symlink_to(cache.file_at_address(copy_address(store, info)))
     except OSError as error:
-        raise SourceError(f"{_shown(store, info)} cannot be copied: {error.strerror or error}") from error
+        raise SourceError(f"{_printable_url(store, info)} cannot be copied: {error.strerror or error}") from error
 
 
-def _inside(path: Path, name: str, top: str) -> str:
+def _relative_path(path: Path, name: str, top: str) -> str:
     """Returns the path of an object below the folder ``top``; empty for the object ``top`` itself."""
     inside = name if not top else name[len(top) + 1 :]
     if inside and (any(part in ("", ".", "..") for part in inside.split("/")) or "\0" in inside):
-        raise SourceError(f"{printable(str(path))} holds {printable(name)!r}, which can be the path of no file")
+        raise SourceError(f"{printable(str(path))} holds {printable(name)!r}, which cannot be the path of a file")
     return inside
 
 
-def _shown(store: ObjectStore, info: ObjectInfo) -> str:
+def _printable_url(store: ObjectStore, info: ObjectInfo) -> str:
     return printable(f"{store.url}/{info.name}")
 
 
 def _digest_objects(found: Objects) -> str:
-    """Digests names, sizes and ETags (or times) of objects."""
+    """Returns a digest of names, sizes and ETags (or times) of objects."""
     digest = hashlib.sha256()
     for info in found:
         digest.update(repr((info.name, info.nbytes, info.etag or info.modified)).encode("utf-8", "surrogatepass"))
@@ -219,14 +220,15 @@ def _digest_objects(found: Objects) -> str:
 
 
 @contextmanager
-def _of(path: Path) -> Iterator[None]:
-    """Converts :class:`StoreError`, for an unreachable bucket or a full cache, to :class:`SourceError`."""
+def _as_source_errors(path: Path) -> Iterator[None]:
+    """Converts each :class:`StoreError`, for an unreachable bucket or a full cache, to :class:`SourceError`."""
     try:
         yield
     except StoreError as error:
         raise SourceError(str(error)) from error
 
 
-def _close(process: int, stack: ExitStack) -> None:
+def _close_in_process(process: int, stack: ExitStack) -> None:
+    """Closes the copies, unless this is a forked process."""
     if os.getpid() == process:
         stack.close()

@@ -21,10 +21,10 @@ from packstore.core.fields import Field
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size
-from packstore.sources.schema import Schema, Taken, make_schema
+from packstore.sources.schema import NamedSample, Schema, make_schema
 from packstore.sources.torchvision_files import InSplit, files_of
 from packstore.sources.values import is_path, nbytes_of
-from packstore.sources.workers import Failed, Reading, Ref, read_by_workers
+from packstore.sources.workers import DatasetReader, FailedSample, Ref, read_by_workers
 
 PROBED = 16
 """Number of samples that are probed: the first ones, and in a map-style dataset as many spread over the rest."""
@@ -36,14 +36,14 @@ KEY_DIGITS = 10
 
 
 @dataclass
-class _Part:
-    """One split.
+class _SplitData:
+    """Dataset of one split, and what is known of it.
 
     Attributes:
         split: Its name.
         data: The dataset.
         length: Number of samples; None for an iterable.
-        in_memory: A list, which needs no worker processes.
+        in_memory: The data is a list, which needs no worker processes.
         rest: Remaining samples of an iterable, after the probes.
         probes: Probed samples, by index.
     """
@@ -57,7 +57,7 @@ class _Part:
 
 
 def index_key(split: str, index: int) -> str:
-    """Makes the key of a sample without its own, from its split and index."""
+    """Makes the key of a sample that has none, from its split and index."""
     number = f"{index:0{KEY_DIGITS}}"
     return f"{split}/{number}" if split else number
 
@@ -81,7 +81,7 @@ class SampleSource(Source):
     def read(self, entry: Entry) -> Sample:
         """Reads the sample in ``Entry.ref``."""
         ref = entry.ref
-        if isinstance(ref, Failed):
+        if isinstance(ref, FailedSample):
             error = SampleError(entry.key, ref.reason)
             if ref.trace:
                 error.add_note(ref.trace)
@@ -89,7 +89,7 @@ class SampleSource(Source):
         digits = entry.key[-KEY_DIGITS:]
         index = int(digits) if digits.isdecimal() and entry.key == index_key(entry.split, int(digits)) else None
         try:
-            return self.schema.sample(entry.key, ref)._replace(number=index)
+            return self.schema.make_sample(entry.key, ref)._replace(number=index)
         except ValueError as error:
             which = "" if index is None else f"sample {index}: "
             raise SampleError(ref.key or entry.key, f"{which}{error}") from error
@@ -97,9 +97,9 @@ class SampleSource(Source):
     def nbytes(self, entry: Entry) -> int:
         return int(entry.ref.nbytes)
 
-    def entry(self, split: str, index: int, sample: Taken | Failed) -> Entry:
+    def entry(self, split: str, index: int, sample: NamedSample | FailedSample) -> Entry:
         """Makes the entry of a sample in memory, with the size of its image."""
-        size = nbytes_of(sample.values[self.schema.main]) if isinstance(sample, Taken) else 0
+        size = nbytes_of(sample.values[self.schema.main]) if isinstance(sample, NamedSample) else 0
         return Entry(index_key(split, index), split, (), size, sample)
 
     def choose_encoding(self, encoding: str | None) -> str:
@@ -110,15 +110,15 @@ class SampleSource(Source):
             raise UsageError(f"encoding={encoding!r} and packstore.Image({declared!r}) differ; give one of them")
         return encoding or declared or "original"
 
-    def sizes(self, samples: Iterable[Taken | Failed]) -> tuple[int, int]:
-        """Returns the mean bytes of a sample: of the main image, and of the rest."""
-        good = [sample for sample in samples if isinstance(sample, Taken)]
+    def sizes(self, samples: Iterable[NamedSample | FailedSample]) -> tuple[int, int]:
+        """Returns the mean bytes of a sample: those of the main image, and those of its other values."""
+        good = [sample for sample in samples if isinstance(sample, NamedSample)]
         images = sum(nbytes_of(sample.values[self.schema.main]) for sample in good)
         number = max(1, len(good))
         return images // number, (sum(sample.nbytes for sample in good) - images) // number
 
     def make_survey(self, splits: Mapping[str, int], sizes: tuple[int, int], *, counted: bool) -> Survey:
-        """Makes the survey of samples of these sizes, see :meth:`sizes`."""
+        """Makes the survey of a source from its counts and from mean sizes, see :meth:`sizes`."""
         records, (image, values) = sum(splits.values()), sizes
         return Survey(
             splits=splits,
@@ -166,17 +166,17 @@ class DatasetSource(SampleSource):
         if len(splits) > 1:
             given = {split: None if files is None else InSplit(files, split) for split, files in given.items()}
         _refuse_shared(splits)
-        self._parts = [_part(split, given[split] or data) for split, data in splits.items()]
+        self._parts = [_wrap_dataset(split, given[split] or data) for split, data in splits.items()]
         raw = self._probe()
-        classes = _classes(splits) if fields is None else None
+        classes = _find_class_names(splits) if fields is None else None
         self.schema = make_schema(
             raw, fields, classes=classes, encoding=encoding, further=further, max_pixels=options.max_pixels
         )
-        self._reading = Reading([part.data for part in self._parts], self.schema, in_process=True)
+        self._reading = DatasetReader([part.data for part in self._parts], self.schema, in_process=True)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples; estimates their sizes from those that were read."""
-        parts = self._chosen(split)
+        parts = self._choose_parts(split)
         counted = all(part.length is not None for part in parts)
         splits = {part.split: part.length or 0 if counted else 0 for part in parts}
         return self.make_survey(splits, self._sizes, counted=counted)
@@ -186,7 +186,7 @@ class DatasetSource(SampleSource):
 
         ``size_bytes`` is the image's size; in a map-style dataset it is the mean of the samples that were read.
         """
-        return chain.from_iterable(map(self._entries, self._chosen(split)))
+        return chain.from_iterable(map(self._entries, self._choose_parts(split)))
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """Reads the samples, in this process or by worker processes."""
@@ -195,22 +195,22 @@ class DatasetSource(SampleSource):
             workers = self._worker_count(part)
             if workers < 2:
                 for entry in some:
-                    yield entry if isinstance(entry.ref, (Taken, Failed)) else self._read_here(entry)
+                    yield entry if isinstance(entry.ref, (NamedSample, FailedSample)) else self._read_here(entry)
                 continue
-            # The loader asks for indices far ahead of what it yields.
+            # The loader takes indices long before it yields their samples.
             ahead: list[Entry] = []
-            reading = Reading([each.data for each in self._parts], self.schema, in_process=False)
-            for taken in read_by_workers(reading, _refs(some, ahead), workers, sum(self._sizes)):
+            reading = DatasetReader([each.data for each in self._parts], self.schema, in_process=False)
+            for taken in read_by_workers(reading, _record_refs(some, ahead), workers, sum(self._sizes)):
                 yield ahead.pop(0)._replace(ref=taken)
 
     def read(self, entry: Entry) -> Sample:
-        return super().read(entry if isinstance(entry.ref, (Taken, Failed)) else self._read_here(entry))
+        return super().read(entry if isinstance(entry.ref, (NamedSample, FailedSample)) else self._read_here(entry))
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         """Yields samples that were probed."""
-        for part in self._chosen(split):
+        for part in self._choose_parts(split):
             for index, raw in islice(part.probes.items(), count):
-                yield self.entry(part.split, index, self._reading.named(index, raw))
+                yield self.entry(part.split, index, self._reading.name_values(index, raw))
 
     def identity(self) -> str:
         """Returns the types of the datasets."""
@@ -229,41 +229,43 @@ class DatasetSource(SampleSource):
         digest = xxhash.xxh3_128()
         for part in self._parts:
             for index, raw in part.probes.items():
-                found = self._reading.named(index, raw)
+                found = self._reading.name_values(index, raw)
                 try:
-                    plain = self.schema.plain(found).values if isinstance(found, Taken) else found.reason
-                    _update(digest, (index, getattr(found, "key", None), plain))
-                except (ValueError, OSError, RecursionError) as error:  # a bad sample, named when its turn comes
-                    _update(digest, (index, str(error)))
+                    plain = self.schema.to_plain(found).values if isinstance(found, NamedSample) else found.reason
+                    _update_digest(digest, (index, getattr(found, "key", None), plain))
+                except (ValueError, OSError, RecursionError) as error:  # a bad sample, reported when it is read
+                    _update_digest(digest, (index, str(error)))
         return f"samples {digest.hexdigest()}"
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
-        """Mean bytes of a sample: of the main image, and of the rest."""
+        """Mean bytes of a sample: those of the main image, and those of its other values."""
         return self.sizes(entry.ref for entry in self.pick_entries(None, 0, PROBED))
 
-    def _chosen(self, split: str | None) -> list[_Part]:
+    def _choose_parts(self, split: str | None) -> list[_SplitData]:
+        """Returns the data of one split, or of all. Raises :class:`NotInSourceError` for an unknown split."""
         chosen = [part for part in self._parts if split is None or part.split == split]
         if not chosen:
             raise self.unknown_split_error(split or "", [part.split for part in self._parts])
         return chosen
 
-    def _entries(self, part: _Part) -> Iterator[Entry]:
+    def _entries(self, part: _SplitData) -> Iterator[Entry]:
         number, split = self._parts.index(part), part.split
         if part.length is not None:
             size = self._sizes[0]
             key_at = getattr(part.data, "key_at", lambda index: index_key(split, index))
             return (Entry(key_at(i), split, (), size, (number, i)) for i in range(part.length))
-        samples, part.rest = chain(part.probes.values(), part.rest), _used_up(self.path)
-        return (self.entry(split, index, self._reading.named(index, raw)) for index, raw in zip(count(), samples))
+        samples, part.rest = chain(part.probes.values(), part.rest), _raise_used_up(self.path)
+        return (self.entry(split, index, self._reading.name_values(index, raw)) for index, raw in zip(count(), samples))
 
     def _part_number(self, entry: Entry) -> int:
-        """Returns the number of the part, that is the dataset, from which an entry comes."""
-        if isinstance(entry.ref, (Taken, Failed)):
+        """Returns the number of the dataset that an entry comes from."""
+        if isinstance(entry.ref, (NamedSample, FailedSample)):
             return next(number for number, part in enumerate(self._parts) if part.split == entry.split)
         return int(entry.ref[0])
 
-    def _worker_count(self, part: _Part) -> int:
+    def _worker_count(self, part: _SplitData) -> int:
+        """Returns the number of worker processes for a split; 0 or 1 reads in this process."""
         if part.length is None or part.in_memory:
             return 0
         if self._workers is not None:
@@ -271,6 +273,7 @@ class DatasetSource(SampleSource):
         return default_workers() if part.length >= _BY_WORKERS else 0
 
     def _read_here(self, entry: Entry) -> Entry:
+        """Reads the sample of an entry in this process; returns the entry with the sample as ``ref``."""
         return entry._replace(ref=self._reading[entry.ref])
 
     def _probe(self) -> list[Any]:
@@ -305,7 +308,7 @@ class StreamSource(SampleSource):
             path: Name of the source in messages.
             options: Options of the source.
             schema: Converts samples to records.
-            entries: The samples as :class:`Taken` in ``Entry.ref``; splits follow each other.
+            entries: The samples as :class:`NamedSample` in ``Entry.ref``; splits follow each other.
         """
         super().__init__(path, options)
         self.schema = schema
@@ -318,7 +321,7 @@ class StreamSource(SampleSource):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields samples, only once."""
-        found, self._entries = self._entries, chain(_used_up(self.path))
+        found, self._entries = self._entries, chain(_raise_used_up(self.path))
         return found
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
@@ -326,17 +329,17 @@ class StreamSource(SampleSource):
         return islice(self._first, count)
 
 
-def _part(split: str, data: Any) -> _Part:
-    """Wraps a dataset with its properties. Raises :class:`UsageError` for other objects."""
+def _wrap_dataset(split: str, data: Any) -> _SplitData:
+    """Examines the dataset of a split: its length and style. Raises :class:`UsageError` for other objects."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(data, torch_data.DataLoader):
         raise UsageError("a DataLoader gives batches; give its dataset, and workers= here")
     streams = torch_data is not None and isinstance(data, torch_data.IterableDataset)
     if not streams and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         in_memory = isinstance(data, Sequence)
-        return _Part(split, data, len(data), in_memory, iter(()), {})
+        return _SplitData(split, data, len(data), in_memory, iter(()), {})
     if isinstance(data, Iterable):
-        return _Part(split, data, None, in_memory=False, rest=iter(data), probes={})
+        return _SplitData(split, data, None, in_memory=False, rest=iter(data), probes={})
     raise UsageError(
         f"{type(data).__name__} is no dataset; give a path, a Dataset, a list of samples, an iterable of them, or a "
         "dict of these by split"
@@ -354,11 +357,11 @@ def _refuse_shared(splits: Mapping[str, Any]) -> None:
             )
 
 
-def _classes(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the class names of the datasets, which must be equal; None without any."""
+def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Returns the class names of the datasets, which must be equal; None if they have none."""
     found: dict[str, tuple[str, ...]] = {}
     for split, data in splits.items():
-        classes = getattr(_inner(data), "classes", None)
+        classes = getattr(_unwrap_subset(data), "classes", None)
         if isinstance(classes, (list, tuple)) and classes:
             found[split] = tuple(", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes)
     if len(set(found.values())) > 1:
@@ -370,33 +373,35 @@ def _classes(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
     return next(iter(found.values()), None)
 
 
-def _inner(data: Any) -> Any:
+def _unwrap_subset(data: Any) -> Any:
     """Returns the dataset behind a ``Subset``."""
     while type(data).__name__ == "Subset" and hasattr(data, "dataset"):
         data = data.dataset
     return data
 
 
-def _refs(entries: Iterable[Entry], ahead: list[Entry]) -> Iterator[Ref]:
+def _record_refs(entries: Iterable[Entry], ahead: list[Entry]) -> Iterator[Ref]:
+    """Yields the references of entries, and appends each entry to ``ahead``."""
     for entry in entries:
         ahead.append(entry)
         yield entry.ref
 
 
-def _used_up(path: Path) -> Iterator[Any]:
+def _raise_used_up(path: Path) -> Iterator[Any]:
+    """Raises :class:`SourceError` when an iterable is read for the second time."""
     raise SourceError(f"{printable(str(path))} is an iterable, which can be read only once")
     yield
 
 
-def _update(digest: Any, value: Any) -> None:
-    """Adds a plain value to a digest."""
+def _update_digest(digest: Any, value: Any) -> None:
+    """Adds a plain value to a digest; for a path, also size and time of its file."""
     if isinstance(value, Mapping):
         for name, each in value.items():
-            _update(digest, (name, each))
+            _update_digest(digest, (name, each))
     elif isinstance(value, (list, tuple)):
         digest.update(b"[%d" % len(value))
         for each in value:
-            _update(digest, each)
+            _update_digest(digest, each)
     elif isinstance(value, np.ndarray):
         digest.update(f"{value.dtype}{value.shape}".encode())
         digest.update(value.tobytes())

@@ -1,8 +1,7 @@
-"""Encodings of texts: UTF-8, UTF-16 with its mark, or the one that ``--column encoding=NAME`` says.
+"""Converts texts to UTF-8 from UTF-16 with its mark, or from the encoding that ``--column encoding=NAME`` names.
 
-All bytes of a text decide. A text in none of these is a question, since a byte is a letter in many encodings: the
-message shows a word of the text in those that it may be in.
-"""
+All bytes of a text decide. A text in another encoding raises a question, since a byte is a different letter in each
+encoding: the message shows a word of the text in the possible ones."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from contextvars import ContextVar
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 
 ROLE = "encoding="
-"""Beginning of the answer that says the encoding of texts: ``--column encoding=cp1252``."""
+"""Beginning of the option that names the encoding of texts: ``--column encoding=cp1252``."""
 _TEXT = re.compile(r".*\.(csv|tsv|txt|lst|json|jsonl|ndjson|odgt|caption|cap)", re.I)
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CANDIDATES = ("cp1252", "cp1251", "gb18030", "shift_jis", "cp949")
@@ -24,7 +23,8 @@ _BETWEEN = rb"[\s,;:|\"'<>()\[\]{}]+"
 
 
 def find_encoding(columns: Sequence[str]) -> str | None:
-    """The encoding that ``--column`` says; None if it says none. Raises :class:`UsageError` for an unknown one."""
+    """Returns the encoding that ``--column`` names; None if it names none. Raises :class:`UsageError` for an unknown
+    one."""
     name = next((each.removeprefix(ROLE) for each in columns if each.startswith(ROLE)), None)
     try:
         b"a".decode(name or "utf-8", "replace")
@@ -37,7 +37,7 @@ def find_encoding(columns: Sequence[str]) -> str | None:
 
 @contextmanager
 def use_encoding(encoding: str | None) -> Iterator[None]:
-    """Until its end, trees that are opened have texts in UTF-8 or in ``encoding``."""
+    """Makes trees that are opened within the block read texts as UTF-8 or ``encoding``."""
     token = _active.set(encoding)
     try:
         yield
@@ -46,25 +46,25 @@ def use_encoding(encoding: str | None) -> Iterator[None]:
 
 
 def active_encoding() -> str | None:
-    """The encoding that a tree gets that is opened now; None for UTF-8 alone."""
+    """Returns the encoding for trees that are opened now; None for UTF-8 alone."""
     return _active.get()
 
 
 def is_text(file: str) -> bool:
-    """Whether a file is a text by its suffix, of a kind that does not say its encoding as XML does."""
+    """Tells by its suffix if a file is a text that does not name its own encoding, as XML does."""
     return _TEXT.fullmatch(file) is not None
 
 
 def convert_start(start: bytes) -> bytes:
-    """The beginning of a text in UTF-8 without a mark, if the text is in UTF-8 or UTF-16; else as it is."""
+    """Converts the beginning of a text in UTF-8 or UTF-16 to UTF-8 without a mark; other bytes stay."""
     return (
         start.decode("utf-16", "ignore").encode() if start.startswith(_UTF16) else start.removeprefix(codecs.BOM_UTF8)
     )
 
 
 def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
-    """A text in UTF-8. Raises :class:`AmbiguousSourceError` for one in an unknown encoding, and :class:`SourceError`
-    for one that is not in ``encoding`` either."""
+    """Converts a text to UTF-8. Raises :class:`AmbiguousSourceError` for an unknown encoding, and
+    :class:`SourceError` for a text that is not in ``encoding`` either. ``shown`` names the file in messages."""
     found, fault = try_utf8(data, encoding, shown)
     if fault is not None:
         raise fault
@@ -72,8 +72,8 @@ def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
 
 
 def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, SourceError | None]:
-    """:func:`to_utf8`, with the error instead of raising it: then the text is as some encoding has it."""
-    place = None if data.isascii() or data.startswith(_UTF16) else _first_fault(data)
+    """Does :func:`to_utf8`, but returns the error, with the text decoded by a possible encoding."""
+    place = None if data.isascii() or data.startswith(_UTF16) else _find_non_utf8(data)
     if place is None and not data.startswith(_UTF16) and (encoding is None or b"\0" not in data):
         return data, None
     if place is None or encoding is not None:
@@ -86,18 +86,18 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
     begin = len(re.split(_BETWEEN, data[max(0, place - 20) : place])[-1])
     end = len(re.split(_BETWEEN, data[place : place + 20])[0])
     word = data[place - begin : place + end]
-    possible = [name for name in _CANDIDATES if _fits(data, name)] or ["latin-1"]
+    possible = [name for name in _CANDIDATES if _decodes(data, name)] or ["latin-1"]
     readings = ", ".join(f"{printable(word.decode(name, 'replace'))!r} in {name}" for name in possible)
     question = AmbiguousSourceError(
-        f"{shown}, line {data.count(10, 0, place) + 1}: not UTF-8: {readings}. Say the encoding of such texts with "
+        f"{shown}, line {data.count(10, 0, place) + 1}: not UTF-8: {readings}. Name the encoding of such texts with "
         "--column encoding=NAME, or write the file again in UTF-8",
         [Answer(("--column", ROLE + name)) for name in possible],
     )
     return data.decode(possible[0]).encode(), question
 
 
-def _first_fault(data: bytes) -> int | None:
-    """Place of the first byte that is not UTF-8; None if there is none."""
+def _find_non_utf8(data: bytes) -> int | None:
+    """Returns the place of the first byte that is not UTF-8; None if there is none."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for begin in range(0, len(data), _STEP):
         kept = len(decoder.getstate()[0])
@@ -108,7 +108,7 @@ def _first_fault(data: bytes) -> int | None:
     return None
 
 
-def _fits(data: bytes, name: str) -> bool:
+def _decodes(data: bytes, name: str) -> bool:
     try:
         data.decode(name)
     except UnicodeDecodeError:

@@ -1,8 +1,7 @@
-"""Exports of packstore, by the ``packstore.json`` that lies with them; see :mod:`packstore.core.export_manifest`.
+"""Reads exports of packstore, by the ``packstore.json`` beside the data; see :mod:`packstore.core.export_manifest`.
 
-Where a kind of source of its own reads the format (``webdataset``), that kind opens it. Those whose records are files
-of a folder, a tar or a zip are read here.
-"""
+If a kind of source reads the format (``webdataset``), that kind opens the export. Exports whose records are files of
+a folder, a tar or a zip are read here."""
 
 from __future__ import annotations
 
@@ -38,11 +37,11 @@ from packstore.sources.tree import FolderTree, Tree
 from packstore.stores.link_files import Location
 
 _MAX_LINES = 1 << 28
-"""Bytes of lines that an archive may have, however small it is."""
+"""Maximum bytes of lines in an archive; larger archives may have as many as their own bytes."""
 
 
 class ExportedFiles(ExportedRows):
-    """An export each of whose records is an image file in a folder or an archive; its lines name the files."""
+    """Export in a folder or an archive whose records are image files, which its lines name."""
 
     kind = "exported"
 
@@ -56,12 +55,12 @@ class ExportedFiles(ExportedRows):
     def find_export_manifest(self) -> ExportManifest | None:
         return _read_from_tree(self.tree)
 
-    def unlisted(self) -> int:
+    def count_unlisted(self) -> int:
         """Counts images that the export's lines do not name. Lists all folders."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
         more = there - len(self._lines)
         if more > 0:  # masks beside images
-            beside = (file.lower() for number in range(len(self._lines)) for file in self._beside(number))
+            beside = (file.lower() for number in range(len(self._lines)) for file in self._list_sidecars(number))
             more -= sum(file.endswith(IMAGE_SUFFIXES) for file in beside)
         return max(0, more)
 
@@ -70,8 +69,8 @@ class ExportedFiles(ExportedRows):
         assert self.lines is not None
         return self.lines
 
-    def _beside(self, number: int) -> list[str]:
-        """The files that go with an image. A damaged line has none, and says so when it is read."""
+    def _list_sidecars(self, number: int) -> list[str]:
+        """Returns the files that belong to an image; none for a damaged line, which reading reports."""
         try:
             line = self._lines[number]
         except ValueError:
@@ -126,6 +125,7 @@ class ExportedFiles(ExportedRows):
 
 
 def _read_from_tree(tree: Tree) -> ExportManifest | None:
+    """Reads the export manifest of a tree; None if there is none. Raises :class:`ManifestError`."""
     try:
         found = tree.stat(MANIFEST_FILE)
     except OSError:
@@ -149,7 +149,7 @@ def _find_export_manifest(path: Path) -> ExportManifest | None:
             tree = open_tree(path)
             return None if tree is None else _read_from_tree(tree)
     except (*TAR_FAULTS, SourceError):
-        return None  # of other kinds, one of which says what is wrong
+        return None  # another kind reports what is wrong
     return None
 
 

@@ -1,8 +1,7 @@
-"""An export of packstore as the source of the records that it was made of, see :mod:`packstore.core.export_manifest`.
+"""Reads an export of packstore as the records that it was made of, see :mod:`packstore.core.export_manifest`.
 
-A kind of source that also reads exports has a class for them. It inherits :class:`ExportedRows` and the kind's own
-class, and knows how its format holds the values of a store.
-"""
+A kind of source that also reads exports has a class for them, which inherits :class:`ExportedRows` and the kind's
+own class, and reads the values of a store from its format."""
 
 from __future__ import annotations
 
@@ -39,22 +38,22 @@ from packstore.stores.link_files import Location
 
 
 class ExportedRows(RowSource):
-    """The records that an export was made of.
+    """Records of a store, read from an export.
 
-    :meth:`rows` yields them in their order, split by split, and :meth:`values` the columns that the export manifest
-    lists as held, as :meth:`packstore.stores.Reader.item` does. The other columns are in the lines of the records.
-    """
+    :meth:`rows` yields them in order, split by split. :meth:`values` returns the columns that the export manifest
+    lists as ``held``, in the form of :meth:`packstore.stores.Reader.item`. The other columns are in the lines of the
+    records."""
 
     def find_export_manifest(self) -> ExportManifest | None:
         """Reads the export manifest; None if there is none. Raises :class:`ManifestError`."""
         return read_export_manifest(self.path)
 
     def find_lines(self) -> RecordLines:
-        """Opens the lines beside the export manifest. Raises :class:`OSError`."""
+        """Opens the lines of the records, beside the export manifest. Raises :class:`OSError`."""
         return RecordLines.map_file(self.path / ROWS_FILE)
 
-    def unlisted(self) -> int:
-        """Counts the images that are no samples by the lines."""
+    def count_unlisted(self) -> int:
+        """Counts images of the export that its lines do not name."""
         return 0
 
     @cached_property
@@ -77,7 +76,8 @@ class ExportedRows(RowSource):
 
     @cached_property
     def lines(self) -> RecordLines | None:
-        """The lines of the records; None if the export needs none. Raises :class:`SourceError`."""
+        """Lines of the records; None if the export has none. Raises :class:`SourceError`, also for another number of
+        lines than of records."""
         if not self.export_manifest.rows:
             return None
         try:
@@ -85,7 +85,7 @@ class ExportedRows(RowSource):
         except OSError as error:
             raise SourceError(f"{printable(str(self.path))}: {ROWS_FILE}: {error.strerror or error}") from None
         if len(found) != self._manifest.records:
-            raise self._changed(
+            raise self._changed_error(
                 f"{ROWS_FILE} has {len(found):,} lines, {MANIFEST_FILE} {self._manifest.records:,} records"
             )
         return found
@@ -113,20 +113,20 @@ class ExportedRows(RowSource):
 
     @cached_property
     def ranges(self) -> dict[str, range]:
-        """The numbers of each split's records."""
+        """Record numbers of each split."""
         splits = {each.name: range(each.start, each.stop) for each in self._manifest.splits}
         return splits or {"": range(self._manifest.records)}
 
     @cached_property
     def columns_at_rest(self) -> list[Column]:
-        """The columns without their companions."""
+        """Columns of the store without their companions."""
         columns = self.export_manifest.columns
         companions = {each.name for column in columns for each in column.companions}
         return [column for column in columns if column.name not in companions]
 
     @cached_property
     def _decoder(self) -> Decoder | None:
-        """Decodes the PNG files that arrays were exported as; None if images are kept."""
+        """Decoder of the PNG files that arrays were exported as; None if images are not arrays."""
         reading = Reading(self._manifest.image.pixels.name)
         as_png = self.export_manifest.image == "png"
         return get_decoder(max_pixels=self.options.max_pixels, reading=reading) if as_png else None
@@ -154,10 +154,10 @@ class ExportedRows(RowSource):
                 values[column.shape_name] = shape_to_stored(column, value)
             if column.nullable:
                 values[column.valid_name] = value is not None
-        return Sample(self._image_of(given.get("image")), values, at_rest=True)
+        return Sample(self._convert_image(given.get("image")), values, at_rest=True)
 
-    def _image_of(self, value: Any) -> ImageData:
-        """Returns the image as a store of its encoding gives it. Raises :class:`ValueError`."""
+    def _convert_image(self, value: Any) -> ImageData:
+        """Converts the image to the form of the store's encoding. Raises :class:`ValueError`."""
         if self._decoder is not None and isinstance(value, bytes):
             value = self._decoder.decode(value)
         image = self._manifest.image
@@ -171,37 +171,39 @@ class ExportedRows(RowSource):
             raise ValueError(f"found shape {value.shape}, expected {image.shape or image.layout}")
         return np.ascontiguousarray(value)
 
-    def _packed_rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of a split under the keys of their records, with the records' numbers in their references.
+    def _keyed_rows(self, split: str) -> Iterator[Row]:
+        """Yields the rows of a split with the keys of their records, and with the record's number in ``ref``.
 
-        Raises :class:`SourceError` if there are not as many as the export manifest says."""
+        Raises :class:`SourceError` if their number differs from the export manifest."""
         numbers, found = self.ranges[split], 0
         for row in self.rows(split):
             if found < len(numbers):
-                yield Row(self._key(numbers[found], row), (numbers[found], row.ref), *row[2:])
+                yield Row(self._record_key(numbers[found], row), (numbers[found], row.ref), *row[2:])
             found += 1
         if found != len(numbers):
             where = f" of {printable(split)}" if split else ""
-            raise self._changed(f"it holds {found:,} samples{where}, {MANIFEST_FILE} says {len(numbers):,}")
+            raise self._changed_error(f"it holds {found:,} samples{where}, {MANIFEST_FILE} says {len(numbers):,}")
 
-    def _key(self, number: int, row: Row) -> str:
+    def _record_key(self, number: int, row: Row) -> str:
+        """Returns the key of a record from its line. Raises :class:`SourceError` for a damaged line."""
         if self.lines is None:
             return row.key
         with suppress(ValueError):
             key = self.lines[number].get("key", row.key)
-            if isinstance(key, str) and key_size(key) >= 0:  # raises for what is no text
+            if isinstance(key, str) and key_size(key) >= 0:  # raises for an invalid text
                 return key
-        raise self._changed(f"line {number + 1} of {ROWS_FILE} is damaged")
+        raise self._changed_error(f"line {number + 1} of {ROWS_FILE} is damaged")
 
-    def _form(self) -> RecordForm:
-        unlisted = self.unlisted()
+    def _record_form(self) -> RecordForm:
+        unlisted = self.count_unlisted()
         if unlisted:
-            raise self._changed(f"it holds {unlisted:,} images that {ROWS_FILE} does not name")
+            raise self._changed_error(f"it holds {unlisted:,} images that {ROWS_FILE} does not name")
         image = self._manifest.image
         shape = image.shape if image.kind == "fixed" else None
         return RecordForm(self.export_manifest.columns, self._manifest.encoding, None, shape, self._manifest)
 
-    def _changed(self, how: str) -> SourceError:
+    def _changed_error(self, how: str) -> SourceError:
+        """Returns the error for an export that was changed after packstore wrote it."""
         return SourceError(
             f"{printable(str(self.path))} is not as packstore exported it: {how}; "
             f"remove {MANIFEST_FILE} to read it like any other {self.kind}"
@@ -209,7 +211,8 @@ class ExportedRows(RowSource):
 
 
 def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[[Path, SourceOptions], Source]:
-    """Returns what opens exports of packstore of the kind as ``exported``, and anything else as ``plain``."""
+    """Returns a function that opens a path: as ``exported`` if it is an export of packstore of this kind, else as
+    ``plain``."""
 
     def open(path: Path, options: SourceOptions) -> Source:
         try:
@@ -223,8 +226,8 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
 
 
 def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
-    """A value of a store as it lay there. Arrays of the column's dtype are not judged: the store had them so. Raises
-    :class:`ValueError`."""
+    """Converts a value to its stored form. Does not examine values of arrays that have the column's dtype: the store
+    had them. Raises :class:`ValueError`."""
     if isinstance(value, StoredBytes):
         _check_files(column, value)
         return bytes(value)
@@ -243,7 +246,7 @@ def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
 
 
 def _check_files(column: Column, value: Any) -> None:
-    """Raises :class:`ValueError` if a value at rest is no list of files, and should be one."""
+    """Raises :class:`ValueError` if a column of lists of files has a stored value that is not one."""
     if column.form == "files":
         try:
             column.traits.files(column, value)
@@ -252,7 +255,7 @@ def _check_files(column: Column, value: Any) -> None:
 
 
 def _check_classes(column: Column, value: Any) -> None:
-    """Raises :class:`ValueError` where a number, at rest or in an array, is none of the column's classes."""
+    """Raises :class:`ValueError` if a stored number or an array's number is not one of the column's classes."""
     if column.classes is None:
         return
     numbers = np.frombuffer(value, np.int64) if isinstance(value, bytes) else np.asarray(value)

@@ -1,4 +1,4 @@
-"""A flat folder: images without labels, or images that a labels file names."""
+"""Reads a flat folder: images without labels, or images that a labels file names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.annotations import find_annotations
+from packstore.sources.annotations import describe_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import (
     Certainty,
@@ -25,7 +25,7 @@ from packstore.sources.base import (
 from packstore.sources.beside import join
 from packstore.sources.contents import find_lone_image_folder
 from packstore.sources.folder import FolderSource
-from packstore.sources.labels import LabelsFile, LabelsSummary, Row, parse_number, split_name
+from packstore.sources.labels import LabelRow, LabelsFile, LabelsSummary, lower_known_split, parse_number
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import (
     IMAGE_SUFFIXES,
@@ -40,13 +40,11 @@ _REPORT_EVERY = 5000
 
 
 class FlatSource(FolderSource):
-    """The images directly in a folder, or in its only folder of images if that is called so (``images``), sorted by
-    name; or, with a labels file, those that it names, at any depth and in
-    its order.
+    """Images directly in a folder, or in its only folder of images if that has a generic name (``images``), sorted by
+    name; with a labels file, the images that it names, at any depth and in its order.
 
-    Without a labels file there is no label column. With one, labels that are all integers are class numbers as they
-    stand (``classes`` is None); otherwise all are names of classes, numbered in sorted order.
-    """
+    Without a labels file there is no label column. With one, labels that are all integers are class numbers
+    (``classes`` is None); otherwise all are names of classes, numbered in sorted order."""
 
     kind = "flat"
 
@@ -61,11 +59,11 @@ class FlatSource(FolderSource):
         self.evidence = where if options.labels is None else f"the labels in {options.labels.name}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts samples. Raises :class:`SourceError` for an empty folder, and for a labels file that names no file or
-        has a malformed line (the error names the line)."""
+        """Counts samples. Raises :class:`SourceError` for an empty folder, and for a labels file that names no file
+        or has a malformed line (the error names the line)."""
         if self._labels is not None:
             return self._survey_labelled(self._labels, split, progress)
-        self._choose(("",), split)
+        self._choose_splits(("",), split)
         with self.tree.cache_names():
             return self._survey_unlabelled(progress)
 
@@ -94,10 +92,10 @@ class FlatSource(FolderSource):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         if self._labels is not None:
-            summary = self._summarise(self._labels)
-            return self._labelled(self._labels, summary, self._choose(summary.splits, split))
-        self._choose(("",), split)
-        return self._unlabelled()
+            summary = self._summarise_once(self._labels)
+            return self._yield_labelled(self._labels, summary, self._choose_splits(summary.splits, split))
+        self._choose_splits(("",), split)
+        return self._yield_unlabelled()
 
     def left_reason(self, folder: str, name: str) -> str | None:
         if name.lower().endswith(IMAGE_SUFFIXES):
@@ -111,7 +109,7 @@ class FlatSource(FolderSource):
     def stamp(self) -> str:
         return stamp_files([self._labels.path]) if self._labels is not None else ""
 
-    def _unlabelled(self) -> Iterator[Entry]:
+    def _yield_unlabelled(self) -> Iterator[Entry]:
         listing = self.tree.list(self._folder)
         numbers = zip(listing.images, listing.sizes, listing.modified, listing.changed, strict=True)
         for name, size, modified, changed in numbers:
@@ -119,7 +117,7 @@ class FlatSource(FolderSource):
                 join(self._folder, name), "", (), max(size, 0), NO_FILE if size < 0 else None, modified, changed
             )
 
-    def _labelled(self, labels: LabelsFile, summary: LabelsSummary, splits: Sequence[str]) -> Iterator[Entry]:
+    def _yield_labelled(self, labels: LabelsFile, summary: LabelsSummary, splits: Sequence[str]) -> Iterator[Entry]:
         numbers = None if summary.classes is None else {name: n for n, name in enumerate(summary.classes)}
         for split in splits:
             for row in labels.rows():
@@ -128,19 +126,19 @@ class FlatSource(FolderSource):
                 label = parse_number(row.label) if numbers is None else numbers.get(row.label)
                 if label is None:
                     raise SourceError(
-                        f"{labels.where(row.line)}: label {printable(row.label[:80])} is new: the file changed"
+                        f"{labels.name_line(row.line)}: label {printable(row.label[:80])} is new: the file changed"
                     )
-                size, ref, modified, changed = self._size(labels, row)
+                size, ref, modified, changed = self._stat_image(labels, row)
                 yield Entry(row.file, split, (label,), size, ref, modified, changed)
 
     def _survey_labelled(self, labels: LabelsFile, split: str | None, progress: ProgressCallback) -> Survey:
-        summary = self._summarise(labels)
-        splits = dict.fromkeys(self._choose(summary.splits, split), 0)
+        summary = self._summarise_once(labels)
+        splits = dict.fromkeys(self._choose_splits(summary.splits, split), 0)
         size_bytes = key_bytes = records = 0
         size_counts: Counter[int] = Counter()
         claims = Claims()
         for row in labels.rows():
-            size, *_ = self._size(labels, row)
+            size, *_ = self._stat_image(labels, row)
             if row.split not in splits:
                 continue
             claims.claim(row.file)
@@ -164,37 +162,39 @@ class FlatSource(FolderSource):
             ledger=self.ledger(claims, split),
         )
 
-    def _summarise(self, labels: LabelsFile) -> LabelsSummary:
+    def _summarise_once(self, labels: LabelsFile) -> LabelsSummary:
+        """Returns the summary of the labels file, which is read at the first call."""
         if self._summary is None:
-            self._summary = labels.summary()
+            self._summary = labels.summarise()
         return self._summary
 
-    def _choose(self, splits: tuple[str, ...], split: str | None) -> tuple[str, ...]:
+    def _choose_splits(self, splits: tuple[str, ...], split: str | None) -> tuple[str, ...]:
+        """Returns all splits, or the given one. Raises :class:`NotInSourceError` if it is unknown."""
         if split is None:
             return splits
-        split = split_name(split)
+        split = lower_known_split(split)
         if not split or split not in splits:
             raise self.unknown_split_error(split, splits)
         return (split,)
 
-    def _size(self, labels: LabelsFile, row: Row) -> tuple[int, int | None, int, int]:
-        """Size, ``ref``, times of modification and of change. Raises :class:`SourceError` for a missing file or a
-        folder."""
+    def _stat_image(self, labels: LabelsFile, row: LabelRow) -> tuple[int, int | None, int, int]:
+        """Returns size, ``ref``, times of modification and of change of a named file. Raises :class:`SourceError` if
+        it is missing or a folder."""
         try:
             found = self.tree.stat(row.file)
         except OSError as error:
             raise SourceError(
-                f"{labels.where(row.line)}: {printable(row.file)} in {self.name()}: "
+                f"{labels.name_line(row.line)}: {printable(row.file)} in {self.name()}: "
                 f"{error.strerror or error}; files are named from that folder on"
             ) from None
         if found.is_directory:
-            raise SourceError(f"{labels.where(row.line)}: {printable(row.file)} is a folder, not an image")
+            raise SourceError(f"{labels.name_line(row.line)}: {printable(row.file)} is a folder, not an image")
         return max(found.size, 0), None if found.size >= 0 else NO_FILE, found.modified_ns, found.changed_ns
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A folder with an image directly in it, or with a labels file, or whose images lie in a folder called so; any
-    other folder may be one that is empty."""
+    """Certain of a folder with images directly in it, or in its only folder of images with a generic name, and with
+    a labels file; partial with annotations. Any other folder is possible."""
     if options.labels is not None:
         return Certainty.CERTAIN
     tree = open_tree(path)
@@ -202,7 +202,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     if not tree.list("").images and find_lone_image_folder(tree) is None:
         return Certainty.POSSIBLE
-    return Certainty.PARTIAL if find_annotations(tree) else Certainty.CERTAIN
+    return Certainty.PARTIAL if describe_annotations(tree) else Certainty.CERTAIN
 
 
 KIND = Kind(

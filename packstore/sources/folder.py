@@ -1,4 +1,4 @@
-"""A folder or archive of image files as a source; reads files by their keys, thread-safe."""
+"""Base of sources whose samples are image files of a folder or an archive."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from packstore.images.sniff import max_file_bytes
 from packstore.images.unread import UNREAD_BYTES, unread_file, unread_reason
 from packstore.sources.archives import tree_of
 from packstore.sources.base import Entry, Source, SourceOptions
-from packstore.sources.ledger import list_files, replaced_members
+from packstore.sources.ledger import count_replaced_members, list_files
 from packstore.sources.listing import ARRAY, CYCLE, IMAGE_SUFFIXES, IS_CYCLE
 from packstore.stores.link_files import Location
 
 _SURE = tuple(suffix for suffix in IMAGE_SUFFIXES if suffix != ".hdr")
-"""Suffixes that only images have: ``.hdr`` is that of other headers, too."""
+"""Suffixes that only images have; other files have ``.hdr``, too."""
 
 
 class FolderSource(Source):
@@ -26,8 +26,8 @@ class FolderSource(Source):
     opened.
 
     Attributes:
-        by_suffix: Only files with an image's suffix are samples. Another file that is an image by its first bytes is a
-            bad sample: packing it would differ from ``ImageFolder``, leaving it out would lose it.
+        by_suffix: Only files with an image's suffix are samples. A file with another suffix that begins like an image
+            is a bad sample: ``ImageFolder`` would not read it, but leaving it out would lose it.
     """
 
     by_suffix = True
@@ -67,9 +67,11 @@ class FolderSource(Source):
         return list_files(self.tree)
 
     def count_left_members(self) -> Mapping[str, int]:
-        return replaced_members(self.tree)
+        return count_replaced_members(self.tree)
 
     def _check_name(self, key: str, suffix: str) -> None:
+        """Raises :class:`SampleError` for a file of a kind that is not read, and for an image without the suffix of
+        an image if ``by_suffix``."""
         kind = unread_file(key, self.tree.start(key, UNREAD_BYTES))
         if kind is not None:
             raise SampleError(key, unread_reason(kind))

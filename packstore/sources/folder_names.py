@@ -1,4 +1,4 @@
-"""The names in a directory, as text that is divided only if somebody looks at each."""
+"""Lists the names in a directory as one text, which is split only if needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEPT_BYTES = 32 << 20  # of names, in memory
 
 
 class Names:
-    """The names in one directory: ``files`` and ``folders``, both sorted.
+    """Names in one directory: ``files`` and ``folders``, both sorted.
 
     Attributes:
         folders: Names of directories and of links to them.
@@ -29,10 +29,10 @@ class Names:
         self._common: str | None = None
 
     @classmethod
-    def of_text(cls, text: str, folders: Sequence[str], common_suffix: str) -> Names:
-        """Takes the names of files as ``text`` has them."""
+    def of_text(cls, text: str, folders: Sequence[str], find_common_suffix: str) -> Names:
+        """Makes an instance from the joined names of files."""
         names = cls((), folders)
-        names.text, names._files, names._common = text, None if text else (), common_suffix
+        names.text, names._files, names._common = text, None if text else (), find_common_suffix
         return names
 
     @property
@@ -46,7 +46,8 @@ class Names:
         return bool(self.text or self.folders)
 
     def ending(self, *suffixes: str) -> Sequence[str]:
-        """Files that end with one of the suffixes (lower case) in any case: ``names.ending(".json")``."""
+        """Returns the files that end with one of the suffixes (given in lower case), in any case:
+        ``names.ending(".json")``."""
         common = self.common_suffix.lower()
         if common and not any(suffix.endswith(common) for suffix in suffixes):
             return ()
@@ -59,12 +60,12 @@ class Names:
     def common_suffix(self) -> str:
         """The last suffix with its dot, as it is written, if all files have the same; else empty."""
         if self._common is None:
-            self._common = common_suffix(self.text)
+            self._common = find_common_suffix(self.text)
         return self._common
 
 
-def common_suffix(text: str) -> str:
-    """:attr:`Names.common_suffix` of :attr:`Names.text`; a name that begins with its only dot has no suffix."""
+def find_common_suffix(text: str) -> str:
+    """Computes :attr:`Names.common_suffix` from :attr:`Names.text`; a name whose only dot comes first has no suffix."""
     first = text[1 : text.find("\0", 1)]
     dot = first.rfind(".")
     end = f"{first[dot:]}\0"
@@ -74,7 +75,7 @@ def common_suffix(text: str) -> str:
 
 
 class NameCache:
-    """Names by directory, for any thread. They lie in a temporary file if they are many; closing it forgets them."""
+    """Caches names by directory, for any thread. Many names go to a temporary file; closing the cache discards them."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - closed by __exit__()
@@ -91,7 +92,7 @@ class NameCache:
         self._file.close()
 
     def get(self, directory: str) -> Names | None:
-        """The names that were put for a directory; None without any."""
+        """Returns the cached names of a directory; None without any."""
         place = self._places.get(directory)
         if place is None:
             return None
@@ -102,7 +103,7 @@ class NameCache:
         return Names.of_text(files, folders, place[2])
 
     def put(self, directory: str, names: Names) -> None:
-        """Keeps the names of a directory."""
+        """Caches the names of a directory."""
         raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
         with self._lock:
             place = self._file.seek(0, os.SEEK_END)
@@ -111,7 +112,7 @@ class NameCache:
 
 
 def list_directory_names(directory: int) -> Names:
-    """Lists an open directory. A link to itself is a file. Raises :class:`OSError`."""
+    """Lists the names in an open directory. A link to itself counts as a file. Raises :class:`OSError`."""
     listed = list_names(directory)
     if listed is not None:
         files, folders = (sorted(text[:-1].split("\0")) if text else [] for text in listed)
@@ -122,7 +123,7 @@ def list_directory_names(directory: int) -> Names:
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a directory, or a link to one."""
+    """Tells if an entry is a directory, or a link to one."""
     try:
         return entry.is_dir()
     except OSError:  # a link to itself: a file, which reading reports with its key

@@ -1,4 +1,4 @@
-"""Each frame of image files of several as a record: ``--frames all``."""
+"""Packs each frame of image files with several frames as a record: ``--frames all``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from packstore.stores.link_files import Location
 
 _EVERY = 200
 _BY_LIBRARY = ("avif", "heif")
-"""Kinds whose frames only Pillow counts."""
+"""Image formats whose frames only Pillow counts."""
 _BROKEN = 0
-"""In place of the number of frames of a file that cannot be read."""
+"""Number of frames of a file that cannot be read."""
 
 
 class FramesSource(WrappedSource):
-    """Wraps a source of image files: each frame is a sample of pixels, with the key ``name#number`` from 0.
+    """Wraps a source of image files so that each frame is a sample of pixels, with the key ``name#number`` from 0.
 
     One pass over the files counts their frames and finds the mode that holds them all. A file of one frame keeps its
     key. All frames of a file have its labels and other values.
@@ -48,10 +48,10 @@ class FramesSource(WrappedSource):
         survey = self._source.survey(split)
         if survey.encoding != "original" or not survey.counted:
             raise UsageError(
-                f"{printable(str(self.path))} ({self.kind}) holds no image files, and frames=all is for files "
+                f"{printable(str(self.path))} ({self.kind}) has no image files; frames=all is for files "
                 "of several frames; leave it out"
             )
-        mode = self._examine(progress, survey.records)
+        mode = self._find_mode(progress, survey.records)
         splits = dict.fromkeys(survey.splits, 0)
         size_bytes = key_bytes = 0
         size_counts: Counter[int] = Counter()
@@ -69,10 +69,11 @@ class FramesSource(WrappedSource):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         entries = self._source.entries(split)  # raises for an unknown split at once
-        return self._frames(entries, split)
+        return self._yield_frames(entries, split)
 
-    def _frames(self, entries: Iterator[Entry], split: str | None) -> Iterator[Entry]:
-        self._examine(no_progress, None)
+    def _yield_frames(self, entries: Iterator[Entry], split: str | None) -> Iterator[Entry]:
+        """Yields an entry for each frame of the files. Raises :class:`SourceError` if the source has changed."""
+        self._find_mode(no_progress, None)
         number = None if split is None else self._starts.get(split)
         for place, entry in enumerate(entries):
             if number is None:
@@ -99,7 +100,7 @@ class FramesSource(WrappedSource):
 
     def read(self, entry: Entry) -> ImageData | Sample:
         frame, count, file = entry.ref
-        mode = self._examine(no_progress, None)
+        mode = self._find_mode(no_progress, None)
         try:
             found = self._source.read(Entry(*file))
         except SampleError as error:
@@ -130,31 +131,32 @@ class FramesSource(WrappedSource):
         return f"{self._source.identity()} frames={ALL_FRAMES}"
 
     def locate(self, entry: Entry) -> Location | None:
-        return None  # pixels are no range of a file
+        return None  # pixels are not a range of a file
 
-    def _examine(self, progress: ProgressCallback, total: int | None) -> Mode:
-        """The mode of all frames. Reads all files at the first call: frames and modes by their headers."""
+    def _find_mode(self, progress: ProgressCallback, total: int | None) -> Mode:
+        """Returns the mode that holds all frames. The first call reads all files and counts their frames."""
         if self._mode is not None:
             return self._mode
         modes: dict[Mode, str] = {}
         counts, nbytes, starts = array("I"), array("Q"), dict[str, int]()
         for number, entry in enumerate(self._source.fetch(self._source.entries())):
             starts.setdefault(entry.split, number)
-            count, pixels, found = self._look(entry)
+            count, pixels, found = self._read_frame_headers(entry)
             counts.append(count)
             nbytes.append(pixels)
             for mode in found:
                 modes.setdefault(mode, entry.key)
             if number % _EVERY == 0:
                 progress(Progress("scan", number, total, 0))
-        mode = hold_modes(str(self.path), modes)
+        mode = find_common_mode(str(self.path), modes)
         itemsize = mode.channels * np.dtype(mode.dtype).itemsize
         self._counts, self._nbytes, self._starts = counts, array("Q", (n * itemsize for n in nbytes)), starts
         self._mode = mode
         return mode
 
-    def _look(self, entry: Entry) -> tuple[int, int, set[Mode]]:
-        """Number of frames, pixels of one, and their modes."""
+    def _read_frame_headers(self, entry: Entry) -> tuple[int, int, set[Mode]]:
+        """Returns the number of frames of a file, the pixels of one, and the modes of all; 0 frames if it cannot be
+        read."""
         try:
             data = bytes(self._source.image(entry))
             info = check_header(data)
@@ -169,8 +171,9 @@ class FramesSource(WrappedSource):
         return count, info.width * info.height, modes
 
 
-def hold_modes(path: str, modes: Mapping[Mode, str]) -> Mode:
-    """The mode that holds all. Raises :class:`SourceError` if there is none."""
+def find_common_mode(path: str, modes: Mapping[Mode, str]) -> Mode:
+    """Returns the mode that holds all pixels of ``modes``, each with a file. Raises :class:`SourceError` if there is
+    none."""
     if len(modes) < 2:
         return next(iter(modes), RGB)
     if {mode.dtype for mode in modes} == {"uint8"} and all(mode.channels <= 4 for mode in modes):

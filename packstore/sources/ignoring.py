@@ -1,4 +1,4 @@
-"""Patterns of ``--ignore``: names of files and folders that a source treats as absent."""
+"""Patterns of ``--ignore``, which name files and folders that a source treats as absent."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class IgnoreRules:
     a slash at its end it matches only folders. A matching folder hides everything in it.
 
     Attributes:
-        expression: Matches paths; a folder's path ends in ``/``.
-        prefix: Path of the base folder of all given paths, relative to the patterns' root, with a slash.
+        expression: Matches paths; a folder's path ends with ``/``.
+        prefix: Path from the root of the patterns to the folder that tested paths are relative to, with a slash.
     """
 
     expression: re.Pattern[str] | None = None
@@ -57,16 +57,15 @@ class IgnoreRules:
 
 @lru_cache
 def compile_ignore_rules(patterns: tuple[str, ...]) -> IgnoreRules:
-    """Compiles patterns. Raises :class:`UsageError` for a pattern that can match nothing, or means something else in
-    git."""
+    """Compiles patterns. Raises :class:`UsageError` for a pattern that can match nothing, or that git understands
+    differently."""
     if not patterns:
         return IgnoreRules()
-    return IgnoreRules(re.compile("|".join(f"(?:{_translate(each)})" for each in patterns), re.S))
+    return IgnoreRules(re.compile("|".join(f"(?:{_pattern_to_regex(each)})" for each in patterns), re.S))
 
 
 def check_patterns(patterns: object) -> tuple[str, ...]:
-    """Returns ``patterns`` as a tuple. Raises :class:`UsageError` for anything but text, and as
-    :func:`compile_ignore_rules`."""
+    """Returns ``patterns`` as a tuple. Raises :class:`UsageError` for anything but texts, and for unusable patterns."""
     given = (patterns,) if isinstance(patterns, str) else patterns
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
         raise UsageError(f"ignore should be patterns such as '*.txt' or 'masks', got {patterns!r}")
@@ -75,14 +74,14 @@ def check_patterns(patterns: object) -> tuple[str, ...]:
 
 
 def escape_pattern(path: str) -> str:
-    """Returns the pattern that matches this name anywhere or, with a slash, this path."""
+    """Returns the pattern that matches exactly this name anywhere or, with a slash, this path."""
     path = re.sub(r"([\\\[*?])", r"\\\1", path)
     return f"[{path[0]}]{path[1:]}" if path[0] in "!#" else path
 
 
 @contextmanager
 def apply_ignore_rules(root: Path, rules: IgnoreRules) -> Iterator[None]:
-    """Applies rules within the block: newly opened trees hide matching entries, and :func:`is_ignored` knows them."""
+    """Applies rules within the block: newly opened trees hide matching entries, and :func:`is_ignored` uses them."""
     token = _active.set((root, rules))
     try:
         yield
@@ -91,9 +90,9 @@ def apply_ignore_rules(root: Path, rules: IgnoreRules) -> Iterator[None]:
 
 
 def active_rules(root: Path) -> IgnoreRules:
-    """Returns the active rules for a tree with this root; none outside the source that is being opened."""
+    """Returns the active rules for a tree with this root; no rules outside of the source that is being opened."""
     active = _active.get()
-    inside = None if active is None or not active[1] else _inside(root, active[0])
+    inside = None if active is None or not active[1] else _relative_to(root, active[0])
     if active is None or inside is None:
         return IgnoreRules()
     return replace(active[1], prefix=f"{inside}/" if inside else "")
@@ -102,7 +101,7 @@ def active_rules(root: Path) -> IgnoreRules:
 def is_ignored(path: Path) -> bool:
     """Tells if the active rules hide a path."""
     active = _active.get()
-    inside = None if active is None or not active[1] else _inside(path, active[0])
+    inside = None if active is None or not active[1] else _relative_to(path, active[0])
     return active is not None and bool(inside) and active[1].hides(inside or "", path.is_dir())
 
 
@@ -111,27 +110,32 @@ def visible_paths(folder: Path) -> Iterator[Path]:
     return (path for path in folder.iterdir() if not is_ignored(path))
 
 
-def _inside(path: Path, root: Path) -> str | None:
+def _relative_to(path: Path, root: Path) -> str | None:
     """Returns the path relative to ``root``, ``""`` for itself; None for a path outside."""
     base = root if path.is_relative_to(root) else root.absolute()
     if not path.is_relative_to(base):
         return None
-    return "/".join(path.parts[len(base.parts) :])  # relative_to() of a URL is one again
+    return "/".join(path.parts[len(base.parts) :])  # relative_to() of a URL returns a URL
 
 
 _active: ContextVar[tuple[Path, IgnoreRules] | None] = ContextVar("ignored paths", default=None)
 
 
-def _translate(pattern: str) -> str:
-    """Returns a regular expression for the beginnings of paths that the pattern hides."""
+def _pattern_to_regex(pattern: str) -> str:
+    """Converts a pattern to a regular expression for the beginnings of paths that it hides. Raises
+    :class:`UsageError`."""
     body = pattern.removeprefix("/").removesuffix("/")
     parts = body.split("/")
     if not body or "\0" in pattern or any(part in ("", ".", "..") for part in parts):
-        raise _unusable(pattern, "expected a name such as '*.txt', or a path from the top of the source such as 'a/b'")
+        raise _bad_pattern_error(
+            pattern, "expected a name such as '*.txt', or a path from the top of the source such as 'a/b'"
+        )
     if pattern[0] in "!#":
-        raise _unusable(pattern, f"it begins with {pattern[0]!r}: for a name that does, write '[{pattern[0]}]…'")
+        raise _bad_pattern_error(
+            pattern, f"it begins with {pattern[0]!r}: for a name that does, write '[{pattern[0]}]…'"
+        )
     if all(re.fullmatch(r"\*+", part) for part in parts):
-        raise _unusable(pattern, "it matches everything")
+        raise _bad_pattern_error(pattern, "it matches everything")
     anywhere = "/" not in pattern.removesuffix("/")
     found = "(?:[^/]+/)*" if anywhere else ""
     for number, part in enumerate(parts):
@@ -139,18 +143,21 @@ def _translate(pattern: str) -> str:
         if part == "**":
             found += "[^/]+" if last else "(?:[^/]+/)*"
         else:
-            found += _translate_part(pattern, part) + ("" if last else "/")
+            found += _part_to_regex(pattern, part) + ("" if last else "/")
     return found + ("/" if pattern.endswith("/") else "(?:/|$)")
 
 
-def _translate_part(pattern: str, part: str) -> str:
+def _part_to_regex(pattern: str, part: str) -> str:
+    """Converts one part of a pattern, between slashes, to a regular expression. Raises :class:`UsageError`."""
     found, place = "", 0
     while place < len(part):
         char = part[place]
         if char == "[":
             inside = _SET.match(part, place)
             if inside is None or not inside[2]:
-                raise _unusable(pattern, "the bracket '[' is not closed: for the character itself, write '[[]'")
+                raise _bad_pattern_error(
+                    pattern, "the bracket '[' is not closed: for the character itself, write '[[]'"
+                )
             chars = re.sub(r"([\\\[\]&~|^])", r"\\\1", inside[2])
             found += f"(?!/)[{'^' if inside[1] else ''}{chars}]"
             place = inside.end()
@@ -164,9 +171,9 @@ def _translate_part(pattern: str, part: str) -> str:
     try:
         re.compile(found)
     except re.error as error:
-        raise _unusable(pattern, str(error)) from None
+        raise _bad_pattern_error(pattern, str(error)) from None
     return found
 
 
-def _unusable(pattern: str, why: str) -> UsageError:
+def _bad_pattern_error(pattern: str, why: str) -> UsageError:
     return UsageError(f"ignore: {printable(pattern)!r} is no pattern: {why}")

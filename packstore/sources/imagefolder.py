@@ -1,9 +1,8 @@
-"""An image folder: ``root/class/…/file``, or ``root/split/class/…/file``, nested to any depth.
+"""Reads an image folder: ``root/class/…/file``, or ``root/split/class/…/file``, nested to any depth.
 
-Classes, labels and the order of files are those of torchvision's ``ImageFolder``. A top level of split names
-(``train``, ``val`` …) makes splits that share one class list; see :data:`packstore.sources.base.SPLIT_ORDER`, and
-:mod:`.splits` for other folders beside them.
-"""
+Classes, labels and the order of files are those of torchvision's ``ImageFolder``. Top folders with names of splits
+(``train``, ``val`` …) are splits, which share one list of classes; see :data:`packstore.sources.base.SPLIT_ORDER`,
+and :mod:`.splits` for other folders beside them."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from typing import NoReturn
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.annotations import find_annotations
+from packstore.sources.annotations import describe_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import (
     SPLIT_ORDER,
@@ -45,7 +44,7 @@ from packstore.sources.npy_files import accept_arrays
 from packstore.sources.splits import find_splits
 
 _LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
-"""Names of a folder that is no class if it is the only one in each split."""
+"""Names of a folder that is not a class if it is the only one in each split."""
 _NO_IMAGES = re.compile(
     r"runs?|logs?|checkpoints?|ckpts?|weights|models?|scripts?|src|code|docs?|tools?|utils?|notebooks?|results?|"
     r"outputs?|meta(data)?|splits?|tensorboard|wandb|lightning_logs|mlruns|bin|configs?|annotations?|labels?|labeltxt"
@@ -64,7 +63,7 @@ class _SplitFolder:
         classes: Class directories, sorted; empty if it contains images directly.
         images: Number of images directly in it.
         above: Identities of its directory and of those above it.
-        cycles: Bad samples in place of other splits that are links to a folder above.
+        cycles: Bad samples for other splits that are links to a folder above.
     """
 
     split: str
@@ -75,7 +74,8 @@ class _SplitFolder:
     cycles: tuple[Listing, ...] = ()
 
     @property
-    def unlabelled(self) -> bool:
+    def is_unlabelled(self) -> bool:
+        """Images are directly in the folder, without class folders."""
         return not self.classes and self.images > 0
 
 
@@ -109,9 +109,9 @@ class ImageFolderSource(FolderSource):
     def _survey(self, split: str | None, progress: ProgressCallback) -> Survey:
         ignored: Counter[str] = Counter()
         self._listed = {}
-        folders = self._split_folders(ignored, split)
-        chosen = self._choose(folders, split)
-        classes = _all_classes(folders)
+        folders = self._list_split_folders(ignored, split)
+        chosen = self._choose_folders(folders, split)
+        classes = _list_classes(folders)
         per_class: Counter[str] = Counter()
         splits: dict[str, int] = {}
         size_bytes = key_bytes = 0
@@ -120,7 +120,7 @@ class ImageFolderSource(FolderSource):
         for folder in chosen:
             before = sum(splits.values())
             count = 0
-            for label, directory, listing in self._list_anew(folder, ignored):
+            for label, directory, listing in self._list_and_cache(folder, ignored):
                 sizes = readable_sizes(listing.sizes, self.max_bytes)
                 size_bytes += sum(sizes)
                 size_counts.update(count_sizes(sizes))
@@ -136,7 +136,7 @@ class ImageFolderSource(FolderSource):
         if not classes and not any(splits):
             self._refuse_without_folders(splits[""], ignored)
         labelled = any(folder.classes for folder in chosen)
-        self.evidence = _evidence(folders, labelled)
+        self.evidence = _describe_evidence(folders, labelled)
         if labelled:
             self._check_classes(classes, per_class, [f for f in folders if f not in chosen], ignored)
         return Survey(
@@ -151,16 +151,16 @@ class ImageFolderSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        folders = self._split_folders(None, split)
-        chosen = self._choose(folders, split)
-        numbers = {name: number for number, name in enumerate(_all_classes(folders))}
-        return self._entries(chosen, numbers)
+        folders = self._list_split_folders(None, split)
+        chosen = self._choose_folders(folders, split)
+        numbers = {name: number for number, name in enumerate(_list_classes(folders))}
+        return self._yield_entries(chosen, numbers)
 
-    def _entries(self, chosen: Sequence[_SplitFolder], numbers: dict[str, int]) -> Iterator[Entry]:
-        """Yields the entries of the chosen split folders; ``numbers`` maps classes to labels."""
+    def _yield_entries(self, chosen: Sequence[_SplitFolder], numbers: dict[str, int]) -> Iterator[Entry]:
+        """Yields the entries of the chosen split folders; ``numbers`` maps class names to numbers."""
         for folder in chosen:
             split = folder.split
-            for label, directory, listing in self._listed.get(split) or self._list(folder, None):
+            for label, directory, listing in self._listed.get(split) or self._list_directories(folder, None):
                 labels = (numbers.get(label, 0),) if folder.classes else ()
                 prefix = f"{directory}/" if directory else ""
                 for image, size, modified, changed in zip(
@@ -172,13 +172,13 @@ class ImageFolderSource(FolderSource):
                         else Entry(prefix + image, split, labels, 0, size)
                     )
 
-    def _split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
-        """Lists the folders of all splits in packing order, or the root. Counts other entries beside them in
-        ``ignored``."""
+    def _list_split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
+        """Lists the folders of all splits in packing order, or the root. Counts in ``ignored`` what is left out
+        beside them."""
         above = self.tree.above
         root = self.tree.list("", ignored)
         loose, above = len(root.images), (*above, root.identity)
-        root = replace(root, directories=[name for name in root.directories if not self._is_no_class(name, above)])
+        root = replace(root, directories=[name for name in root.directories if not self._is_other_folder(name, above)])
         found = find_splits(self.tree, root.directories, above)
         if found is not None and found.others:
             if self.options.named:
@@ -210,14 +210,14 @@ class ImageFolderSource(FolderSource):
             loose, classes = len(inside.images), tuple(sorted(inside.directories))
             _count_loose(ignored, loose if classes else 0, "class")
             folders[split] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
-        folders = self._within_images(folders, ignored)
+        folders = self._enter_image_folders(folders, ignored)
         if cycles and not (self.options.skip_bad and folders):
             raise cycle_error(self.tree.name(cycles[0].images[0]))
         first, *others = folders.values()
         return [replace(first, cycles=tuple(cycles)), *others]
 
-    def _is_no_class(self, name: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if a top folder contains files but no images, and has a name of a non-class: ``logs``."""
+    def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
+        """Tells if a top folder contains files but no images, and has a name that classes do not have: ``logs``."""
         return (
             not self.options.named
             and _NO_IMAGES.fullmatch(name.lower()) is not None
@@ -225,8 +225,10 @@ class ImageFolderSource(FolderSource):
             and not self.tree.holds_images(name, above)
         )
 
-    def _within_images(self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None) -> dict[str, _SplitFolder]:
-        """Replaces ``train`` by ``train/images``, if that is the only folder in each split and so no class."""
+    def _enter_image_folders(
+        self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None
+    ) -> dict[str, _SplitFolder]:
+        """Replaces ``train`` by ``train/images`` if that is the only folder in each split, and so not a class."""
         names = {folder.classes for folder in folders.values() if folder.classes or folder.images}
         if self.options.named or len(names) != 1:
             return folders
@@ -249,15 +251,15 @@ class ImageFolderSource(FolderSource):
             )
         return found
 
-    def _choose(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
-        """Chooses the folders to pack. Raises :class:`SourceError` for an unknown split, and if only some splits
-        have labels."""
+    def _choose_folders(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
+        """Returns the folders to pack. Raises :class:`NotInSourceError` for an unknown split, and
+        :class:`AmbiguousSourceError` if only some splits have labels."""
         if split is not None:
             chosen = [folder for folder in folders if folder.split == split.lower()] if split else []
             if not chosen:
                 raise self.unknown_split_error(split, [folder.split for folder in folders])
             return chosen
-        unlabelled = [folder.split for folder in folders if folder.unlabelled]
+        unlabelled = [folder.split for folder in folders if folder.is_unlabelled]
         labelled = [folder.split for folder in folders if folder.classes]
         if unlabelled and labelled:
             raise AmbiguousSourceError(
@@ -269,11 +271,12 @@ class ImageFolderSource(FolderSource):
             )
         return folders
 
-    def _list_anew(self, folder: _SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
-        """Does :meth:`_list`, and keeps the listings if all splits together have at most ``_KEPT_FILES``."""
+    def _list_and_cache(self, folder: _SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
+        """Does :meth:`_list_directories`, and keeps the listings for :meth:`entries` if there are at most
+        ``_KEPT_FILES``."""
         room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
         kept: list[tuple[str, str, Listing]] = []
-        for found in self._list(folder, ignored):
+        for found in self._list_directories(folder, ignored):
             room -= len(found[2].images)
             if room >= 0:
                 kept.append(found)
@@ -283,9 +286,11 @@ class ImageFolderSource(FolderSource):
         if room >= 0:
             self._listed[folder.split] = kept
 
-    def _list(self, folder: _SplitFolder, ignored: Counter[str] | None) -> Iterator[tuple[str, str, Listing]]:
-        """Yields class, path relative to the root, and listing of each directory, in order; the class is empty for a
-        directory without one."""
+    def _list_directories(
+        self, folder: _SplitFolder, ignored: Counter[str] | None
+    ) -> Iterator[tuple[str, str, Listing]]:
+        """Yields class, path and listing of each directory of a split, in order; the class is empty for images
+        without one."""
         for link in folder.cycles:
             yield "", "", link
         if not folder.classes:
@@ -297,6 +302,7 @@ class ImageFolderSource(FolderSource):
                 yield name, directory, listing
 
     def _refuse_empty_split(self, folder: _SplitFolder, folders: Sequence[_SplitFolder]) -> NoReturn:
+        """Raises :class:`SourceError` for a split without images."""
         passed: Counter[str] = Counter()
         for _ in self.tree.walk(folder.directory, folder.above[:-1], passed, self.options.skip_bad):
             continue
@@ -305,6 +311,7 @@ class ImageFolderSource(FolderSource):
         raise SourceError(no_images_message(self.name(folder.directory), passed, advice))
 
     def _refuse_without_folders(self, images: int, ignored: Counter[str]) -> NoReturn:
+        """Raises :class:`SourceError` for an image folder without folders."""
         if images:
             raise SourceError(f"{self.name()} holds {images} images but no class folders: pack it with --source flat")
         raise SourceError(no_images_message(self.name(), ignored, NO_SOURCE))
@@ -329,26 +336,28 @@ class ImageFolderSource(FolderSource):
             )
 
 
-def _evidence(folders: Sequence[_SplitFolder], labelled: bool) -> str:
+def _describe_evidence(folders: Sequence[_SplitFolder], labelled: bool) -> str:
+    """Returns the evidence of the source: what its folders contain, and the folders of splits."""
     splits = ", ".join(folder.directory for folder in folders if folder.split)
     what = "folders of images" if labelled else "images without class folders"
     return f"{what} in {splits}" if splits else what
 
 
-def _all_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:
+def _list_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:
     return tuple(sorted({name for folder in folders for name in folder.classes}))
 
 
 def _count_loose(ignored: Counter[str] | None, images: int, kind: str) -> None:
+    """Counts images beside class or split folders in ``ignored``."""
     if ignored is not None and images:
         ignored[f"images beside the {kind} folders"] += images
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder as soon as a folder in it contains an image.
+    """Certain of a folder as soon as a folder in it contains an image; partial with annotations.
 
-    A single folder with a name like images is not a class. Folders without any image are possible: opened as an image
-    folder, the source says which are empty.
+    A single folder with a name like images is not a class. Folders without any image are possible: opening them as an
+    image folder raises an error that names the empty ones.
     """
     tree = open_tree(path)
     if tree is None:
@@ -359,7 +368,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if any(tree.holds_images(name, above) for name in sorted(root.directories)):
         if not options.named and find_lone_image_folder(tree) is not None:
             return Certainty.NO
-        return Certainty.PARTIAL if find_annotations(tree) else Certainty.CERTAIN
+        return Certainty.PARTIAL if describe_annotations(tree) else Certainty.CERTAIN
     return Certainty.POSSIBLE if root.directories and not root.images else Certainty.NO
 
 

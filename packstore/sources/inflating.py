@@ -1,8 +1,7 @@
 """Reads a gzip file, or a compressed file in a zip, at any position without unpacking it to disk.
 
-Python's ``gzip`` starts over at each step back. This keeps the decompressor's state every 16 MiB, and continues from
-there.
-"""
+Python's ``gzip`` starts again for each step back. These readers keep the decompressor's state every 16 MiB, and
+resume from there."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ _CHUNK = 1 << 18
 _STEP = 16 << 20
 _MAX_READ = 1 << 28
 _MAX_PADDING = 1 << 26
-_GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for a gzip header and trailer, and for zlib's own
+_GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for gzip headers and trailers, and for its own
 
 
 class GzipReader(io.RawIOBase):
@@ -58,7 +57,7 @@ class GzipReader(io.RawIOBase):
             self._position, at, state = point
             self._file.seek(at)
             self._inflate = state.copy()
-        while self._position < offset and self._step(min(offset - self._position, _CHUNK)):
+        while self._position < offset and self._inflate_next(min(offset - self._position, _CHUNK)):
             continue
         return self._position
 
@@ -74,18 +73,18 @@ class GzipReader(io.RawIOBase):
         if size > _MAX_READ:
             raise ValueError(f"a header asks for {size} bytes")
         parts: list[bytes] = []
-        while size and (part := self._step(min(size, _CHUNK * 4))):
+        while size and (part := self._inflate_next(min(size, _CHUNK * 4))):
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        data = self._step(min(len(view), _CHUNK * 4)) if len(view) else b""
+        data = self._inflate_next(min(len(view), _CHUNK * 4)) if len(view) else b""
         view[: len(data)] = data
         return len(data)
 
-    def _step(self, size: int) -> bytes:
+    def _inflate_next(self, size: int) -> bytes:
         """Inflates the next bytes, at most ``size``; empty at the end."""
         data = b""
         while not data:
@@ -93,7 +92,7 @@ class GzipReader(io.RawIOBase):
             if self._inflate.eof and self._end is not None:
                 return b""
             if self._inflate.eof:
-                pending = _after_padding(self._inflate.unused_data, self._file)
+                pending = _skip_padding(self._inflate.unused_data, self._file)
                 if not pending:
                     return b""
                 self._inflate = zlib.decompressobj(_GZIP)
@@ -130,16 +129,17 @@ class InflatedFile:
     def read(self, size: int) -> bytes:
         """Reads the next ``size`` bytes; fewer only at the end. Raises :class:`zlib.error` or :class:`EOFError`."""
         parts: list[bytes] = []
-        while size and (part := self._step(size)):
+        while size and (part := self._inflate_next(size)):
             parts.append(part)
             size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _step(self, size: int) -> bytes:
+    def _inflate_next(self, size: int) -> bytes:
+        """Inflates the next bytes, at most ``size``; empty at the end."""
         while True:
             given = self._inflate.unconsumed_tail
             if self._inflate.eof:
-                given = _after_padding(self._inflate.unused_data, self._file) if self._bits == _GZIP else b""
+                given = _skip_padding(self._inflate.unused_data, self._file) if self._bits == _GZIP else b""
                 if not given:
                     return b""
                 self._inflate = zlib.decompressobj(self._bits)
@@ -151,8 +151,8 @@ class InflatedFile:
                 raise EOFError("the compressed data is cut off")
 
 
-def _after_padding(data: bytes, file: IO[bytes]) -> bytes:
-    """Returns the data after a member: ``data``, then ``file``, without zeros that pad a block."""
+def _skip_padding(data: bytes, file: IO[bytes]) -> bytes:
+    """Returns the next data of ``data`` and ``file`` after zeros that pad a block; empty at the end."""
     zeros = 0
     while True:
         rest = data.lstrip(b"\0")
@@ -163,5 +163,5 @@ def _after_padding(data: bytes, file: IO[bytes]) -> bytes:
         if not data:
             return b""
     if zeros > _MAX_PADDING:
-        raise zlib.error(f"behind the compressed data lie more than {_MAX_PADDING >> 20} MiB of zeros")
+        raise zlib.error(f"more than {_MAX_PADDING >> 20} MiB of zeros follow the compressed data")
     return rest

@@ -35,13 +35,13 @@ _MAX_SPLITS = 100
 _MAX_LINE = 1 << 20
 
 
-class Row(NamedTuple):
+class LabelRow(NamedTuple):
     """Line of a labels file.
 
     Attributes:
         line: Number of the line, from 1 (of the last line for a multi-line quoted field).
         file: Path relative to the folder, with ``/``, without ``.`` and empty parts.
-        label: The label as written, without blanks around it.
+        label: The label, stripped.
         split: Name of the split; ``""`` without that column.
     """
 
@@ -72,37 +72,42 @@ class LabelsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._repeats: set[int] = set()
-        """Lines that repeat a file with the same label and split; known after :meth:`summary`."""
+        """Lines that repeat a file with the same label and split; known after :meth:`summarise`."""
 
-    def where(self, line: int) -> str:
+    def name_line(self, line: int) -> str:
+        """Names a line for messages."""
         return f"{printable(str(self.path))}, line {line}"
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[LabelRow]:
         """Yields all rows in the file's order. Raises :class:`SourceError`, which names the line, for a malformed
         row."""
         try:
-            with open(self.path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=self._open) as file:
-                reader = csv.reader(self._lines(file), strict=True)
+            with open(
+                self.path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=self._open_regular
+            ) as file:
+                reader = csv.reader(self._read_lines(file), strict=True)
                 try:
-                    yield from self._rows(reader)
+                    yield from self._parse_rows(reader)
                 except csv.Error as error:
-                    raise SourceError(f"{self.where(reader.line_num)}: not CSV: {error}") from None
+                    raise SourceError(f"{self.name_line(reader.line_num)}: not CSV: {error}") from None
         except FileNotFoundError:
             raise NotInSourceError(f"{printable(str(self.path))}: no such file") from None
         except OSError as error:
             raise SourceError(f"{printable(str(self.path))} cannot be read: {error.strerror or error}") from None
 
-    def _lines(self, file: TextIO) -> Iterator[str]:
+    def _read_lines(self, file: TextIO) -> Iterator[str]:
         """Yields the lines of the file. Raises :class:`SourceError` for a line that is too long for CSV."""
         number = 0
         while line := file.readline(_MAX_LINE):
             number += 1
             if len(line) == _MAX_LINE:
-                raise SourceError(f"{self.where(number)}: longer than {_MAX_LINE:,} characters, so this is no CSV file")
+                raise SourceError(
+                    f"{self.name_line(number)}: longer than {_MAX_LINE:,} characters, so this is no CSV file"
+                )
             yield line
 
-    def _open(self, path: str, flags: int) -> int:
-        """Opens a regular file, without waiting for a pipe. Raises :class:`SourceError` for pipes and devices."""
+    def _open_regular(self, path: str, flags: int) -> int:
+        """Opens a regular file without waiting for a pipe. Raises :class:`SourceError` for pipes and devices."""
         descriptor = os.open(path, flags | os.O_NONBLOCK)
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open() itself refuses a folder
@@ -113,16 +118,17 @@ class LabelsFile:
             )
         return descriptor
 
-    def _rows(self, reader: Iterator[list[str]]) -> Iterator[Row]:
+    def _parse_rows(self, reader: Iterator[list[str]]) -> Iterator[LabelRow]:
+        """Yields rows by the columns of the header. Raises :class:`SourceError` for a malformed header or row."""
         header = [name.strip().lower() for name in next(reader, [])]
         columns = [next((name for name in names if name in header), None) for names in (FILE_COLUMNS, LABEL_COLUMNS)]
         if None in columns or len(set(header)) < len(header):
-            found = _shown(",".join(header)) or "an empty line"
+            found = _shorten(",".join(header)) or "an empty line"
             missing = "file" if columns[0] is None else "label" if columns[1] is None else None
             wrong = f"no column {missing}" if missing else "a column twice"
             hint = ", with commas" if ";" in found or "\t" in found else ""
             raise SourceError(
-                f"{self.where(1)}: the header has {wrong}: {found}; expected file,label or file,label,split{hint}"
+                f"{self.name_line(1)}: the header has {wrong}: {found}; expected file,label or file,label,split{hint}"
             )
         file, label = (header.index(name) for name in columns if name is not None)
         split = header.index("split") if "split" in header else None
@@ -133,38 +139,43 @@ class LabelsFile:
             if line in self._repeats:
                 continue
             if len(fields) != len(header):
-                raise SourceError(f"{self.where(line)}: {len(fields)} fields, the header has {len(header)}")
-            yield Row(
+                raise SourceError(f"{self.name_line(line)}: {len(fields)} fields, the header has {len(header)}")
+            yield LabelRow(
                 line,
-                self._file(line, fields[file]),
-                self._filled(line, "label", fields[label]),
-                "" if split is None else self._split(line, fields[split]),
+                self._parse_file(line, fields[file]),
+                self._strip_required(line, "label", fields[label]),
+                "" if split is None else self._parse_split(line, fields[split]),
             )
 
-    def _filled(self, line: int, column: str, value: str) -> str:
+    def _strip_required(self, line: int, column: str, value: str) -> str:
+        """Strips a value. Raises :class:`SourceError` for an empty one."""
         value = value.strip()
         if not value:
-            raise SourceError(f"{self.where(line)}: the {column} is empty")
+            raise SourceError(f"{self.name_line(line)}: the {column} is empty")
         return value
 
-    def _split(self, line: int, value: str) -> str:
-        return split_name(self._filled(line, "split", value))
+    def _parse_split(self, line: int, value: str) -> str:
+        return lower_known_split(self._strip_required(line, "split", value))
 
-    def _file(self, line: int, value: str) -> str:
+    def _parse_file(self, line: int, value: str) -> str:
+        """Returns the path of a file without ``.`` and empty parts. Raises :class:`SourceError` if it is outside of
+        the folder."""
         if not value.strip():
-            raise SourceError(f"{self.where(line)}: the file is empty")
+            raise SourceError(f"{self.name_line(line)}: the file is empty")
         if "\0" in value:
-            raise SourceError(f"{self.where(line)}: a NUL byte in the file name {_shown(value)}")
+            raise SourceError(f"{self.name_line(line)}: a NUL byte in the file name {_shorten(value)}")
         if value.startswith("/"):
-            raise SourceError(f"{self.where(line)}: {_shown(value)} is absolute; expected a path inside the folder")
+            raise SourceError(
+                f"{self.name_line(line)}: {_shorten(value)} is absolute; expected a path inside the folder"
+            )
         if "/" not in value and value not in (".", ".."):
             return value
         parts = [part for part in value.split("/") if part not in ("", ".")]
         if ".." in parts or not parts:
-            raise SourceError(f"{self.where(line)}: {_shown(value)} may lead out of the folder")
+            raise SourceError(f"{self.name_line(line)}: {_shorten(value)} may lead out of the folder")
         return "/".join(parts)
 
-    def summary(self) -> LabelsSummary:
+    def summarise(self) -> LabelsSummary:
         """Summarises the whole file in one pass (two if only some labels look like numbers).
 
         Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file with different labels
@@ -174,14 +185,14 @@ class LabelsFile:
         splits: set[str] = set()
         hashes = array("Q")
         numbers = False
-        outside: Row | None = None
+        outside: LabelRow | None = None
         for row in self.rows():
-            hashes.append(file_hash(row.file))
+            hashes.append(hash_file(row.file))
             if row.split not in splits:
                 splits.add(row.split)
                 if len(splits) > _MAX_SPLITS:
                     raise SourceError(
-                        f"{self.where(row.line)}: more than {_MAX_SPLITS} splits; is this column a split?"
+                        f"{self.name_line(row.line)}: more than {_MAX_SPLITS} splits; is this column a split?"
                     )
             number = parse_number(row.label)
             if number is None:
@@ -192,11 +203,12 @@ class LabelsFile:
                 outside = row
         if not hashes:
             raise SourceError(f"{printable(str(self.path))} names no files")
-        if names and numbers:  # then those that look like numbers are names as well
+        if names and numbers:  # then labels that look like numbers are names, too
             names.update(row.label for row in self.rows())
         if outside is not None and not names:
             raise SourceError(
-                f"{self.where(outside.line)}: label {_shown(outside.label)} is out of range, expected 0 to {_MAX_LABEL}"
+                f"{self.name_line(outside.line)}: label {_shorten(outside.label)} is out of range, expected 0 to "
+                f"{_MAX_LABEL}"
             )
         ordered = np.sort(np.frombuffer(hashes, np.uint64))
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -211,26 +223,26 @@ class LabelsFile:
 
     def _find_repeats(self, suspects: set[int]) -> set[int]:
         """Finds lines that repeat a file. Raises :class:`SourceError` if its label or split differs."""
-        first: dict[str, Row] = {}
+        first: dict[str, LabelRow] = {}
         repeats = set()
         for row in self.rows():
-            if file_hash(row.file) not in suspects:
+            if hash_file(row.file) not in suspects:
                 continue
-            known = first.setdefault(row.file, row)  # the same hash alone is not the labels file's fault
+            known = first.setdefault(row.file, row)  # files of equal hashes may differ
             if known is row:
                 continue
             if known[2:] != row[2:]:
                 raise SourceError(
-                    f"{self.where(row.line)}: {printable(row.file)} is named again as {printable(row.label)!r}, first "
-                    f"on line {known.line} as {printable(known.label)!r}"
+                    f"{self.name_line(row.line)}: {printable(row.file)} is named again as {printable(row.label)!r}, "
+                    f"first on line {known.line} as {printable(known.label)!r}"
                 )
             repeats.add(row.line)
         return repeats
 
 
 def parse_number(label: str) -> int | None:
-    """Parses ``label`` as an integer; None for a name. From 20 digits on returns 2^64 whatever the value: Python
-    takes quadratic time to parse digits, and refuses many."""
+    """Parses ``label`` as an integer; returns None for a name. From 20 digits on returns 2^64 whatever the value:
+    Python takes quadratic time to parse digits, and refuses many."""
     found = _INTEGER.fullmatch(label)
     if found is None:
         return None
@@ -238,15 +250,15 @@ def parse_number(label: str) -> int | None:
     return -size if found[1] == "-" else size
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return printable(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
-def split_name(name: str) -> str:
-    """Returns ``name``, in lower case if it is a known split."""
+def lower_known_split(name: str) -> str:
+    """Returns the name of a split, in lower case if it is a known one."""
     return name.lower() if name.lower() in SPLIT_ORDER else name
 
 
-def file_hash(file: str) -> int:
+def hash_file(file: str) -> int:
     """Hashes a file's relative path with XXH3-64."""
     return xxhash.xxh3_64_intdigest(file.encode("utf-8", "surrogatepass"))

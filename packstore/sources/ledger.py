@@ -1,9 +1,7 @@
-"""The ledger of a source: every file with its role, from a listing of its own, independent of what the source has
-read.
+"""Assigns every file of a source its role, from a listing that is independent of what the source has read.
 
 A source claims the files that it uses while it is surveyed; files without a claim are left out, with a reason. So no
-file has two roles, none is missing, and the counts add up to all files.
-"""
+file has two roles, none is missing, and the counts add up to all files."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from operator import not_
 import xxhash
 
 from packstore.core.manifest import FileCounts
-from packstore.sources.folder_names import common_suffix
+from packstore.sources.folder_names import find_common_suffix
 from packstore.sources.listing import count_reason, skip_reason
 from packstore.sources.tree import Tree
 
@@ -30,8 +28,8 @@ _MASK = (1 << 128) - 1
 
 
 class Role(StrEnum):
-    """Role of a file: packed as content; annotation, read for data about others; evidence (class list, card); or
-    left out."""
+    """Role of a file: packed as content; annotation, read for data about other files; evidence (class list, card);
+    or left out."""
 
     PACKED = "packed"
     ANNOTATION = "annotation"
@@ -50,9 +48,9 @@ class Ledger:
         files: Number of files of each role.
         left: Number of files left out, by reason; at most some forty reasons.
         members: Number of records, arrays and columns in packed files that are left out, by reason.
-        suffixes: Number of all files by suffix, see :func:`counted_suffix`.
+        suffixes: Number of all files by suffix, see :func:`suffix_for_count`.
         used: Digest of the paths and roles of all files that are used: 32 hexadecimal digits, or empty for none.
-        others: Digest of the paths of files left out: 32 hexadecimal digits, or empty for none.
+        others: Digest of the paths of files that are left out: 32 hexadecimal digits, or empty for none.
         named: Compressed lines ``role<TAB>path`` of all files that are not packed.
     """
 
@@ -99,17 +97,18 @@ class Claims:
     def claim(self, path: str, role: Role = Role.PACKED) -> None:
         """Claims one file by its path in the tree."""
         folder, _, name = path.rpartition("/")
-        self._of(role, folder).append(hash(name))
+        self._hashes_for(role, folder).append(hash(name))
 
     def claim_all(self, folder: str, names: Iterable[str], role: Role = Role.PACKED) -> None:
         """Claims files of one folder."""
-        self._of(role, folder).extend(map(hash, names))
+        self._hashes_for(role, folder).extend(map(hash, names))
 
     def hashes(self, folder: str, role: Role) -> array[int]:
         """Returns the hashes of claimed names in a folder, in the order of the claims."""
         return self._hashes[role].get(folder, _NO_HASHES)
 
-    def _of(self, role: Role, folder: str) -> array[int]:
+    def _hashes_for(self, role: Role, folder: str) -> array[int]:
+        """Returns the list of hashes of a role and folder; makes it at the first call."""
         found = self._hashes[role].get(folder)
         if found is None:
             found = self._hashes[role][folder] = array("q")
@@ -145,18 +144,18 @@ def make_ledger(
             if not claimed:
                 continue
             hashes = array("q", map(hash, rest))
-            found, rest = (rest, []) if hashes == claimed else _divide(rest, hashes, frozenset(claimed))
+            found, rest = (rest, []) if hashes == claimed else _divide_by_claim(rest, hashes, frozenset(claimed))
             files[role] += len(found)
-            digests[True] += _digest(role, folder, found)
+            digests[True] += _digest_names(role, folder, found)
             if role is not Role.PACKED:
-                named += packer.compress(_lines(role, prefix, found))
+                named += packer.compress(_encode_lines(role, prefix, found))
         if rest:
             files[Role.LEFT] += len(rest)
-            digests[False] += _digest(Role.LEFT, folder, rest)
-            named += packer.compress(_lines(Role.LEFT, prefix, rest))
-            above = _reason_above(folder)
+            digests[False] += _digest_names(Role.LEFT, folder, rest)
+            named += packer.compress(_encode_lines(Role.LEFT, prefix, rest))
+            above = _folder_skip_reason(folder)
             for name in rest:
-                count_reason(above or _reason_above(name) or reason(folder, name) or skip_reason(name), left)
+                count_reason(above or _folder_skip_reason(name) or reason(folder, name) or skip_reason(name), left)
     named += packer.flush()
     used, others = (f"{digests[key] & _MASK:032x}" if digests[key] else "" for key in (True, False))
     return Ledger(dict(+files), dict(left), dict(members), dict(suffixes), used, others, bytes(named))
@@ -168,25 +167,25 @@ def list_files(tree: Tree) -> Iterator[tuple[str, Sequence[str]]]:
         yield folder, names.files
 
 
-def replaced_members(tree: Tree) -> dict[str, int]:
-    """Counts files of an archive that later ones of the same name replace, as unpacking does."""
+def count_replaced_members(tree: Tree) -> dict[str, int]:
+    """Counts files of an archive that later files of the same name replace, as unpacking does."""
     return {"files replaced by later ones of the same name": tree.replaced} if tree.replaced else {}
 
 
 def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
-    """Counts names by suffix. Beyond 256 suffixes, others count as ``""``."""
+    """Counts names by suffix in ``counts``. Beyond 256 suffixes, others count as ``""``."""
     names = list(names)
-    common = common_suffix("\0".join(("", *names, ""))) if names else ""
+    common = find_common_suffix("\0".join(("", *names, ""))) if names else ""
     if common:
         endings = {common: len(names)}
     else:
         endings = Counter(name[dot:] if (dot := name.rfind(".")) > 0 else "" for name in names)
     for ending, count in endings.items():
-        suffix = counted_suffix(f"x{ending}")
+        suffix = suffix_for_count(f"x{ending}")
         counts[suffix if suffix in counts or len(counts) < _MAX_SUFFIXES else ""] += count
 
 
-def counted_suffix(name: str) -> str:
+def suffix_for_count(name: str) -> str:
     """Returns the last suffix in lower case with its dot; ``""`` for none, a number, or more than 12 characters."""
     stem, _, suffix = name.rpartition(".")
     return f".{suffix.lower()}" if stem and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
@@ -197,8 +196,9 @@ def file_counts(ledger: Ledger) -> FileCounts:
     return FileCounts(**{role.value: ledger.count(role) for role in Role}, used=ledger.used, others=ledger.others)
 
 
-def _reason_above(folder: str) -> str | None:
-    """Returns the reason for leaving out all files of a folder by its path: hidden, or the system's; else None."""
+def _folder_skip_reason(folder: str) -> str | None:
+    """Returns the reason for leaving out all files of a folder because of its path: hidden, or the system's; else
+    None."""
     for part in folder.split("/"):
         why = skip_reason(part) if part else ""
         if why in ("hidden", "system files"):
@@ -206,17 +206,20 @@ def _reason_above(folder: str) -> str | None:
     return None
 
 
-def _divide(
+def _divide_by_claim(
     names: Sequence[str], hashes: Iterable[int], claimed: frozenset[int]
 ) -> tuple[Sequence[str], Sequence[str]]:
+    """Divides names into claimed and other ones by their hashes."""
     mine = [*map(claimed.__contains__, hashes)]
     return list(compress(names, mine)), list(compress(names, map(not_, mine)))
 
 
-def _digest(role: Role, folder: str, names: Sequence[str]) -> int:
+def _digest_names(role: Role, folder: str, names: Sequence[str]) -> int:
+    """Hashes the role and the paths of files in a folder, independent of their order; 0 for none."""
     text = "\0".join([role, folder, *sorted(names)])
     return xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogateescape")) if names else 0
 
 
-def _lines(role: Role, prefix: str, names: Sequence[str]) -> bytes:
+def _encode_lines(role: Role, prefix: str, names: Sequence[str]) -> bytes:
+    """Encodes paths with their role for :attr:`Ledger.named`."""
     return "".join(f"{role}\t{prefix}{name}\0" for name in names).encode("utf-8", "surrogateescape")

@@ -1,8 +1,8 @@
-"""Listing folders of images: what counts as an image file, what is passed over and why, and the order.
+"""Lists folders of images: which files are images, which are left out and why, and the order.
 
-The order is that of torchvision's ``ImageFolder`` (``torchvision/datasets/folder.py``, ``make_dataset``): directories
-sorted by their whole path as ``sorted(os.walk(directory, followlinks=True))`` does, then files sorted by name.
-"""
+The order is that of torchvision's ``ImageFolder`` (``torchvision/datasets/folder.py``, ``make_dataset``):
+directories sorted by their whole path as ``sorted(os.walk(directory, followlinks=True))`` does, then files sorted by
+name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ IMAGE_SUFFIXES = (
     *(".gif", ".jpe", ".jfif", ".avif", ".heic", ".heif", ".hif", ".jp2", ".j2k", ".jpx", ".jpf"),
     *(".jxl", ".exr", ".hdr"),
 )
-"""Suffixes of image files, in any case. Reading an image tells by its content whether the name lies."""
+"""Suffixes of image files, in any case. Reading an image finds out if its content is of another kind."""
 
 ARRAY = ".npy"
-"""Suffix of numpy's arrays: images in a folder without others; else they belong to the images."""
+"""Suffix of numpy's arrays: images in a folder without other images; else data about the images."""
 
 _SAMPLES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)
 _OTHERS = (
@@ -38,20 +38,20 @@ _OTHERS = (
     *(".py", ".sh", ".ipynb", ".npy", ".npz", ".mat", ".pkl", ".pth", ".pt", ".h5", ".hdf5", ".mdb", ".db", ".parquet"),
     *(".zip", ".tar", ".gz", ".tgz", ".xz", ".zst", ".7z", ".rec", ".idx", ".lst", ".cls", ".pdf", ".mp4", ".avi"),
 )
-"""Files of these suffixes are not opened to see whether they are images."""
+"""Suffixes of files that are not opened to test if they are images."""
 
 SYSTEM_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "lost+found"})
 """Files and directories, in lower case, that operating systems leave in folders; those with a dot are hidden anyway."""
 
 _MAX_REASONS = 40
-_MANY = 16  # names from which on one call for all is faster
+_MANY = 16  # number of names from which one call for all is faster
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
 
 NO_FILE = -1
-"""Stands for a size where there is a pipe, a socket or a device: it is never opened."""
+"""Size of a pipe, a socket or a device, which is never opened."""
 
 CYCLE = -2
-"""Stands for a size where there is a link to a folder that it lies in."""
+"""Size of a link to a folder that contains it."""
 
 Identity = tuple[int, int]
 """``(st_dev, st_ino)`` of a directory."""
@@ -59,16 +59,16 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One directory.
+    """Images and subdirectories of one directory.
 
     Attributes:
-        identity: Device and inode, the same under every name.
-        images: Names of its images, sorted.
-        sizes: Their sizes; 0 for a broken link (reading it raises), :data:`NO_FILE` for what is neither file nor
-            directory.
-        modified: Their times of modification in nanoseconds; 0 where there is no size.
-        changed: Their times of change, likewise.
-        directories: Names of its subdirectories, unsorted.
+        identity: Device and inode of the directory, the same for every path to it.
+        images: Names of the images, sorted.
+        sizes: Sizes of the images; 0 for a broken link (reading it raises), :data:`NO_FILE` if it is neither a file nor
+            a directory.
+        modified: Times of modification of the images in nanoseconds; 0 without a size.
+        changed: Times of change of the images; 0 without a size.
+        directories: Names of the subdirectories, unsorted.
     """
 
     identity: Identity
@@ -80,12 +80,12 @@ class Listing:
 
     @classmethod
     def of_cycle(cls, identity: Identity, name: str) -> Listing:
-        """Of the link ``name`` alone, which leads to a folder that it lies in."""
+        """Makes the listing of a link to a folder that contains it: the link ``name`` as a bad file."""
         return cls(identity, [name], [CYCLE], [0], [0], [])
 
     @property
     def is_cycle(self) -> bool:
-        """It is no directory but the name of a link to one above it, see :meth:`packstore.sources.tree.Tree.walk`."""
+        """The listing is that of a link to a folder above it, see :meth:`packstore.sources.tree.Tree.walk`."""
         return self.sizes == [CYCLE]
 
 
@@ -95,12 +95,10 @@ def list_directory(
     names: Names | None = None,
     is_image: Callable[[str], bool | None] | None = None,
 ) -> Listing:
-    """Lists one directory, whose ``names`` may be known. Counts what is passed over in ``ignored``, by reason.
+    """Lists one directory. Counts in ``ignored`` what is left out, by reason.
 
-    ``is_image`` tells images by their names, as :func:`is_image_name` does.
-
-    Follows links; a broken link is a file, as it is for ``os.walk``. Raises :class:`SourceError` when the directory
-    cannot be listed.
+    ``names`` are its names if they are known. ``is_image`` replaces :func:`is_image_name`. Follows links; a broken link
+    is a file, as it is for ``os.walk``. Raises :class:`SourceError` if the directory cannot be listed.
     """
     images: list[str] = []
     directories: list[str] = []
@@ -118,37 +116,39 @@ def list_directory(
             else:
                 for name in names.files:
                     named = (is_image or is_image_name)(name)
-                    (images if named or (named is None and _is_image(name, descriptor)) else passed).append(name)
-            sizes, modified, changed = _sizes(images, descriptor)
+                    (images if named or (named is None and _begins_like_image(name, descriptor)) else passed).append(
+                        name
+                    )
+            sizes, modified, changed = _stat_files(images, descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise _unlistable(path, error) from None
+        raise _listing_error(path, error) from None
     count_passed_over(passed, ignored)
     return Listing((found.st_dev, found.st_ino), images, sizes, modified, changed, directories)
 
 
 def list_folders(path: Path) -> list[Path]:
-    """The folders in a folder, sorted, without a ``stat`` for each of its files. Raises :class:`OSError`."""
+    """Lists the folders in a folder, sorted, without a ``stat`` for each of its files. Raises :class:`OSError`."""
     with os.scandir(path) as entries:
         return sorted(path / entry.name for entry in entries if is_directory(entry))
 
 
 def is_passed_over(name: str) -> bool:
-    """Whether a file or directory is hidden, or one that an operating system leaves."""
+    """Tells if a file or directory is hidden, or one that an operating system makes."""
     return name[0] == "." or name.lower() in SYSTEM_NAMES
 
 
 def is_image_name(name: str) -> bool | None:
-    """Whether a file is an image by its name; None where its first bytes have to tell."""
+    """Tells if a file is an image by its name; None if its first bytes must decide."""
     lower = name.lower()
     if lower.endswith(_SAMPLES):
         return name[0] != "."
     return False if is_passed_over(name) or lower.endswith(_OTHERS) else None
 
 
-def _is_image(name: str, descriptor: int) -> bool:
-    """Whether a file in an open directory is an image by its first bytes: none is lost because of its name."""
+def _begins_like_image(name: str, descriptor: int) -> bool:
+    """Tells if a file in an open directory is an image by its first bytes, so that none is lost because of its name."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
         try:
@@ -159,12 +159,12 @@ def _is_image(name: str, descriptor: int) -> bool:
         return False
 
 
-def _unlistable(path: str, error: OSError) -> SourceError:
+def _listing_error(path: str, error: OSError) -> SourceError:
     return SourceError(f"{printable(path)} cannot be listed: {error.strerror or error}")
 
 
-def _sizes(names: list[str], descriptor: int) -> tuple[list[int], list[int], list[int]]:
-    """Sizes, times of modification and of change, as :class:`Listing` has them."""
+def _stat_files(names: list[str], descriptor: int) -> tuple[list[int], list[int], list[int]]:
+    """Returns sizes, times of modification and of change of files, as in :class:`Listing`."""
     together = stat_files(descriptor, names) if len(names) >= _MANY else None
     if together is not None:
         return together[0], together[1], together[2]
@@ -188,7 +188,7 @@ def _sizes(names: list[str], descriptor: int) -> tuple[list[int], list[int], lis
 
 
 def skip_reason(name: str) -> str:
-    """Why a file or directory is passed over, in words that follow a number: ``3`` *hidden*."""
+    """Returns the reason why a file or directory is left out, in words that follow a number: ``3`` *hidden*."""
     if name[0] == ".":
         return "hidden"
     if name.lower() in SYSTEM_NAMES:
@@ -199,7 +199,7 @@ def skip_reason(name: str) -> str:
 
 
 def count_passed_over(names: list[str], ignored: Counter[str] | None) -> None:
-    """Counts ``names`` in ``ignored``, by reason."""
+    """Counts ``names`` in ``ignored`` by the reason why they are left out."""
     if ignored is None:
         return
     for name in names:
@@ -213,7 +213,8 @@ def hide_ignored(
     names: Names,
     ignored: Counter[str] | None,
 ) -> Listing:
-    """A listing without what the rules hide. Counts what is passed over of ``names``, all that lie there."""
+    """Removes entries that the rules hide from a listing. Counts in ``ignored`` all of ``names`` that are left out,
+    by reason."""
     prefix = f"{directory}/" if directory else ""
     kept = [n for n, name in enumerate(listing.images) if not rules.hides(prefix + name)]
     folders = [name for name in listing.directories if not rules.hides(prefix + name, True)]
@@ -232,8 +233,8 @@ def hide_ignored(
 
 
 def count_reason(reason: str, counts: Counter[str]) -> None:
-    """Counts a reason; beyond forty, further ones count as ``not images (other)``: numbered suffixes must not fill the
-    memory."""
+    """Counts a reason; beyond forty reasons, others count as ``not images (other)``, since numbered suffixes could
+    fill the memory."""
     counts[reason if reason in counts or len(counts) < _MAX_REASONS else "not images (other)"] += 1
 
 
@@ -242,7 +243,7 @@ NO_SOURCE = "give a folder of images (.jpg, .png …), or another source (see pa
 
 
 def no_images_message(name: str, ignored: Counter[str], advice: str) -> str:
-    """The message about a folder without images, by its printable name: what was passed over, and ``advice``."""
+    """Returns the message about a folder without images: its printable name, what was left out, and ``advice``."""
     found = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
     return f"{name} holds no images{f' (passed over: {found})' if found else ''}: {advice}"
 
@@ -251,10 +252,10 @@ IS_CYCLE = "is a link to a folder that it lies in, a cycle"
 
 
 def cycle_error(name: str) -> SourceError:
-    """The error for a link that leads to a directory above itself, by its printable name."""
+    """Returns the error for a link that leads to a directory above itself; ``name`` is printable."""
     return SourceError(f"{name} {IS_CYCLE}: remove it, pack a folder without it, or leave it out with --on-error skip")
 
 
 def key_size(key: str) -> int:
-    """Bytes of a key in a store: UTF-8, undecodable bytes as they were."""
+    """Returns the bytes of a key in a store: UTF-8, with undecodable bytes unchanged."""
     return len(key) if key.isascii() else len(key.encode("utf-8", "surrogateescape"))

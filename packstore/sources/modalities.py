@@ -1,8 +1,8 @@
-"""Folders side by side whose images of one name are one sample: ``rgb/1.png``, ``depth/1.png``, ``nir/1.png``.
+"""Reads folders side by side whose images of equal names are one sample: ``rgb/1.png``, ``depth/1.png``, ``nir/1.png``.
 
-Folders of classes that count from 1 look alike, so it is a question unless the kind is named; and only if the names of
-all folders are those of modalities, or one is called ``images``, which no class is. Named, any folders do.
-"""
+Folders of classes that count from 1 look alike, so this raises a question unless the user names the kind; and only
+if all folders have names of modalities, or one is called ``images``, which is not a class. If the user names the
+kind, the folders may have any names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ModalitiesSource(FileRowSource):
     """The images of one folder, ``image``, with those of the same names in the folders beside it as columns."""
 
     kind = "modalities"
-    left_images = "images of a name that the folder of the main images has not"
+    left_images = "images without a main image of the same name"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -67,18 +67,18 @@ class ModalitiesSource(FileRowSource):
         if any(self._main not in folders for folders in self._groups.values()):
             raise SourceError(f"{printable(str(path))}: only some splits have a folder {printable(self._main)}")
         others = [name for name in names if name != self._main]
-        self._called = dict(make_column_names(others, ["image"]))
+        self._column_of = dict(make_column_names(others, ["image"]))
         self.evidence = f"images in {printable(self._main)}, with those in {', '.join(map(printable, others))}"
 
     def splits(self) -> Sequence[str]:
-        return in_packing_order(_split_of(place) for place in self._groups)
+        return in_packing_order(_folder_split(place) for place in self._groups)
 
     def fields(self) -> Mapping[str, Field]:
-        return {"image": Image(), **{called: self._field(name) for name, called in self._called.items()}}
+        return {"image": Image(), **{called: self._declare_modality(name) for name, called in self._column_of.items()}}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for place, folders in self._groups.items():
-            if _split_of(place) != split:
+            if _folder_split(place) != split:
                 continue
             files = {
                 name: {stem_of(file): file for file in self.tree.names(join(place, name)).ending(*IMAGE_SUFFIXES)}
@@ -86,7 +86,7 @@ class ModalitiesSource(FileRowSource):
             }
             for stem, file in files[self._main].items():
                 beside = {
-                    self._called[name]: InTree(join(join(place, name), files[name][stem]), optional=True)
+                    self._column_of[name]: InTree(join(join(place, name), files[name][stem]), optional=True)
                     for name in folders
                     if name != self._main and stem in files[name]
                 }
@@ -95,7 +95,8 @@ class ModalitiesSource(FileRowSource):
     def describing_files(self) -> Iterable[str]:
         return ()
 
-    def _field(self, name: str) -> Image | Mask:
+    def _declare_modality(self, name: str) -> Image | Mask:
+        """Declares the column of a folder: images, or masks by the folder's name and its files."""
         if not looks_like_mask(name.lower()) and all(map(_NAMES.fullmatch, name.split("/"))):
             return Image(optional=True)
         places = [join(place, name) for place, folders in self._groups.items() if name in folders]
@@ -106,15 +107,16 @@ class ModalitiesSource(FileRowSource):
 
 
 def find_groups(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
-    """Folders with images side by side, by the folder that they lie in: two or more, each with half of the names of the
-    first, or more; empty unless these are all images. All lie in the top folder, or in folders of splits there."""
+    """Finds folders with images side by side, by the folder that contains them: two or more, each with at least half
+    of the names of the first. Empty unless they contain all images. The containing folder is the root, or that of a
+    split."""
     contents = list_contents(tree).folders
     found: dict[str, tuple[str, ...]] = {}
     used = 0
     for place, folder in contents.items():
         if place and place.lower() not in SPLIT_ORDER:
             continue
-        # A link that leads back is among the names and not among the contents.
+        # A link to a folder above is among the names, but not among the contents.
         children = [name for name in folder.folders if join(place, name) in contents]
         children += [
             f"{name}/{each}"
@@ -135,12 +137,13 @@ def find_groups(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
     return found if used == list_contents(tree).images else {}
 
 
-def _split_of(place: str) -> str:
+def _folder_split(place: str) -> str:
+    """Returns the split of a containing folder: its name, or ``""`` for the root."""
     return place.lower()
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Never certain: classes may count from 1."""
+    """Partial at most: classes may count from 1, too."""
     tree = open_tree(path)
     return Certainty.PARTIAL if tree is not None and find_groups(tree, options.named) else Certainty.NO
 

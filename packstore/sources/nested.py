@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from packstore.core.errors import PackstoreError, printable
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Kind
-from packstore.sources.contents import Contents
+from packstore.sources.contents import Contents, path_and_parents
 from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
 from packstore.sources.remote import RemotePath
@@ -31,12 +31,12 @@ _LIKE_SPLIT = re.compile(
 
 
 def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Finds paths in a folder, in an only folder there, or one among a few folders there, that are certain to be of a
-    kind; tests only the first files of each suffix. ``certain`` returns a path's kind, and may raise
+    """Finds datasets in a folder: paths there, or in its only folder, or one of few folders in that, that are
+    certainly of a kind. Tests only the first files of each suffix. ``certain`` returns a path's kind, and may raise
     :class:`PackstoreError` for damaged files."""
     found = []
     tried: Counter[str] = Counter()
-    for place in _visible(path):
+    for place in _list_visible(path):
         tried[place.suffix] += 1
         if tried[place.suffix] > _TRIED:
             continue
@@ -49,16 +49,16 @@ def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tupl
             if kind is not None:
                 found.append((inside, kind))
                 break
-            further = _visible(inside)
+            further = _list_visible(inside)
             if len(further) != 1:
-                found += _among(further, certain)
+                found += _find_only_certain(further, certain)
                 break
             inside = further[0]
     return found
 
 
-def _among(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Returns the only one of a few folders that is certain to be of a kind; none if there are several."""
+def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
+    """Returns the folder that is certainly of a kind if only one of a few is; else an empty list."""
     folders = [place for place in places if place.is_dir()]
     found = []
     for place in folders if len(folders) <= _SHOWN else ():
@@ -69,19 +69,19 @@ def _among(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> li
 
 
 def find_only_folder(path: Path) -> Path | None:
-    """Returns the only folder in a folder, if it has no split's name, contains folders, and no images are directly
-    in either."""
-    folders = [place for place in _visible(path) if place.is_dir()]
+    """Returns the only folder in a folder, if it has no split's name and contains folders, and no images are
+    directly in either; else None."""
+    folders = [place for place in _list_visible(path) if place.is_dir()]
     if len(folders) != 1 or folders[0].name.lower() in SPLIT_ORDER:
         return None
-    inside = _visible(folders[0])
-    bare = all(is_image_name(place.name) is not True for place in (*inside, *_visible(path)))
+    inside = _list_visible(folders[0])
+    bare = all(is_image_name(place.name) is not True for place in (*inside, *_list_visible(path)))
     return folders[0] if bare and any(place.is_dir() for place in inside) else None
 
 
 def find_split_like_folders(path: Path) -> list[str]:
-    """Lists the folders in a folder or archive if all of them begin like split names (``train2017``,
-    ``test_images``, ``trainA``) or are folds, and at least one is not a split's exact name; else none."""
+    """Returns all folders in a folder or archive if each is a fold or begins like a split (``train2017``,
+    ``test_images``, ``trainA``), and at least one is not exactly a split's name; else an empty list."""
     tree = open_tree(path)
     found = [] if tree is None else tree.names("").folders
     names = [name for name in found if not is_passed_over(name)]
@@ -92,14 +92,16 @@ def find_split_like_folders(path: Path) -> list[str]:
 
 
 def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
-    """Returns why a tree's folders of images do not seem to be classes, and the folders to use instead; None if they
-    do.
+    """Returns why the folders of images in a tree do not seem to be classes, and the folders to use instead; None if
+    they do.
 
     They are not classes if all have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``); if
     one is called ``images`` and others are not; if some contain images and another only folders of images; and if
     several contain folders of equal names, as domains and cameras do.
     """
-    holding = {place for path, each in contents.folders.items() if each.images.count for place in _at_and_above(path)}
+    holding = {
+        place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
+    }
     tops = [name for name in contents.folders[""].folders if name in holding]
     splits = bool(tops) and all(name.lower() in SPLIT_ORDER for name in tops)
     bases = tops if splits else [""]
@@ -111,32 +113,28 @@ def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
     if all(map(_NO_CLASS.fullmatch, names)) and not (splits and len(names) == 1):
         return "holds folders whose names are not those of classes", classes
     if len(names) > 1 and names & _OF_IMAGES:
-        return "holds a folder that is called like images, and others that are then no classes", classes
+        return "holds a folder called images, and others that are then not classes", classes
     inside = {path: [f"{path}/{name}" for name in contents.folders[path].folders] for path in classes}
     below = {path: {each.rpartition("/")[2] for each in found if each in holding} for path, found in inside.items()}
     hollow = [path for path in classes if len(below[path]) > 1 and not contents.folders[path].images.count]
     flat = [path for path in classes if contents.folders[path].images.count and not below[path]]
     if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):
-        return f"holds folders of images, and folders of such folders ({_named(hollow)})", hollow
+        return f"holds folders of images, and folders of such folders ({_join_names(hollow)})", hollow
     if len(hollow) > 1 and len(hollow) == len(classes) and not splits:
         shared = set.intersection(*(below[path] for path in hollow))
         if len(shared) > 1 and 2 * len(shared) >= max(len(below[path]) for path in hollow):
-            return f"holds several folders with the same folders of images in each ({_named(sorted(shared))})", hollow
+            return (
+                f"holds several folders with the same folders of images in each ({_join_names(sorted(shared))})",
+                hollow,
+            )
     return None
 
 
-def _at_and_above(path: str) -> Iterator[str]:
-    yield path
-    while path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
-def _named(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(map(printable, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
 
 
-def _visible(path: Path) -> list[Path]:
+def _list_visible(path: Path) -> list[Path]:
     """Lists a folder, sorted, without hidden and ignored entries; empty if it cannot be listed."""
     try:
         names = [place.name for place in path.iterdir()] if isinstance(path, RemotePath) else os.listdir(path)

@@ -1,4 +1,4 @@
-"""Folders whose images are numpy's ``.npy`` files."""
+"""Makes numpy's ``.npy`` files the images of a folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from packstore.sources.tree import Tree
 
 
 def accept_arrays(tree: Tree) -> Tree:
-    """Returns the tree, or a copy in which ``.npy`` files are images if it has them and nothing else that is one.
+    """Returns a copy of the tree in which ``.npy`` files are images, if it has such files and no images; else the tree.
 
-    Beside images such files hold masks, depth or features of these."""
+    Beside images, such files contain masks, depth or features."""
     if tree.has_arrays or tree.holds_images("", tree.above):
         return tree
     if not any(ARRAY in folder.others for folder in list_contents(tree).folders.values()):

@@ -1,11 +1,10 @@
-"""Files that say which class a colour of a mask is, or a pixel value.
+"""Reads files that map colours or pixel values of masks to classes.
 
 - CamVid's ``label_colors.txt``: ``64 128 64 Animal``;
 - Kaggle's ``class_dict.csv``: ``name,r,g,b``;
 - CVAT's ``labelmap.txt``: ``road:128,64,128::``;
 - Roboflow's ``_classes.csv``: ``Pixel Value, Class``;
-- JSON: ``{"classes": [{"title": "Water", "color": "#E2A929"}]}``, or a list of such.
-"""
+- JSON: ``{"classes": [{"title": "Water", "color": "#E2A929"}]}``, or a list of such objects."""
 
 from __future__ import annotations
 
@@ -23,17 +22,17 @@ _MAX_BYTES, _MOST = 1 << 20, 1 << 16
 _NAMES = ("name", "class", "class name", "class_name", "label", "title")
 _COLOURS = (("r", "g", "b"), ("red", "green", "blue"))
 
-Rows = list[tuple[str, tuple[int, int, int] | int]]
-"""Names of classes, each with its colour or its value."""
+ClassColours = list[tuple[str, tuple[int, int, int] | int]]
+"""Names of classes, each with its colour or its pixel value."""
 
 
-def read_rows(tree: Tree, file: str) -> Rows:
-    """The classes that a file names; none if it is no palette. Raises :class:`SourceError` for one in an unknown
-    encoding."""
+def read_class_colours(tree: Tree, file: str) -> ClassColours:
+    """Reads the classes in a file, with their colours or values; empty if it is not a palette. Raises
+    :class:`SourceError` for a palette in an unknown encoding."""
     if tree.stat(file).size > _MAX_BYTES:
         return []
     data, fault = try_utf8(read_whole(tree, file, _MAX_BYTES), tree.encoding, tree.name(file))
-    reader = {".csv": _of_csv, ".json": _of_json}.get(Path(file).suffix.lower(), _of_text)
+    reader = {".csv": _parse_csv, ".json": _parse_json}.get(Path(file).suffix.lower(), _parse_text)
     try:
         rows = reader(data.decode("utf-8-sig"))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, csv.Error):
@@ -43,9 +42,9 @@ def read_rows(tree: Tree, file: str) -> Rows:
     return rows if len(rows) <= _MOST else []
 
 
-def _of_text(text: str) -> Rows:
-    """Lines of CamVid, or of CVAT."""
-    found: Rows = []
+def _parse_text(text: str) -> ClassColours:
+    """Parses lines of CamVid or CVAT. Raises :class:`ValueError`."""
+    found: ClassColours = []
     for line in filter(None, map(str.strip, text.splitlines())):
         if line[0] == "#":
             continue
@@ -54,11 +53,12 @@ def _of_text(text: str) -> Rows:
         elif match := re.fullmatch(r"([^:]+):(\d+),(\d+),(\d+):[^:]*:.*", line):
             found.append((match[1], (int(match[2]), int(match[3]), int(match[4]))))
         else:
-            raise ValueError("no palette")
+            raise ValueError("not a palette")
     return found
 
 
-def _of_csv(text: str) -> Rows:
+def _parse_csv(text: str) -> ClassColours:
+    """Parses a table with a header of class names, and of colours or pixel values."""
     head, *lines = ([cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line)
     names = [cell.lower() for cell in head]
     label = next(names.index(name) for name in _NAMES if name in names)
@@ -70,15 +70,16 @@ def _of_csv(text: str) -> Rows:
     return [(line[label], (int(line[red]), int(line[green]), int(line[blue]))) for line in lines]
 
 
-def _of_json(text: str) -> Rows:
+def _parse_json(text: str) -> ClassColours:
+    """Parses classes with a title or name, and a colour."""
     document = load_json(text.encode())
-    found: Rows = []
+    found: ClassColours = []
     for each in document["classes"] if isinstance(document, dict) else document:
         name = each.get("title", each.get("name"))
         colour = each["color"]
         if isinstance(colour, str):
             colour = bytes.fromhex(colour.removeprefix("#"))
         if not isinstance(name, str) or len(colour) != 3:
-            raise ValueError("no palette")
+            raise ValueError("not a palette")
         found.append((name, (int(colour[0]), int(colour[1]), int(colour[2]))))
     return found

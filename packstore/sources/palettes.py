@@ -1,4 +1,4 @@
-"""Palettes of masks: which class a colour is, or a pixel value, and masks as numbers of classes."""
+"""Palettes of masks: map colours or pixel values to classes, and masks to class numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from packstore.images.masks import decode_mask, read_mask_header
 from packstore.sources.beside import join, number_repeated_names
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.listing import is_passed_over
-from packstore.sources.palette_files import read_rows
+from packstore.sources.palette_files import read_class_colours
 from packstore.sources.tree import Tree
 
 _FILES = re.compile(r"_?[\w-]*(class(es)?|labels?|colou?rs?|palette|map)[\w-]*\.(txt|csv|json)", re.I)
@@ -28,23 +28,23 @@ class Palette:
     """Classes of masks, numbered from 0 in the order of their file.
 
     Attributes:
-        names: Their names.
-        colours: Their colours, ``(n, 3)``; None if a pixel's value is the number of its class.
-        files: The files that say so, all the same.
+        names: Names of the classes.
+        colours: Colours of the classes, ``(n, 3)``; None if a pixel's value is the number of its class.
+        files: Files that define the palette, all equally.
     """
 
     names: tuple[str, ...]
     colours: tuple[tuple[int, int, int], ...] | None
     files: tuple[str, ...]
 
-    def read(self, data: bytes, max_pixels: int) -> NDArray[Any]:
-        """The class numbers of a mask, ``(H, W)``. Raises :class:`ValueError` for a colour or a value that is none."""
+    def read_class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
+        """Converts a mask to class numbers, ``(H, W)``. Raises :class:`ValueError` for an unknown colour or value."""
         try:
-            return self._read(data, max_pixels)
+            return self._class_numbers(data, max_pixels)
         except DecodeError as error:
             raise ValueError(f"its mask: {error}") from error
 
-    def _read(self, data: bytes, max_pixels: int) -> NDArray[Any]:
+    def _class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
         file = printable(self.files[0])
         if self.colours is None:
             values = decode_mask(data, read_mask_header(data, max_pixels))
@@ -70,34 +70,34 @@ class Palette:
         return numbers
 
 
-def read_with(palette: Palette, mask: bytes, max_pixels: int) -> dict[str, Any]:
-    """The columns of a mask: ``mask``, class numbers instead of colours, and ``mask_labels``, the classes in it. A mask
-    whose values are class numbers stays the file. Raises :class:`ValueError`."""
-    values = palette.read(mask, max_pixels)
+def read_mask_columns(palette: Palette, mask: bytes, max_pixels: int) -> dict[str, Any]:
+    """Reads the columns of a mask: ``mask``, class numbers instead of colours, and ``mask_labels``, the classes in
+    it. A mask whose values are class numbers already stays the file. Raises :class:`ValueError`."""
+    values = palette.read_class_numbers(mask, max_pixels)
     shown = {"mask_labels": np.unique(values).tolist()}
     return shown if palette.colours is None else {"mask": np.ascontiguousarray(values), **shown}
 
 
-def palette_for(tree: Tree, folders: Sequence[str], masks: Field) -> Palette | None:
-    """The palette in some folders that goes with a column of masks: one of colours with masks in colour, one of values
-    with masks of one channel; else None. Raises :class:`AmbiguousSourceError` for several that differ."""
+def find_matching_palette(tree: Tree, folders: Sequence[str], masks: Field) -> Palette | None:
+    """Finds the palette in some folders that fits a column of masks: one of colours for masks in colour, one of
+    values for masks of one channel; else None. Raises :class:`AmbiguousSourceError` for several that differ."""
     found = find_palette(tree, folders)
     return found if found is not None and isinstance(masks, Image) == (found.colours is not None) else None
 
 
-def mask_fields(palette: Palette) -> dict[str, Field]:
-    """The declarations of the columns of :func:`read_with`."""
+def declare_mask_columns(palette: Palette) -> dict[str, Field]:
+    """Declares the columns of :func:`read_mask_columns`."""
     return {"mask": Mask(optional=True), "mask_labels": Labels(palette.names, of=False, optional=True)}
 
 
 def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
-    """The palette in some folders; None if there is none. Raises :class:`AmbiguousSourceError` for several that
-    differ."""
+    """Finds the palette in some folders; None if there is none. Raises :class:`AmbiguousSourceError` for several
+    that differ."""
     found: list[Palette] = []
     for folder in dict.fromkeys(folders):
         for name in tree.names(folder).files:
             if _FILES.fullmatch(name) and not is_passed_over(name):
-                found += _read_palette(tree, join(folder, name))
+                found += _read_palettes(tree, join(folder, name))
     if not found:
         return None
     first = found[0]
@@ -105,16 +105,16 @@ def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
     if other is not None:
         pair = first.files[0], other.files[0]
         raise AmbiguousSourceError(
-            f"{tree.name()}: {printable(pair[0])} and {printable(pair[1])} name other classes of masks: leave one out "
-            "with --ignore",
+            f"{tree.name()}: {printable(pair[0])} and {printable(pair[1])} define different classes of masks: leave "
+            "one out with --ignore",
             [Answer(("--ignore", f"/{escape_pattern(each)}")) for each in pair],
         )
     return Palette(first.names, first.colours, tuple(file for each in found for file in each.files))
 
 
-def _read_palette(tree: Tree, file: str) -> Iterator[Palette]:
-    """Yields the palette of a file that is one."""
-    rows = read_rows(tree, file)
+def _read_palettes(tree: Tree, file: str) -> Iterator[Palette]:
+    """Yields the palette of a file; nothing if the file is not one."""
+    rows = read_class_colours(tree, file)
     if not rows:
         return
     names = number_repeated_names([name for name, _ in rows], range(len(rows)))

@@ -1,4 +1,4 @@
-"""Errors for paths that are not a source, or that need a decision of the user."""
+"""Errors for paths that are not a source, or that the user must decide about."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07
 
 
 def unrecognised_error(path: Path) -> SourceError:
-    """Returns the error for a path of no known kind."""
+    """Returns the error for a path of no known kind. Raises :class:`SourceError` for a saved web page."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
     if path.is_file() and not start:
         return SourceError(f"{name} is an empty file")
-    begins = _begins(start)
+    begins = _describe_start(start)
     if path.name == "data.mdb":
         return SourceError(f"{name} is the data file of an LMDB: give its directory, {printable(str(path.parent))}")
     if _is_image(start):
-        return _one_image(name)
+        return _single_image_error(name)
     if start.startswith(LFS_POINTER):
         return SourceError(f"{name} {IS_LFS_POINTER}")
     refuse_page(path)
@@ -41,8 +41,8 @@ def unrecognised_error(path: Path) -> SourceError:
 
 
 def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]]) -> AmbiguousSourceError:
-    """Returns the error for a path of a kind that would leave out suspected annotations; ``found`` are their phrases
-    and patterns for ``--ignore``."""
+    """Returns the error for a path of a kind that would leave out suspected annotations; ``found`` has their
+    phrases, and patterns for ``--ignore``."""
     more = ", ".join(phrase for phrase, _ in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
     patterns = list(dict.fromkeys(pattern for _, each in found for pattern in each))
     answers, ignore = [Answer(("--source", kind.name))], ""
@@ -51,7 +51,7 @@ def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence
         ignore = ", or leave that out with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
     return AmbiguousSourceError(
         f"{printable(str(path))} is {short_help(kind)}, and would be packed without what else is there: "
-        f"{more or 'other folders of images'}. Say that this is right with --source {kind.name}{ignore}",
+        f"{more or 'other folders of images'}. Confirm it with --source {kind.name}{ignore}",
         answers,
         path,
     )
@@ -66,13 +66,13 @@ def several_kinds_error(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceErr
 
 
 def add_first_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError:
-    """Adds the answer to name a kind, before the other answers of an error."""
+    """Returns the error with the further answer to name a kind, before its other answers."""
     said = f"{error}; or pack {short_help(kind)} as one sample with --source {kind.name}"
     return AmbiguousSourceError(said, [Answer(("--source", kind.name)), *error.answers], error.source)
 
 
 def add_kinds(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSourceError:
-    """Adds further possible kinds to the answers of an error."""
+    """Returns the error with further possible kinds after its other answers."""
     if not kinds:
         return error
     more = ", or ".join(f"as {short_help(kind)} with --source {kind.name}" for kind in kinds)
@@ -81,8 +81,8 @@ def add_kinds(error: AmbiguousSourceError, kinds: Sequence[Kind]) -> AmbiguousSo
 
 
 def nested_error(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | None = None) -> AmbiguousSourceError:
-    """Returns the error for a folder that is no dataset but contains some; ``kind`` is a kind that would also match
-    it."""
+    """Returns the error for a folder that is not a dataset but contains some; ``kind`` is a kind that would also
+    match it."""
     shown = ", ".join(f"{printable(place.relative_to(path).as_posix())} ({short_help(each)})" for place, each in found)
     advice = "give that" if len(found) == 1 else "give one of them"
     answers = [Answer(source=place) for place, _ in found]
@@ -95,7 +95,7 @@ def nested_error(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | Non
 
 
 def split_names_error(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
-    """Returns the error for an image folder whose folders have names like splits."""
+    """Returns the error for an image folder whose class folders have names like splits."""
     shown, is_folder = ", ".join(map(printable, folders)), path.is_dir()
     give = "give one of them" if is_folder else "unpack it and give one of them"
     return AmbiguousSourceError(
@@ -107,7 +107,8 @@ def split_names_error(path: Path, folders: Sequence[str], kind: str) -> Ambiguou
 
 
 def no_classes_error(path: Path, why: str, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
-    """Returns the error for an image folder whose folders do not seem to be classes; ``why`` continues its name."""
+    """Returns the error for an image folder whose folders do not seem to be classes; ``why`` is the reason, which
+    follows the path."""
     is_folder = path.is_dir()
     shown = ", ".join(map(printable, folders[:_SHOWN])) + (" …" if len(folders) > _SHOWN else "")
     give = f"give one of them ({shown})" if is_folder else f"unpack it, and give one of them ({shown})"
@@ -128,7 +129,7 @@ def archive_without_images_error(path: Path, tree: Tree) -> SourceError:
 
 
 def short_help(kind: Kind) -> str:
-    """Returns the description of a kind in a few words."""
+    """Returns the description of a kind without its examples."""
     return re.sub(r" \(.*\)|[,:].*", "", kind.help)
 
 
@@ -136,8 +137,8 @@ def not_a_folder_error(path: Path) -> SourceError:
     """Returns the error for a file in place of a folder of images."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
-    return _one_image(name) if _is_image(start) else SourceError(
-        f"{name} is a file{_begins(start)}, not a folder of images"
+    return _single_image_error(name) if _is_image(start) else SourceError(
+        f"{name} is a file{_describe_start(start)}, not a folder of images"
     )  # fmt: skip
 
 
@@ -161,11 +162,12 @@ def first_bytes(path: Path, size: int = 8) -> bytes:
         raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
 
-def _one_image(name: str) -> SourceError:
+def _single_image_error(name: str) -> SourceError:
     return SourceError(f"{name} is one image; give a folder of images")
 
 
 def _is_image(start: bytes) -> bool:
+    """Tells if the beginning of a file has the header of an image."""
     try:
         sniff(start)
     except HeaderError:
@@ -173,5 +175,6 @@ def _is_image(start: bytes) -> bool:
     return True
 
 
-def _begins(start: bytes) -> str:
+def _describe_start(start: bytes) -> str:
+    """Returns a phrase with the first bytes of a file; empty for no bytes."""
     return f" that begins with {start[:8]!r}" if start else ""

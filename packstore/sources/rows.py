@@ -125,7 +125,7 @@ class RowSource(Source):
         claims = Claims()
         for name in splits:
             before = total
-            for row in self._packed_rows(name):
+            for row in self._keyed_rows(name):
                 self.claim_row(claims, row)
                 total += 1
                 size_bytes += row.size_bytes
@@ -140,7 +140,7 @@ class RowSource(Source):
         if not total:
             raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
         progress(Progress("scan", total, total, size_bytes))
-        columns, encoding, mode, shape, store = self._form()
+        columns, encoding, mode, shape, store = self._record_form()
         return Survey(
             splits=splits,
             columns=columns,
@@ -200,10 +200,10 @@ class RowSource(Source):
         return (name,)
 
     def _entries(self, split: str) -> Iterator[Entry]:
-        for key, ref, size, _, modified, changed, _ in self._packed_rows(split):
+        for key, ref, size, _, modified, changed, _ in self._keyed_rows(split):
             yield Entry(key, split, (), size, ref, modified, changed)
 
-    def _packed_rows(self, split: str) -> Iterator[Row]:
+    def _keyed_rows(self, split: str) -> Iterator[Row]:
         """Yields the rows of a split under the keys of their records."""
         return self.rows(split)
 
@@ -212,9 +212,9 @@ class RowSource(Source):
         values = self.values(entry.ref)
         if values.get(self.schema.main) is None:
             raise SampleError(entry.key, "has no image")
-        return self.schema.sample(entry.key, self.schema.take(values))
+        return self.schema.make_sample(entry.key, self.schema.assign_names(values))
 
-    def _form(self) -> RecordForm:
+    def _record_form(self) -> RecordForm:
         return RecordForm(self.schema.columns, self.schema.encoding, self.schema.mode, self.shape, None)
 
 

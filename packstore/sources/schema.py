@@ -45,7 +45,7 @@ from packstore.sources.values import (
     mask_dtype,
     names_an_image,
     nbytes_of,
-    plain,
+    to_plain,
 )
 
 _MASK_COLOURS = (0, 3)  # of a PNG, byte 25: gray, palette
@@ -66,7 +66,7 @@ class FieldError(ValueError):
         self.field, self.reason, self.item = field, reason, item
 
 
-class Taken(NamedTuple):
+class NamedSample(NamedTuple):
     """Sample whose values have field names.
 
     Attributes:
@@ -137,7 +137,7 @@ class Schema:
                 raise UsageError(f"{column.name!r} goes with {parallel!r}, which is no field of boxes")
         return tuple(found)
 
-    def take(self, raw: Any) -> Taken:
+    def assign_names(self, raw: Any) -> NamedSample:
         """Assigns names to the values of a sample. Raises :class:`ValueError` if they do not match the fields."""
         key, values = name_values(raw, self.positions, self.fields)
         if not self.picks and not values.keys() <= self.fields.keys():
@@ -149,9 +149,9 @@ class Schema:
             if value is None and not field.optional and not (isinstance(field, Json) and name in values):
                 raise ValueError(f"{name}: no value; declare the field optional if samples may lack it")
             nbytes += nbytes_of(value)
-        return Taken(key, found, nbytes)
+        return NamedSample(key, found, nbytes)
 
-    def plain(self, taken: Taken) -> Taken:
+    def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, independent of the libraries that made them; does not read files yet.
 
         Raises :class:`ValueError`.
@@ -169,14 +169,14 @@ class Schema:
                 ):
                     found, expected = ("a file", "pixels") if is_file(value) else ("pixels", "a file")
                     raise ValueError(f"found {found}, expected {expected} as in the first samples")
-                values[name] = plain(field, value)
+                values[name] = to_plain(field, value)
             except (ValueError, TypeError, OSError) as error:
                 raise ValueError(f"{name}: {error}") from error
         return taken._replace(values=values)
 
-    def sample(self, key: str, taken: Taken) -> Sample:
+    def make_sample(self, key: str, taken: NamedSample) -> Sample:
         """Converts a sample to the form of a source, and reads its files. Raises :class:`ValueError`."""
-        values = self.plain(taken).values
+        values = self.to_plain(taken).values
         for name, field, plain_type in self._steps:
             value = values[name]
             if value is None or type(value) is plain_type:

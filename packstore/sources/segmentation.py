@@ -21,13 +21,19 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Json, Mask, Text
 from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.annotations import DRAWN, ambiguous_source, find_further
+from packstore.sources.annotations import DRAWN, ambiguous_source_error, describe_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, is_file, join, read_lines
 from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name, is_passed_over
-from packstore.sources.palettes import Palette, find_palette, mask_fields, palette_for, read_with
+from packstore.sources.palettes import (
+    Palette,
+    declare_mask_columns,
+    find_matching_palette,
+    find_palette,
+    read_mask_columns,
+)
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 
@@ -129,12 +135,12 @@ class SegmentationSource(FileRowSource):
             if some:
                 masks = self._field() if name == "mask" else infer_mask_field(self.tree, some)
                 found[name] = Json(optional=True) if name == "polygons" else masks
-        found |= mask_fields(self._palette) if self._palette is not None else {}
+        found |= declare_mask_columns(self._palette) if self._palette is not None else {}
         return found | ({"scene": Text(optional=True)} if self._scenes else {})
 
     @cached_property
     def _palette(self) -> Palette | None:
-        return palette_for(self.tree, _palette_folders(self._pairs), self._field())
+        return find_matching_palette(self.tree, _palette_folders(self._pairs), self._field())
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         pair = self._pairs[split]
@@ -176,7 +182,7 @@ class SegmentationSource(FileRowSource):
             except RecursionError:
                 raise ValueError("its polygons are nested too deeply") from None
         if self._palette is not None and found["mask"] is not None:
-            found |= read_with(self._palette, found["mask"], self.options.max_pixels)
+            found |= read_mask_columns(self._palette, found["mask"], self.options.max_pixels)
         return found
 
     def describing_files(self) -> Iterable[str]:
@@ -422,13 +428,13 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     try:
         pairs = {} if tree is None else _find_pairs(tree)
     except _OtherSizeError as error:
-        raise ambiguous_source(path, str(error)) from None
+        raise ambiguous_source_error(path, str(error)) from None
     if tree is None or not pairs:
         return Certainty.NO
     palette = find_palette(tree, _palette_folders(pairs))
     known = (_SCENES, *(palette.files if palette is not None else ()))
     read = tuple(f" in {printable(pair.masks)}/" for pair in pairs.values() if "polygons" in pair.ends)
-    phrases = (phrase for phrase in find_further(tree) if not phrase.startswith(known))
+    phrases = (phrase for phrase in describe_further_files(tree) if not phrase.startswith(known))
     further = [phrase for phrase in phrases if not any(place in f"{phrase}/" for place in read)]
     odd = further or _unpaired_folders(tree, pairs) or any(_has_other_ends(tree, pair) for pair in pairs.values())
     return Certainty.PARTIAL if odd else Certainty.CERTAIN

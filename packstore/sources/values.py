@@ -100,7 +100,7 @@ def _file_size(path: Any) -> int:
         return 0  # whoever reads it says so
 
 
-def plain(field: Field, value: Any) -> Any:
+def to_plain(field: Field, value: Any) -> Any:
     """Converts a value to plain types: files stay paths or bytes; images become arrays of their mode, masks arrays
     ``(H, W)``, tensors arrays. Idempotent.
 
@@ -250,7 +250,7 @@ def infer_field(name: str, values: Sequence[Any]) -> Field:
         if isinstance(first, (bytes, bytearray, memoryview)) or is_path(first):
             return Images()
         try:
-            arrays = [array_of(plain(Array("float32"), each)) for each in values]
+            arrays = [array_of(to_plain(Array("float32"), each)) for each in values]
         except ValueError:
             return Json()
         if any(array.dtype.kind not in "biuf" and array.size for array in arrays):

@@ -1,9 +1,9 @@
-"""Samples of a map-style dataset, read by worker processes.
+"""Reads samples of a map-style dataset by worker processes.
 
-Processes and not threads: a dataset is written for torch's ``DataLoader``, which gives each worker a copy of it. Many
-share a file handle or a random generator, and in several threads they would mix up samples without an error. So the
-same ``DataLoader`` reads here: its workers keep the order, hold a bounded number of samples and end with this process.
-"""
+Processes instead of threads: a dataset is written for torch's ``DataLoader``, which gives each worker a copy. Many
+datasets share a file handle or a random generator, and threads would mix up their samples without an error. So
+``DataLoader`` reads here, too: its workers keep the order, hold a bounded number of samples, and end with this
+process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from packstore.core.errors import SourceError
-from packstore.sources.schema import Schema, Taken
+from packstore.sources.schema import NamedSample, Schema
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -26,31 +26,30 @@ Ref = tuple[int, int]
 """Number of a dataset, and index in it."""
 
 _BATCH_BYTES = 1 << 20
-"""Samples are handed over together as long as they have about so many bytes."""
+"""Approximate size of a batch of samples from a worker."""
 _MOST = 64
 _LOOK_SECONDS = 1.0
-"""How often a worker looks whether its parent is there."""
+"""Interval at which a worker tests if its parent is alive."""
 
 
-class Failed(NamedTuple):
-    """A sample that could not be read.
+class FailedSample(NamedTuple):
+    """Sample that could not be read.
 
     Attributes:
-        reason: Why.
-        trace: Where the dataset raised it, or ``""``.
-        nbytes: 0: it takes no memory.
-    """
+        reason: The error.
+        trace: Traceback of the dataset, or ``""``.
+        nbytes: 0, since it takes no memory."""
 
     reason: str
     trace: str = ""
     nbytes: int = 0
 
 
-class Reading:
-    """Datasets as one, whose samples are named and made plain where they are read."""
+class DatasetReader:
+    """Reads samples of several datasets by number and index, and names their values."""
 
     def __init__(self, datasets: Sequence[Any], schema: Schema, *, in_process: bool) -> None:
-        """``in_process``: what can be done by threads is left to them."""
+        """``in_process``: samples are not converted to plain values here, since threads do that later."""
         self._datasets = datasets
         self._schema = schema
         self._in_process = in_process
@@ -58,39 +57,42 @@ class Reading:
     def __len__(self) -> int:
         return sum(map(len, self._datasets))
 
-    def __getitem__(self, ref: Ref) -> Taken | Failed:
+    def __getitem__(self, ref: Ref) -> NamedSample | FailedSample:
         number, index = ref
         try:
             raw = self._datasets[number][index]
         except Exception as error:
-            return Failed(f"sample {index}: {type(error).__name__}: {error}", traceback.format_exc())
-        return self.named(index, raw)
+            return FailedSample(f"sample {index}: {type(error).__name__}: {error}", traceback.format_exc())
+        return self.name_values(index, raw)
 
-    def named(self, index: int, raw: Any) -> Taken | Failed:
-        """The sample ``raw`` with its values by name."""
+    def name_values(self, index: int, raw: Any) -> NamedSample | FailedSample:
+        """Assigns names to the values of the sample ``raw``, and outside of this process converts them to plain
+        ones."""
         try:
-            taken = self._schema.take(raw)
-            return taken if self._in_process else self._schema.plain(taken)
+            taken = self._schema.assign_names(raw)
+            return taken if self._in_process else self._schema.to_plain(taken)
         except ValueError as error:
-            return Failed(f"sample {index}: {error}")
+            return FailedSample(f"sample {index}: {error}")
 
 
-def read_by_workers(reading: Reading, refs: Iterable[Ref], workers: int, nbytes: int) -> Iterator[Taken | Failed]:
-    """The samples ``refs`` in order, read by ``workers`` processes, of about ``nbytes`` bytes each.
+def read_by_workers(
+    reading: DatasetReader, refs: Iterable[Ref], workers: int, nbytes: int
+) -> Iterator[NamedSample | FailedSample]:
+    """Yields the samples ``refs`` in order, read by ``workers`` processes; a sample has about ``nbytes`` bytes.
 
-    Raises :class:`SourceError` where one of these processes ends before its time."""
+    Raises :class:`SourceError` if a worker process ends too early."""
     from torch import Generator
     from torch.utils.data import DataLoader
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # the number was asked for
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # the user chose the number
         loader: Any = DataLoader(
             cast("Dataset[Any]", reading),
             batch_size=max(1, min(_MOST, _BATCH_BYTES // max(1, nbytes))),
             sampler=refs,
             num_workers=workers,
             collate_fn=list,
-            generator=Generator(),  # its own: the program's random numbers stay as they are
+            generator=Generator(),  # leaves the program's random state alone
             worker_init_fn=_end_with_parent,
         )
     batches = iter(loader)
@@ -110,8 +112,8 @@ def read_by_workers(reading: Reading, refs: Iterable[Ref], workers: int, nbytes:
 
 
 def _end_with_parent(worker: int) -> None:
-    """Ends this process soon after its parent was killed. torch alone would let it wait for ever where its samples have
-    filled the pipe: it waits until somebody reads them, and the other workers keep the pipe open."""
+    """Starts a thread that ends this process soon after its parent was killed. Without it, a worker of torch waits
+    forever if its samples have filled the pipe, which the other workers keep open."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -22,7 +22,7 @@ import pytest
 from packstore.checking.independent import count_independently, suffix_of
 from packstore.core.errors import SourceError
 from packstore.sources import open_source
-from packstore.sources.ledger import counted_suffix
+from packstore.sources.ledger import suffix_for_count
 from tests.makers.images import tiny
 
 NAMES = [
@@ -143,7 +143,7 @@ def test_what_a_library_cannot_read_is_an_error(kind: str, tmp_path: Path) -> No
     "name", ["a.png", "A.JPG", ".hidden", "none", "v1.0", "x.abcdefghijkl", "x.abcdefghijklm", "a."]
 )
 def test_suffixes_are_those_of_the_ledger(name: str) -> None:
-    assert suffix_of(name) == counted_suffix(name)
+    assert suffix_of(name) == suffix_for_count(name)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from packstore import AmbiguousSourceError, convert, verify
 from packstore.core.errors import Answer
 from packstore.sources import open_source
-from packstore.sources.annotations import find_annotations
+from packstore.sources.annotations import describe_annotations
 from packstore.sources.tree import FolderTree
 from tests.makers.annotated import fill, jpeg, mask, voc_xml
 from tests.makers.images import encode, picture
@@ -158,13 +158,13 @@ INNOCENT: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_annotations_are_found(name: str, tmp_path: Path) -> None:
     files, expected = LAYOUTS[name]
-    found = find_annotations(FolderTree(fill(tmp_path, files)))
+    found = describe_annotations(FolderTree(fill(tmp_path, files)))
     assert any(expected in phrase for phrase in found), found
 
 
 @pytest.mark.parametrize("name", INNOCENT)
 def test_what_is_none_is_not_found(name: str, tmp_path: Path) -> None:
-    assert find_annotations(FolderTree(fill(tmp_path, INNOCENT[name]))) == []
+    assert describe_annotations(FolderTree(fill(tmp_path, INNOCENT[name]))) == []
 
 
 def test_the_look_is_bounded(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_the_look_is_bounded(tmp_path: Path) -> None:
         (tmp_path / f"{number:03}" / "deep").mkdir(parents=True)
         (tmp_path / f"{number:03}" / "deep" / f"x{number}.jpg").touch()
     (tmp_path / "zzz.mat").touch()
-    assert find_annotations(FolderTree(tmp_path)) == ["zzz.mat"]
+    assert describe_annotations(FolderTree(tmp_path)) == ["zzz.mat"]
 
 
 def test_odd_names_do_no_harm(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_odd_names_do_no_harm(tmp_path: Path) -> None:
     Path(str(tmp_path), "cat", "a\udcff.jpg").touch()
     Path(str(tmp_path), "b\udcff\n.csv").write_bytes(b"a\xff.jpg")
     (tmp_path / "loop").symlink_to(tmp_path)
-    (found,) = find_annotations(FolderTree(tmp_path))
+    (found,) = describe_annotations(FolderTree(tmp_path))
     assert "\n" not in found
     assert found.isprintable()
 
@@ -189,7 +189,7 @@ def test_odd_names_do_no_harm(tmp_path: Path) -> None:
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
     fill(tmp_path, {"images/a.jpg": "", "annotations.json": pointer, "train.json": pointer, "README.txt": pointer})
-    found = find_annotations(FolderTree(tmp_path))
+    found = describe_annotations(FolderTree(tmp_path))
     assert [phrase.partition(" (it is a pointer of Git LFS")[0] for phrase in found] == [
         "annotations.json",
         "train.json",
@@ -200,13 +200,13 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
 def test_a_pipe_beside_images_is_not_waited_for(tmp_path: Path) -> None:
     fill(tmp_path, {"cat/a.jpg": "", "cat/b.jpg": ""})
     os.mkfifo(tmp_path / "labels of cats.csv")
-    assert find_annotations(FolderTree(tmp_path)) == []
+    assert describe_annotations(FolderTree(tmp_path)) == []
 
 
 @pytest.mark.slow
 def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
-    assert find_annotations(FolderTree(demo_folder)) == []
-    assert find_annotations(FolderTree(shared_data / "imagenet-600")) == []
+    assert describe_annotations(FolderTree(demo_folder)) == []
+    assert describe_annotations(FolderTree(shared_data / "imagenet-600")) == []
 
 
 @pytest.mark.parametrize("name", READ)
@@ -261,7 +261,7 @@ def test_where_no_folder_holds_the_images_alone_it_says_so(tmp_path: Path) -> No
 
 def test_a_folder_called_images_among_classes_is_a_question(tmp_path: Path) -> None:
     fill(tmp_path, {f"{name}/{n}.jpg": "" for name in ("cat", "dog", "images") for n in range(9)})
-    with pytest.raises(AmbiguousSourceError, match="a folder that is called like images, and others"):
+    with pytest.raises(AmbiguousSourceError, match="a folder called images, and others"):
         open_source(tmp_path)
 
 
@@ -359,7 +359,7 @@ ORDINARY: dict[str, Files] = {
 def test_ordinary_folders_raise_no_question(name: str, tmp_path: Path) -> None:
     with closing(open_source(fill(tmp_path, ORDINARY[name]))) as source:
         assert source.kind in ("imagefolder", "flat")
-        assert find_annotations(FolderTree(tmp_path)) == []
+        assert describe_annotations(FolderTree(tmp_path)) == []
 
 
 @pytest.mark.parametrize("size", [3, 300])

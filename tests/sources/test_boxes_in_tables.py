@@ -230,7 +230,7 @@ def test_a_layout_of_boxes_is_for_tables(tmp_path: Path) -> None:
     root = write(tmp_path / "set", [row("lists", CORNERS)], LISTS)
     with pytest.raises(UsageError, match="be xyxy, xywh, cxcywh, xyxyn, xywhn, cxcywhn or json; got 'xyhw'"):
         open_source(root, layout="xyhw")
-    with pytest.raises(UsageError, match="has no boxes of layout xywh; such are arrow, parquet, hf_imagefolder"):
+    with pytest.raises(UsageError, match="no boxes of layout xywh; kinds with boxes: arrow, parquet, hf_imagefolder"):
         open_source(root, kind="imagefolder", layout="xywh")
 
 
@@ -254,5 +254,5 @@ def test_the_right_convention_is_always_among_the_possible(boxes: list[tuple[flo
     given_boxes = np.array(as_convention(convention, corners))
     for box in given_boxes:
         ranges.add(box[None], np.array([[WIDTH, HEIGHT]], np.float64))
-    assert convention in ranges.possible()
+    assert convention in ranges.possible_conventions()
     np.testing.assert_allclose(to_corners(given_boxes, convention, PNG), corners, atol=1e-3)

@@ -83,7 +83,7 @@ def test_splits_masks_and_images_that_are_missing(tmp_path: Path) -> None:
     with closing(open_source(tmp_path, kind="modalities")) as source:
         survey = source.survey()
         assert dict(survey.splits) == {"train": 6, "val": 5}
-        assert survey.ledger.left == {"images of a name that the folder of the main images has not": 2}
+        assert survey.ledger.left == {"images without a main image of the same name": 2}
         found = {entry.key: source.read(entry).values for entry in source.entries()}  # type: ignore[union-attr]
         assert found["val/left/00002.png"]["right"] is None
         assert found["train/left/00005.png"]["mask"] is None

@@ -381,7 +381,7 @@ def test_masks_of_roboflow_have_names_by_value(tmp_path: Path) -> None:
     assert [values["mask"] for values in found] == [*gray.values()]
     assert [values["mask_labels"] for values in found] == [[0], [0, 1], [0, 1], [0, 1]]
     (root / "valid/_classes.csv").write_text("Pixel Value, Class\n0, background\n1, dog\n")
-    with pytest.raises(AmbiguousSourceError, match="name other classes of masks"):
+    with pytest.raises(AmbiguousSourceError, match="define different classes of masks"):
         open_source(root)
 
 

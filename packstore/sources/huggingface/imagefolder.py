@@ -21,7 +21,7 @@ from packstore.sources.huggingface.card import CARD, Card, parse_card
 from packstore.sources.huggingface.metadata import FILES, Line, has_file_names, names_several, read_metadata
 from packstore.sources.huggingface.objects import ObjectColumn, Objects, find_objects, kind_of_value, merged_kind
 from packstore.sources.huggingface.splits import IN_FOLDER, IN_NAME, matches
-from packstore.sources.labels import file_hash, split_name
+from packstore.sources.labels import hash_file, lower_known_split
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
@@ -53,7 +53,7 @@ class HfImageFolderSource(FileRowSource):
         self.evidence = ", ".join(files[:3]) + (" …" if len(files) > 3 else "") if files else f"data_files in {CARD}"
 
     def splits(self) -> Sequence[str]:
-        return in_packing_order(map(split_name, self._splits))
+        return in_packing_order(map(lower_known_split, self._splits))
 
     def describing_files(self) -> Iterable[str]:
         return (*(self._metadata.files if self._metadata else ()), *([CARD] if self._card != Card() else []))
@@ -130,14 +130,14 @@ class HfImageFolderSource(FileRowSource):
     def file_rows(self, split: str) -> Iterator[FileRow]:
         if self._metadata is None:
             for file in self._listed():
-                if split_name(self._split_of(file)) == split:
+                if lower_known_split(self._split_of(file)) == split:
                     folder = file.rpartition("/")[0].rpartition("/")[2] or self.path.resolve().name
                     yield FileRow(file, {"label": folder} if self._folder_classes else {})
             return
         times: Counter[str] = Counter()
         for line in self._metadata.lines():
             file = self._file(line)
-            if split_name(self._split_of(file)) != split:
+            if lower_known_split(self._split_of(file)) != split:
                 continue
             values = {self._names[name]: value for name, value in self._metadata.others(line).items()}
             for name in self._metadata.images:
@@ -208,10 +208,10 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _hashes(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        return np.sort(np.fromiter(map(file_hash, self._files()), np.uint64))
+        return np.sort(np.fromiter(map(hash_file, self._files()), np.uint64))
 
     def _count(self, file: str) -> int:
-        wanted = np.uint64(file_hash(file))
+        wanted = np.uint64(hash_file(file))
         return int(np.searchsorted(self._hashes, wanted, "right") - np.searchsorted(self._hashes, wanted))
 
     def _is_repeated(self, file: str) -> bool:
@@ -225,7 +225,7 @@ class HfImageFolderSource(FileRowSource):
         if self._count(file):
             return True
         several = self._metadata is not None and (len(self._metadata.images) > 1 or names_several(self._main))
-        return several and file_hash(file) in self._further_named
+        return several and hash_file(file) in self._further_named
 
     @cached_property
     def _further_named(self) -> frozenset[int]:
@@ -237,7 +237,7 @@ class HfImageFolderSource(FileRowSource):
             for name in self._metadata.images
             for file in line.paths(name)[name == self._main :]
         )
-        return frozenset(map(file_hash, named))
+        return frozenset(map(hash_file, named))
 
     @cached_property
     def _folder_classes(self) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ class Objects:
         if convention == NOT_CONVERTED or not self.fits or not self.ranges.count:
             return None
         found = replace(self.found, classes=tuple(sorted(self.names))) if self.found.named else self.found
-        possible = self.ranges.possible()
+        possible = self.ranges.possible_conventions()
         if convention is None and len(possible) != 1:
             shown = printable(f"{found.column}.{found.boxes}" if found.boxes else found.column)
             choices = possible or CONVENTIONS[:3]

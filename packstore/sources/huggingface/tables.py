@@ -41,7 +41,7 @@ from packstore.sources.huggingface.features import (
 )
 from packstore.sources.huggingface.objects import ObjectColumn, Objects
 from packstore.sources.huggingface.splits import folder_files
-from packstore.sources.labels import split_name
+from packstore.sources.labels import lower_known_split
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records.shards import ShardSource
@@ -49,7 +49,7 @@ from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import PROBED, Row
 from packstore.sources.text_labels import LabelTexts
 from packstore.sources.values import nbytes_of
-from packstore.sources.workers import Failed
+from packstore.sources.workers import FailedSample
 from packstore.stores.link_files import Location
 
 STEP_BYTES = 16 << 20
@@ -190,7 +190,7 @@ class TableSource(ShardSource):
 
     def list_shards(self) -> list[tuple[str, Path]]:
         """Lists split and path of each file."""
-        return [(split_name(split), file) for split, file in self.find()]
+        return [(lower_known_split(split), file) for split, file in self.find()]
 
     def features(self) -> Mapping[str, Any]:
         """Features by column, for tables whose schema has none."""
@@ -228,7 +228,7 @@ class TableSource(ShardSource):
     def values(self, ref: Any) -> Mapping[str, Any]:
         if isinstance(ref, dict):
             return ref
-        if isinstance(ref, Failed):
+        if isinstance(ref, FailedSample):
             raise ValueError(ref.reason)
         number, group, row = ref
         with self._lock:
@@ -289,7 +289,7 @@ class TableSource(ShardSource):
             table = self._opened(number)
         except ValueError as error:
             while True:
-                yield Failed(str(error))
+                yield FailedSample(str(error))
         with closing(table):
             block, failed = _NO_BLOCK, (-1, "")
             blocks: Iterator[_Block] = iter(())
@@ -303,12 +303,12 @@ class TableSource(ShardSource):
                             blocks = self._blocks(table, number, group)
                         block = _reach(blocks, row)
                 except ValueError as error:
-                    block, failed, found = _NO_BLOCK, (group, str(error)), Failed(str(error))
+                    block, failed, found = _NO_BLOCK, (group, str(error)), FailedSample(str(error))
                     continue
                 try:
                     found = self._row(block, row)
                 except ValueError as error:
-                    found = Failed(str(error))
+                    found = FailedSample(str(error))
 
     def _blocks(self, table: Table, number: int, group: int, rows: int | None = None) -> Iterator[_Block]:
         """The rows of a group, decoded part by part. Raises :class:`ValueError`."""

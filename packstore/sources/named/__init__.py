@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.annotations import ambiguous_source
+from packstore.sources.annotations import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, read_whole
@@ -80,7 +80,7 @@ class NamedSource(FileRowSource):
             return Certainty.NO
         if missing := cls.find_missing(tree, base):
             markers, lacks = _format_paths(cls.markers), _format_paths(missing)
-            raise ambiguous_source(path, f"looks like {cls.title} ({markers}), without {lacks}")
+            raise ambiguous_source_error(path, f"looks like {cls.title} ({markers}), without {lacks}")
         return Certainty.CERTAIN
 
     @abstractmethod

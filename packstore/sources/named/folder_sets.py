@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Field, Image, Json, Label, Text
-from packstore.sources.annotations import ambiguous_source
+from packstore.sources.annotations import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, is_file, join
@@ -299,7 +299,7 @@ def folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
         if fit.strangers > fit.images:
             return Certainty.NO
         if fit.strangers:
-            raise ambiguous_source(
+            raise ambiguous_source_error(
                 path,
                 f"looks like {row.title}, but {fit.strangers:,} of its images have other names, "
                 f"{printable(fit.first_stranger)} among them",

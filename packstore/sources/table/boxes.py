@@ -48,7 +48,9 @@ def find_convention(
         ranges.add(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
     if said is not None:
         return said
-    possible = [name for name in ranges.possible() if not measured.count or name in measured.possible()]
+    possible = [
+        name for name in ranges.possible_conventions() if not measured.count or name in measured.possible_conventions()
+    ]
     named = [name for name in possible if name.removesuffix("n") == roles.convention]
     if roles.convention == "xywh" and not named:
         named = possible

@@ -24,7 +24,7 @@ from packstore.sources.beside import infer_mask_field
 from packstore.sources.boxes import to_corners
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import suffix_of
-from packstore.sources.labels import split_name
+from packstore.sources.labels import lower_known_split
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
@@ -157,7 +157,7 @@ class TableSource(FileRowSource):
             split = tables[self._table_of[number]]
             if self._roles.split:
                 values = {str(cells.get(self._roles.split) or "") for _, cells in self._rows_of(number)}
-                split = split_name(min(values)) or split
+                split = lower_known_split(min(values)) or split
                 if len(values) > 1:
                     raise SourceError(f"{self._rows_of(number)[-1][0]}: its image is in two splits")
             elif own and all(own):

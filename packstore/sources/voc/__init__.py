@@ -28,7 +28,7 @@ from packstore.sources.beside import (
 )
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.palettes import Palette, mask_fields, palette_for, read_with
+from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import VocBesideSource, recognise_beside
@@ -84,7 +84,7 @@ class VocSource(FileRowSource):
         found: dict[str, Field] = {"image": Image()}
         for name, folder in self._masks.items():
             found[name] = self._mask_field(folder)
-        found |= mask_fields(self._palette) if self._palette is not None else {}
+        found |= declare_mask_columns(self._palette) if self._palette is not None else {}
         if self._annotated:
             rows = chain.from_iterable(map(self.file_rows, self.splits()))
             found |= annotation_fields(class_list(self.tree, (row.values["json"].file for row in rows)))
@@ -97,7 +97,7 @@ class VocSource(FileRowSource):
     @cached_property
     def _palette(self) -> Palette | None:
         folder = self._masks.get("mask")
-        return None if folder is None else palette_for(self.tree, [self._base], self._mask_field(folder))
+        return None if folder is None else find_matching_palette(self.tree, [self._base], self._mask_field(folder))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         suffixes = self._suffixes
@@ -112,7 +112,7 @@ class VocSource(FileRowSource):
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
         if self._palette is not None and found["mask"] is not None:
-            found |= read_with(self._palette, found["mask"], self.options.max_pixels)
+            found |= read_mask_columns(self._palette, found["mask"], self.options.max_pixels)
         document = found.get("json")
         return found if document is None else found | objects_of(document)
 

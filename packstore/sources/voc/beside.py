@@ -10,7 +10,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field
-from packstore.sources.annotations import find_annotations
+from packstore.sources.annotations import describe_annotations
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
 from packstore.sources.beside import is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -79,7 +79,7 @@ def recognise_beside(tree: Tree) -> Certainty:
     pairs = find_pairs(tree)
     if not pairs:
         return Certainty.NO
-    further = [phrase for phrase in find_annotations(tree) if ".xml" not in phrase]
+    further = [phrase for phrase in describe_annotations(tree) if ".xml" not in phrase]
     return Certainty.PARTIAL if further else Certainty.CERTAIN
 
 
