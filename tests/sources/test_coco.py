@@ -545,7 +545,7 @@ def test_images_in_a_folder_of_any_name(count: int, tmp_path: Path) -> None:
     with closing(open_source(fill(tmp_path, files))) as source:
         assert (source.kind, source.survey().records) == ("coco", count)
     fill(tmp_path, photos("copies", *range(count)))
-    with pytest.raises(SourceError, match="no image is there"):  # either could be meant
+    with pytest.raises(AmbiguousSourceError, match="are in copies, and in input_pictures: leave all but one out"):
         open_source(tmp_path, kind="coco")
 
 
@@ -594,4 +594,56 @@ def test_annotations_twice_with_the_same_bytes_are_read_once(tmp_path: Path) -> 
         assert sorted(survey.ledger.names(Role.EVIDENCE)) == sorted(f"{s}/_annotations.coco.json" for s in splits)
     (tmp_path / "val/_annotations.coco.json").write_text(of_images(1) + " ")
     with pytest.raises(AmbiguousSourceError):
+        open_source(tmp_path)
+
+
+def test_one_file_of_annotations_over_the_folders_of_splits(tmp_path: Path) -> None:
+    """The folders of the images are the splits; a further image that no annotations name is left."""
+    files = photos("data/train_images", 1, 3) | photos("data/val_images", 2) | photos("saved", 8)
+    masks = {f"data/{folder}_masks/{n:012}.jpg": jpeg(9) for folder, n in (("train", 1), ("train", 3), ("val", 2))}
+    root = fill(tmp_path / "set", files | masks | {"annotations/annotations.json": of_images(1, 2, 3)})
+    report = convert(root, tmp_path / "x.lmdb", ignore=("/saved", "*_masks"))
+    assert [(split.name, split.stop - split.start) for split in report.manifest.splits] == [("train", 2), ("val", 1)]
+    ds = PackedDataset(tmp_path / "x.lmdb", "train", columns=("key", "image", "json"))
+    assert [each[0] for each in ds] == [f"data/train_images/{n:012}.jpg" for n in (1, 3)]
+    assert [each[2]["image"]["id"] for each in ds] == [1, 3]
+    assert verify(tmp_path / "x.lmdb", against=root, ignore=("/saved", "*_masks")).problems == ()
+
+
+@pytest.mark.parametrize("name", ["{}", "cats/{}"])
+def test_one_file_of_annotations_over_other_folders(name: str, tmp_path: Path) -> None:
+    images = [coco_image(n) | {"file_name": name.format(f"{n:012}.jpg")} for n in range(4)]
+    files = photos("part_b/cats", 0, 2) | photos("part_a/cats", 1, 3)
+    fill(tmp_path, files | {"notes.json": of_images(images=images)})
+    with closing(open_source(tmp_path)) as source:
+        assert source.splits() == ("",)
+        keys = [f"part_{part}/cats/{n:012}.jpg" for n, part in enumerate("baba")]
+        assert [entry.key for entry in source.entries()] == keys
+
+
+def test_groups_of_folders_with_the_same_names_are_a_question_with_answers(tmp_path: Path) -> None:
+    files = photos("data/train", 1, 2) | photos("data/val", 3) | photos("kinds/owl", 1, 3) | photos("kinds/fox", 2)
+    fill(tmp_path, files | {"notes.json": of_images(1, 2, 3)})
+    with pytest.raises(
+        AmbiguousSourceError, match=r"the images that notes\.json names are in data/train, data/val, and"
+    ):
+        open_source(tmp_path)
+    with pytest.raises(AmbiguousSourceError) as asked:
+        open_source(tmp_path, kind="coco")
+    one, other = (answer.options for answer in asked.value.answers)
+    assert (one, other) == (
+        ("--ignore", "/kinds/fox", "--ignore", "/kinds/owl"),
+        ("--ignore", "/data/train", "--ignore", "/data/val"),
+    )
+    with closing(open_source(tmp_path, ignore=one[1::2])) as source:
+        assert source.splits() == ("train", "val")
+    with closing(open_source(tmp_path, ignore=other[1::2])) as source:
+        assert source.splits() == ("",)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_images_in_several_folders_of_which_one_is_missing_or_twice(missing: bool, tmp_path: Path) -> None:
+    files = photos("one", 1, 2) | photos("two", 3, *([] if missing else [2]))
+    fill(tmp_path, files | {"notes.json": of_images(1, 2, 3, *([4] if missing else []))})
+    with pytest.raises(SourceError, match=r"no image is there that notes\.json names"):
         open_source(tmp_path)

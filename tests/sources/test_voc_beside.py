@@ -121,3 +121,16 @@ def test_a_coordinate_that_is_no_number_is_named(tmp_path: Path) -> None:
         entry = next(entry for entry in source.entries() if "2007_000001" in entry.key)
         with pytest.raises(SampleError, match="found 'left', which is no number"):
             source.read(entry)
+
+
+@pytest.mark.parametrize("folder", ["images/{}", "{}_images", "{}"])
+def test_one_folder_of_annotations_for_the_folders_of_splits(folder: str, tmp_path: Path) -> None:
+    names = [f"{folder.format(split)}/{n}.jpg" for split, numbers in (("train", "abcd"), ("val", "e")) for n in numbers]
+    files: dict[str, str | bytes] = {name: jpeg(n) for n, name in enumerate(names)}
+    notes = {f"Annotations/{n}.xml": voc_xml(n, ("apple", (1, 2, 3, 4), 0)) for n in "abde"}  # c has none
+    root = fill(tmp_path / "set", files | notes)
+    manifest = convert(root, tmp_path / "x.lmdb").manifest
+    assert {split.name: split.stop - split.start for split in manifest.splits} == {"train": 4, "val": 1}
+    ds = PackedDataset(tmp_path / "x.lmdb", "train", columns=("key", "boxes"))
+    assert [None if boxes is None else len(boxes) for _, boxes in ds] == [1, 1, None, 1]
+    assert verify(tmp_path / "x.lmdb", against=root).problems == ()

@@ -374,3 +374,21 @@ def test_a_data_file_of_darknet_may_call_a_split_val(tmp_path: Path) -> None:
         files[f"{split}.txt"] = "".join(f"data/obj_{split}_data/{n}.jpg\n" for n in own)
     with closing(open_source(fill(tmp_path, files))) as source:
         assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 3, "val": 2})
+
+
+@pytest.mark.parametrize("folder", ["images/{}", "{}_images", "{}"])
+@pytest.mark.parametrize("described", [True, False])
+def test_one_folder_of_labels_for_the_folders_of_splits(folder: str, described: bool, tmp_path: Path) -> None:
+    names = [f"{folder.format(split)}/{n}.jpg" for split, numbers in (("train", "ab"), ("val", "c")) for n in numbers]
+    files: dict[str, str | bytes] = {name: jpeg(n) for n, name in enumerate(names)}
+    files |= {f"labels/{name}.txt": f"{n} 0.5 0.5 0.5 0.5\n" for n, name in enumerate("abc")}
+    if described:
+        train, val = folder.format("train"), folder.format("val")
+        files["data.yaml"] = f"train: {train}\nval: {val}\nnames: [cat, dog, fox]\n"
+    root = fill(tmp_path / "set", files)
+    manifest = convert(root, tmp_path / "x.lmdb").manifest
+    assert {split.name: split.stop - split.start for split in manifest.splits} == {"train": 2, "val": 1}
+    for split, labels in (("train", [[0], [1]]), ("val", [[2]])):
+        ds = PackedDataset(tmp_path / "x.lmdb", split, columns=("key", "labels"))
+        assert [each[1].tolist() for each in ds] == labels
+    assert verify(tmp_path / "x.lmdb", against=root).problems == ()

@@ -23,25 +23,43 @@ from packstore.sources.coco.files import (
     AnnotationFile,
     by_split,
     find_files,
+    has_all,
     image_folder,
     mask_folder,
-    only_folder_of,
     part_copies,
 )
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, Row, in_packing_order
+from packstore.sources.spread import find_spread, places_by_split, split_of_folder
 
 _CUT = 3
 """So many folders of another machine may stand before the names of images."""
 
 
 class _Split(NamedTuple):
-    """A split: the folder of its images, what its files say of them, and the folders of its masks by column."""
+    """A split.
+
+    Attributes:
+        folder: Folder of its images.
+        documents: Contents of its files of annotations.
+        masks: Folders of its masks, by column.
+        places: The folder of each image of the documents, if they lie in several.
+        chosen: The split of a folder, if the documents are of several splits.
+    """
 
     folder: str
     documents: Documents
     masks: Mapping[str, str]
+    places: Sequence[str] | None = None
+    chosen: str | None = None
+
+    def images(self) -> Iterator[tuple[int, str, str]]:
+        """Yields number in the documents, folder and name of each image."""
+        for number, name in enumerate(self.documents.names()):
+            folder = self.folder if self.places is None else self.places[number]
+            if self.chosen is None or self.chosen == split_of_folder(folder):
+                yield number, folder, name
 
 
 class CocoSource(FileRowSource):
@@ -71,18 +89,20 @@ class CocoSource(FileRowSource):
                 documents = Documents(self.tree, kinds)
                 self._splits[split] = _Split("", documents, {})  # closed with the others
                 first = next(iter(kinds.values()))
-                folder = self._find_images(first, documents)
-                if folder is None:
+                found = self._find_images(first, documents)
+                if found is None:
                     del self._splits[split]
                     documents.close()
                     self._unread |= {
                         file.path: "files of annotations of images that are not there" for file in kinds.values()
                     }
                     continue
-                self._splits[split] = _Split(folder, documents, self._find_masks(kinds, documents))
+                folder, places = (found, None) if isinstance(found, str) else ("", found)
+                self._splits[split] = _Split(folder, documents, self._find_masks(kinds, documents), places)
             if not self._splits:
                 raise SourceError(self._describe_missing(first, next(documents.names(), "")))
             self._name_plainly(splits)
+            self._split_by_folders()
             self._refuse_shared_images()
             categories = {kind: self._all_categories(kind) for kind in ("objects", "panoptic", "stuff")}
         except BaseException:
@@ -97,8 +117,9 @@ class CocoSource(FileRowSource):
         plain = not any(documents.boxed for documents in documents_of_all)
         self._of_images = max(documents.most for documents in documents_of_all) if plain else 0
 
-    def _find_images(self, file: AnnotationFile, documents: Documents) -> str | None:
-        """The folder of the images; those that lie deeper in another machine's folders lose the first of these."""
+    def _find_images(self, file: AnnotationFile, documents: Documents) -> str | list[str] | None:
+        """The folder of the images, or that of each; those that lie deeper in another machine's folders lose the first
+        of these."""
         names = list(documents.names())
         folder = image_folder(self.tree, file, names)
         for cut in range(1, _CUT + 1):
@@ -107,8 +128,16 @@ class CocoSource(FileRowSource):
             shorter = [name.split("/", cut)[cut] for name in names]
             folder = image_folder(self.tree, file, shorter) if len(set(shorter)) == len(names) else None
             if folder is not None:
+                names = shorter
                 documents.name_otherwise(shorter)
-        return only_folder_of(self.tree, file, names) if folder is None else folder
+        if folder is not None and has_all(self.tree, folder, names):
+            return folder
+        try:
+            return find_spread(self.tree, names, file.path, {file.split} - {""}) or folder
+        except AmbiguousSourceError:
+            if folder is None:
+                raise
+            return folder
 
     def _find_masks(self, files: Mapping[str, AnnotationFile], documents: Documents) -> dict[str, str]:
         """The folders of panoptic masks and of masks of stuff, by column. Counts masks that are not there."""
@@ -151,8 +180,9 @@ class CocoSource(FileRowSource):
         return found | {"json": Json()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        folder, documents, masks = self._splits[split]
-        for number, name in enumerate(documents.names()):
+        part = self._splits[split]
+        documents, masks = part.documents, part.masks
+        for number, folder, name in part.images():
             values: dict[str, Any] = {"entry": (split, number)}
             if number in documents.masks and "panoptic_mask" in masks:
                 mask = documents.masks[number].decode("utf-8", "surrogateescape")
@@ -162,9 +192,9 @@ class CocoSource(FileRowSource):
             yield FileRow(join(folder, name), values)
 
     def rows(self, split: str) -> Iterator[Row]:
-        documents = self._splits[split].documents
-        for number, row in enumerate(super().rows(split)):
-            yield row._replace(value_bytes=row.value_bytes + documents.size(number))
+        part = self._splits[split]
+        for (number, *_), row in zip(part.images(), super().rows(split), strict=True):
+            yield row._replace(value_bytes=row.value_bytes + part.documents.size(number))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
@@ -207,8 +237,8 @@ class CocoSource(FileRowSource):
 
     def count_left_members(self) -> Mapping[str, int]:
         counts: Counter[str] = Counter()
-        for each in self._splits.values():
-            counts.update(each.documents.ignored)
+        for documents in dict.fromkeys(each.documents for each in self._splits.values()):
+            counts.update(documents.ignored)
         return dict(+counts)
 
     def close(self) -> None:
@@ -224,6 +254,13 @@ class CocoSource(FileRowSource):
         names = {name if name and counts[name] == 1 else split: split for split, name in plain.items()}
         self._files = [file.path for split in names.values() for file in files[split].values()]
         self._splits = {name: self._splits[names[name]] for name in in_packing_order(names)}
+
+    def _split_by_folders(self) -> None:
+        """Takes the folders' splits, if a file that names none has images in several folders and each has one."""
+        (name, only), *others = self._splits.items()
+        splits = places_by_split(only.places or ())
+        if not name and not others and splits.keys() - {""}:
+            self._splits = {split: only._replace(chosen=split) for split in splits}
 
     def _describe_missing(self, file: AnnotationFile, name: str) -> str:
         """The message for a file of annotations whose images are not there: where they were looked for, and where the
@@ -241,10 +278,11 @@ class CocoSource(FileRowSource):
     def _refuse_shared_images(self) -> None:
         """Raises :class:`AmbiguousSourceError` where two splits have an image, which would be one key twice."""
         folders = Counter(each.folder for each in self._splits.values())
-        seen: dict[tuple[str, str], str] = {}
-        for split, (folder, documents, _) in self._splits.items():
-            for name in documents.names() if folders[folder] > 1 else ():
-                other = seen.setdefault((folder, name), split)
+        scattered = any(each.places is not None for each in self._splits.values())
+        seen: dict[str, str] = {}
+        for split, each in self._splits.items():
+            for _, folder, name in each.images() if scattered or folders[each.folder] > 1 else ():
+                other = seen.setdefault(join(folder, name), split)
                 if other != split:
                     raise AmbiguousSourceError(
                         f"{self.tree.name(join(folder, name))} is in {printable(other)} and in {printable(split)}: "

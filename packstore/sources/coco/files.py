@@ -137,17 +137,8 @@ def image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | No
     return find_base_folder(tree, names, [join(base, place) for base in (beside, above) for place in places])
 
 
-def only_folder_of(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
-    """The only folder anywhere that has all ``names`` of images of a file, and is not called like another split."""
-    found = []
-    for folder, _ in tree.folders(is_passed_over):
-        splits = {part for part in re.split(r"[/_.-]", folder.lower()) if part in SPLIT_ORDER}
-        if splits <= {file.split} and _has_all(tree, folder, names):
-            found.append(folder)
-    return found[0] if len(found) == 1 else None
-
-
-def _has_all(tree: Tree, folder: str, names: list[str]) -> bool:
+def has_all(tree: Tree, folder: str, names: list[str]) -> bool:
+    """Tells if a folder has all ``names`` of images of a file."""
     there: dict[str, frozenset[str]] = {}
     for path in names:
         within, _, name = path.rpartition("/")

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field
 from packstore.sources.annotations import describe_annotations
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
 from packstore.sources.beside import is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
 from packstore.sources.voc.objects import annotation_fields, class_list, objects_of
 
@@ -36,7 +37,9 @@ class VocBesideSource(FileRowSource):
                 f"{printable(str(path))} has no folder JPEGImages, which Pascal VOC has, and no XML files of "
                 "annotations beside its images, or in annotations beside images"
             )
-        self.evidence = "XML files in " + ", ".join(printable(xml) or "the folder" for _, xml in self._pairs.values())
+        self.evidence = "XML files in " + ", ".join(
+            dict.fromkeys(printable(xml) or "the folder" for pairs in self._pairs.values() for _, xml in pairs)
+        )
 
     def splits(self) -> Sequence[str]:
         return tuple(self._pairs)
@@ -47,9 +50,9 @@ class VocBesideSource(FileRowSource):
         return annotation_fields(class_list(self.tree, (row.values["json"].file for row in rows)))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        images, xml = self._pairs[split]
-        for name in self.tree.list(images).images:
-            yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
+        for images, xml in self._pairs[split]:
+            for name in self.tree.list(images).images:
+                yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
@@ -59,19 +62,37 @@ class VocBesideSource(FileRowSource):
         return ()
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        if name.lower().endswith(".xml") and folder in {xml for _, xml in self._pairs.values()}:
+        if name.lower().endswith(".xml") and folder in {xml for pairs in self._pairs.values() for _, xml in pairs}:
             return "annotations without an image"
         return super().left_reason(folder, name)
 
 
-def find_pairs(tree: Tree) -> dict[str, tuple[str, str]]:
-    """The folders of images and of XML files by split, in packing order; ``""`` without splits."""
+def find_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
+    """Finds the folders of images, each with its folder of XML files, by split, in packing order; ``""`` without
+    splits."""
     folders = tree.names("").folders
     splits = {name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _pair(tree, name))}
     if splits:
-        return {split: splits[split] for split in in_packing_order(splits)}
+        return {split: [splits[split]] for split in in_packing_order(splits)}
     pair = _pair(tree, "")
-    return {} if pair is None else {"": pair}
+    return _scattered(tree, pair) or ({} if pair is None else {"": [pair]})
+
+
+def _scattered(tree: Tree, pair: tuple[str, str] | None) -> dict[str, list[tuple[str, str]]]:
+    """Finds the folders of the images of one folder of XML files by split; none if ``pair`` has them all."""
+    xml = next((name for name in tree.names("").folders if _holds_xml(tree, name)), None) if pair is None else pair[1]
+    if xml is None:
+        return {}
+    stems = [_stem(name) for name in tree.names(xml).ending(".xml")]
+    if pair is not None and {*stems} <= {_stem(name) for name in tree.names(pair[0]).files if _is_image(name)}:
+        return {}
+    try:
+        places = find_spread(tree, stems, xml, stems=True)
+    except AmbiguousSourceError:
+        if pair is None:
+            raise
+        return {}
+    return {split: [(images, xml) for images in some] for split, some in places_by_split(places or ()).items()}
 
 
 def recognise_beside(tree: Tree) -> Certainty:

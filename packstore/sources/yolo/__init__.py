@@ -23,7 +23,7 @@ from packstore.sources.coco.files import READ, find_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import find_pairs
-from packstore.sources.yolo.layout import Layout, descriptions, folders_of_images, listed, read_layout
+from packstore.sources.yolo.layout import Layout, descriptions, folders_of_images, listed, read_layout, scattered_images
 
 _LEAST, _MOST = -0.01, 1.01
 """Coordinates as far outside the image are let pass, as by Ultralytics; others are bad samples."""
@@ -73,7 +73,7 @@ class YoloSource(FileRowSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for image in self._images(split):
-            yield FileRow(image, {"labels": InTree(labels_path(image), optional=True)})
+            yield FileRow(image, {"labels": InTree(self._labels_path(image), optional=True)})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
@@ -110,7 +110,13 @@ class YoloSource(FileRowSource):
                         f"{printable(split or 'it')}"
                     )
                 seen[image] = split
-        return frozenset(labels_path(image).rpartition("/")[0] for image in seen)
+        return frozenset(self._labels_path(image).rpartition("/")[0] for image in seen)
+
+    def _labels_path(self, image: str) -> str:
+        """Returns the file of labels of an image."""
+        if self._layout.labels is None:
+            return labels_path(image)
+        return join(self._layout.labels, labels_path(image).rpartition("/")[2])
 
     def left_reason(self, folder: str, name: str) -> str | None:
         if name.endswith(".txt") and folder in self._label_folders:
@@ -208,7 +214,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if tree is None:
         return Certainty.NO
     places = (place for places in folders_of_images(tree).values() for place in places)
-    if not descriptions(tree) and not any(_has_labels(tree, place) for place in places):
+    labelled = any(_has_labels(tree, place) for place in places) or scattered_images(tree)
+    if not descriptions(tree) and not labelled:
         return Certainty.NO
     others = any(file.kind in READ for file in find_files(tree)) or find_pairs(tree)
     return Certainty.PARTIAL if others else Certainty.CERTAIN

@@ -15,6 +15,7 @@ from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import (
     clean_path,
     has_yolo_beside,
+    holds_yolo_labels,
     is_file,
     is_folder,
     join,
@@ -22,13 +23,16 @@ from packstore.sources.beside import (
     read_lines,
     read_text,
 )
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import in_packing_order
+from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
 
 _SPLITS = ("train", "val", "test")
 _START, _NAMES = 1 << 16, 256
 _DESCRIBES = (re.compile(rb"^(names|nc)\s*:", re.M), re.compile(rb"^(train|val|test)\s*:", re.M))
 _CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "data/obj.names")
+_LABELS = "labels"
 _DARKNET = "_darknet.labels"
 _DATA_FOLDERS = ("", "data", "cfg", "build/darknet/x64/data")
 _DATA = (re.compile(rb"^[ \t]*train[ \t]*=", re.M), re.compile(rb"^[ \t]*names[ \t]*=", re.M))
@@ -47,6 +51,7 @@ class Layout:
         points: Number of keypoints of an object, and 2 or 3 numbers each; None without keypoints.
         files: The files that say so.
         ignored: What is left out, by reason.
+        labels: Folder of all files of labels, if they lie in one and the images in several; else None.
     """
 
     splits: dict[str, list[str]]
@@ -54,6 +59,7 @@ class Layout:
     points: tuple[int, int] | None = None
     files: list[str] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
+    labels: str | None = None
 
 
 def descriptions(tree: Tree) -> list[str]:
@@ -89,6 +95,22 @@ def folders_of_images(tree: Tree, named: bool = False) -> dict[str, list[str]]:
     return {split: found[split] for split in in_packing_order(found)}
 
 
+def scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
+    """The folders of images by split, if all files of labels lie in the one folder ``labels``; none otherwise.
+
+    Raises :class:`AmbiguousSourceError` if several groups of folders have the images, unless one is ``within`` folders
+    that are named elsewhere.
+    """
+    names = tree.names(_LABELS)
+    stems = [name[:-4] for name in names.ending(".txt") if f"{_LABELS}/{name}" not in _CLASS_FILES]
+    if names.folders or not stems or not holds_yolo_labels(tree, _LABELS):
+        return {}
+    there = {name.rpartition(".")[0] for name in tree.names("images").ending(*IMAGE_SUFFIXES)}
+    if there.intersection(stems):
+        return {}
+    return places_by_split(find_spread(tree, stems, _LABELS, stems=True, within=within) or ())
+
+
 def read_layout(tree: Tree) -> Layout:
     """The layout of a source. Raises :class:`SourceError`."""
     files = descriptions(tree)
@@ -96,7 +118,8 @@ def read_layout(tree: Tree) -> Layout:
         named = " and ".join(map(printable, files))
         raise AmbiguousSourceError(f"{tree.name()} has {named}, which both describe it: leave only one in the folder")
     if not files:
-        layout = Layout(folders_of_images(tree))
+        scattered = scattered_images(tree)
+        layout = Layout(scattered or folders_of_images(tree), labels=_LABELS if scattered else None)
         yaml = [name for name in ("data.yaml", "dataset.yaml") if is_file(tree, name)]
         if yaml:
             layout.classes, layout.points = _classes(tree, yaml[0], _document(tree, yaml[0]))
@@ -114,7 +137,10 @@ def read_layout(tree: Tree) -> Layout:
         split: [(value, _resolve(tree, document.get("path"), value)) for value in _listed_in(document.get(split))]
         for split in _SPLITS
     }
-    return _with_splits(tree, layout, places)
+    layout = _with_splits(tree, layout, places)
+    images = scattered_images(tree, [place for places in layout.splits.values() for place in places])
+    layout.labels = _LABELS if images else None
+    return layout
 
 
 def _with_splits(tree: Tree, layout: Layout, wanted: Mapping[str, list[tuple[Any, str | None]]]) -> Layout:

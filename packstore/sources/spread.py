@@ -1,0 +1,136 @@
+"""Images of one list that lie in several folders: finds the folder of each, or asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from packstore.core.errors import AmbiguousSourceError, Answer, printable
+from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.ignoring import escape_pattern
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.rows import in_packing_order
+from packstore.sources.tree import Tree
+
+_WORDS = re.compile(r"[/_. -]+")
+_SPLIT = re.compile("|".join(sorted(SPLIT_ORDER, key=len, reverse=True)))
+_NO_IMAGES = frozenset({"mask", "masks", "label", "labels", "annotations", "gt", "segmentation"})
+"""Words in the names of folders whose files may be called like images and are none."""
+_SHOWN = 4
+
+
+def find_spread(
+    tree: Tree,
+    names: Sequence[str],
+    lister: str,
+    splits: Collection[str] = (),
+    *,
+    stems: bool = False,
+    within: Collection[str] | None = None,
+) -> list[str] | None:
+    """Returns the folder to which each of the ``names`` is relative, if a group of folders has each name once: one
+    folder, the folders in one folder, those whose names differ in the split (``train_images``, ``val_images``), or all.
+
+    Args:
+        tree: The source.
+        names: Distinct paths of images.
+        lister: File that names them, for messages.
+        splits: If any, folders named like another split are passed over.
+        stems: The names have no suffixes.
+        within: The only folders to look at; None for all.
+
+    Returns:
+        Folders in the order of ``names``; None if no group of folders has them all.
+
+    Raises:
+        AmbiguousSourceError: Several groups have them all. Its answers leave all but one out.
+    """
+    hits = _hits(tree, names, splits, stems)
+    groups = _groups({folder: some for folder, some in hits.items() if within is None or folder in within}, names)
+    if len(groups) > 1:
+        every = {folder for group in groups for folder in group}
+        answers = [(group, every.difference(group)) for group in groups]
+        places = ", and in ".join(
+            ", ".join(printable(each) or "the top folder" for each in [*g][:_SHOWN]) for g in groups
+        )
+        raise AmbiguousSourceError(
+            f"{tree.name()}: the images that {printable(lister)} names are in {places}: leave all but one out with "
+            "--ignore",
+            [Answer(_ignoring(others)) for group, others in answers if not _hides(others, group)],
+        )
+    if not groups:
+        return None
+    found = {name: folder for folder, some in groups[0].items() for name in some}
+    return [found[name] for name in names]
+
+
+def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
+    """Sorts folders by split; all under ``""`` unless each is named like one split."""
+    folders = sorted(set(places))
+    splits = [split_of_folder(folder) for folder in folders]
+    found: dict[str, list[str]] = {}
+    for folder, split in zip(folders, splits, strict=True):
+        found.setdefault(split if all(splits) else "", []).append(folder)
+    return {split: found[split] for split in in_packing_order(found)}
+
+
+def split_of_folder(folder: str) -> str:
+    """Returns the only split in the words of a folder's path; ``""`` for none or several."""
+    found = {word for word in _words(folder) if word in SPLIT_ORDER}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _hits(tree: Tree, names: Iterable[str], splits: Collection[str], stems: bool) -> dict[str, list[str]]:
+    """Lists the names that each folder has."""
+    wanted: dict[str, list[str]] = {}
+    for path in names:
+        wanted.setdefault(path.rpartition("/")[0], []).append(path)
+    found: dict[str, list[str]] = {}
+    for folder, listed in tree.folders(is_passed_over):
+        there: frozenset[str] | None = None
+        for within, paths in wanted.items():
+            if within and folder != within and not folder.endswith(f"/{within}"):
+                continue
+            base = folder.removesuffix(within).rstrip("/")
+            others = {*base.lower().split("/"), *_words(base.rpartition("/")[2])} & _NO_IMAGES
+            if others or (splits and not {word for word in _words(base) if word in SPLIT_ORDER} <= {*splits}):
+                continue
+            if there is None:
+                images = listed.ending(*IMAGE_SUFFIXES) if stems else ()
+                there = frozenset(name.rpartition(".")[0] for name in images) if stems else frozenset(listed.files)
+            if hits := [path for path in paths if path.rpartition("/")[2] in there]:
+                found.setdefault(base, []).extend(hits)
+    return found
+
+
+def _groups(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[dict[str, list[str]]]:
+    """Returns the groups of folders that have each name once, each group once."""
+    found: dict[frozenset[str], dict[str, list[str]]] = {}
+    for family in dict.fromkeys(family for folder in hits for family in _families(folder)):
+        group = {folder: some for folder, some in sorted(hits.items()) if family in _families(folder)}
+        together = [name for some in group.values() for name in some]
+        if len(together) == len(names) and len(set(together)) == len(names):
+            found.setdefault(frozenset(group), group)
+    return [*found.values()]
+
+
+def _families(folder: str) -> Iterator[tuple[str, str]]:
+    """Yields the families of a folder: itself, all in its folder, its path without words of splits, and everything."""
+    yield "is", folder
+    yield "in", folder.rpartition("/")[0]
+    if split_of_folder(folder):
+        yield "splits", _SPLIT.sub("", folder.lower())
+    yield "in", "*"
+
+
+def _words(folder: str) -> list[str]:
+    return _WORDS.split(folder.lower())
+
+
+def _hides(ignored: Iterable[str], group: Iterable[str]) -> bool:
+    """Tells if ignoring some folders hides one of a group."""
+    return any(not each or f"{folder}/".startswith(f"{each}/") for each in ignored for folder in group)
+
+
+def _ignoring(folders: Iterable[str]) -> tuple[str, ...]:
+    return tuple(part for folder in sorted(folders) for part in ("--ignore", f"/{escape_pattern(folder)}"))
