@@ -271,7 +271,7 @@ def test_files_are_kept_if_asked(form: str, tmp_path: Path) -> None:
     out = tmp_path / f"out.{form}"
     done = CliRunner().invoke(cli, ["convert", str(tmp_path / "source"), str(out), "--dicom", "keep-file"])
     assert done.exit_code == 0, done.output
-    assert "whole DICOM files, which name whom they show" in done.output
+    assert "whole DICOM files, which identify patients" in done.output
     items = [
         value
         for (value,) in (item if isinstance(item, tuple) else (item,) for item in PackedDataset(out, columns=["file"]))

@@ -135,7 +135,7 @@ def test_labels_beside_images_are_masks(tmp_path: Path) -> None:
     with closing(open_source(root, columns=SLICES)) as source:
         survey = source.survey()
         assert dict(survey.splits) == {"train": 6, "test": 6}
-        assert survey.ledger.left == {"segmentations that no volume goes with": 1}
+        assert survey.ledger.left == {"segmentations without a volume": 1}
     found = records(root)
     mask = found["imagesTr/a_0_0000.nii.gz#2"].values["mask"]
     np.testing.assert_array_equal(mask, values_of(5, "uint8")[:, :, 2].T)

@@ -1,10 +1,9 @@
-"""DICOM: a folder of studies. Each frame is a record; series are sets of records, in the order of their planes."""
+"""DICOM: a folder of studies. Each frame is a record; the records of a series are in the order of its planes."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,43 +12,49 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packstore.core.errors import SourceError, UsageError, printable
-from packstore.core.fields import Array, Bytes, Field, Image, Json
-from packstore.core.modes import RGB, Mode, mode_of
-from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.fields import Array, Bytes, Field, Json
+from packstore.core.modes import Mode, mode_of
+from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
+from packstore.sources.beside import join
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.medical.dicom_files import (
     KEPT,
     MAGIC,
     MAGIC_AT,
     Header,
     NoPixelsError,
-    frame_columns,
-    library,
-    parse,
+    load_pydicom,
+    parse_file,
     read_frame,
+    read_frame_columns,
     read_header,
 )
-from packstore.sources.rows import Row, TreeRowSource
+from packstore.sources.medical.header_scan import HeaderScanSource, image_field
+from packstore.sources.rows import Row
 from packstore.sources.tree import Tree
-from packstore.stores.link_files import Location
 
 _SUFFIXES = (".dcm", ".dicom", ".dic", ".ima")
 _DIRECTORY = "dicomdir"
 _IMAGES = ("stored", "rescaled", "window")
 _DTYPES = ("uint8", "uint16", "int16", "int32")
-_EVERY = 500
 _NO_PIXELS = "DICOM without pixels (reports, plans, directories)"
-_WHOLE = "the column 'file' holds whole DICOM files, which name whom they show"
+_FILE_NOTE = "the column 'file' holds whole DICOM files, which identify patients"
 _NO_KEYWORD = "not a DICOM keyword, such as PatientAge"
 
 
-class _File(NamedTuple):
-    """An image file: where it lies, and what its rows have beside pixels. ``header`` is None for a damaged one."""
+class _DicomFile(NamedTuple):
+    """Image file.
+
+    Attributes:
+        header: Its header; None if the file is damaged.
+        error: Reason why it cannot be read; ``""`` for a good header.
+        numbers: Numbers of its patient, study and series.
+    """
 
     path: str
     size: int
@@ -60,12 +65,12 @@ class _File(NamedTuple):
     numbers: tuple[int, int, int] = (-1, -1, -1)
 
 
-class DicomSource(TreeRowSource):
-    """Frames of DICOM files, in 16 bits as they are stored, unless ``--column image=`` says otherwise.
+class DicomSource(HeaderScanSource):
+    """Frames of DICOM files, as stored values of up to 16 bits unless ``--column image=`` chooses another form.
 
-    All headers are read once, before anything is packed: the mode must hold all pixels, and the planes of a series are
-    put in order. Elements that may identify a person are left out unless ``--column keep=`` names them.
-    ``keep=file`` adds a column of the files themselves; of a file of several frames the first one has it.
+    The header scan also sorts the planes of a series. Elements that may identify a person are left out unless
+    ``--column keep=`` names them. ``keep=file`` adds a column with the whole file; only the first frame of a file has
+    it.
     """
 
     kind = "dicom"
@@ -77,28 +82,27 @@ class DicomSource(TreeRowSource):
         kept = given.pop("keep", [])
         if self._image not in _IMAGES or given:
             raise UsageError(
-                f"{printable(str(path))}: of DICOM, --column takes image={'|'.join(_IMAGES)}, keep=KEYWORD,…, keep=file"
+                f"{printable(str(path))}: for DICOM, --column takes image={'|'.join(_IMAGES)}, keep=KEYWORD,… or "
+                "keep=file"
             )
         self._keeps_file = "file" in kept
         kept = [name for name in kept if name != "file"]
-        unknown = next((name for name in kept if library().datadict.tag_for_keyword(name) is None), None)
+        unknown = next((name for name in kept if load_pydicom().datadict.tag_for_keyword(name) is None), None)
         if unknown is not None:
             raise UsageError(f"--column keep={printable(unknown)}: {_NO_KEYWORD}")
         self._kept = tuple(dict.fromkeys((*KEPT, *kept)))
         self._last = threading.local()
-        self._progress: ProgressCallback = no_progress
         self.evidence = "files that are DICOM"
+
+    def scan_headers(self) -> int:
+        return len(self._files)
 
     def splits(self) -> Sequence[str]:
         return ("",)
 
-    def describing_files(self) -> Iterable[str]:
-        return ()
-
     def fields(self) -> Mapping[str, Field]:
-        mode = self._mode
         return {
-            "image": Image(mode.dtype, mode=None if mode == RGB else mode.name),
+            "image": image_field(self._mode),
             **{name: Array("int64") for name in ("patient", "study", "series", "instance", "frame")},
             **{name: Array("float64", optional=True) for name in ("position", "slope", "intercept")},
             "window": Array("float64", (2,), ragged=True),
@@ -107,11 +111,8 @@ class DicomSource(TreeRowSource):
         }
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        self._chosen(split)
-        self._progress = progress
-        files = len(self._files)
-        survey = super().survey(split, lambda report: progress(report) if report.done >= files else None)
-        return replace(survey, notes=(_WHOLE,)) if self._keeps_file else survey
+        survey = super().survey(split, progress)
+        return replace(survey, notes=(_FILE_NOTE,)) if self._keeps_file else survey
 
     def rows(self, split: str) -> Iterator[Row]:
         for file in self._files:
@@ -131,21 +132,18 @@ class DicomSource(TreeRowSource):
         if size < 0:
             raise ValueError(rest)
         frame, instance, patient, study, series = rest
-        dataset = self._dataset(file, size, modified)
-        kept = {"file": self.tree.read(file, size, modified, self._max_bytes)} if self._keeps_file and not frame else {}
+        dataset = self._read_dataset(file, size, modified)
+        keeps_file = self._keeps_file and frame == 0
         return {
-            **kept,
+            **({"file": self.tree.read(file, size, modified, self._max_bytes)} if keeps_file else {}),
             "image": read_frame(dataset, frame, self._image, self._mode, self.options.max_pixels),
             "patient": patient,
             "study": study,
             "series": series,
             "instance": instance,
             "frame": frame,
-            **frame_columns(dataset, frame, self._kept),
+            **read_frame_columns(dataset, frame, self._kept),
         }
-
-    def locate_row(self, ref: Any) -> Location | None:
-        return None  # pixels are no range of a file
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         claims.claim(row.ref[0])
@@ -156,38 +154,39 @@ class DicomSource(TreeRowSource):
                 claims.claim(file, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        is_left = (f"{folder}/{name}" if folder else name) in self._without_pixels
+        is_left = join(folder, name) in self._without_pixels
         return _NO_PIXELS if is_left else super().left_reason(folder, name)
 
     def count_left_members(self) -> Mapping[str, int]:
         if self._keeps_file:
             return {}
         left = sum(file.header.left for file in self._files if file.header is not None)
-        return {"DICOM elements, those of the patient among them (keep some: --column keep=KEYWORD)": left}
+        return {"DICOM elements, patient data included (keep some: --column keep=KEYWORD)": left}
 
     def stamp(self) -> str:
         return super().stamp() + " ".join(f"{each.size}@{each.modified_ns}" for each in self._files[:1])
 
-    def _dataset(self, file: str, size: int, modified: int) -> Any:
-        """The file's elements; those of this thread's last file are kept, for the next frame of it."""
+    def _read_dataset(self, file: str, size: int, modified: int) -> Any:
+        """Reads the elements of a file; keeps those of each thread's last file, for its next frame."""
         key = file, size, modified
         if getattr(self._last, "key", None) != key:
             data = self.tree.read(file, size, modified, self._max_bytes)
             self._last.key, self._last.dataset = None, None
-            self._last.dataset = parse(data, self._max_bytes)
+            self._last.dataset = parse_file(data, self._max_bytes)
             self._last.key = key
         return self._last.dataset
 
     @cached_property
     def _without_pixels(self) -> frozenset[str]:
-        return frozenset(self._read_headers[1])
+        """Paths of DICOM files that are no images."""
+        return frozenset(self._scan[1])
 
     @cached_property
-    def _files(self) -> list[_File]:
-        """All image files: series by series, each in the order of its planes, damaged files last."""
+    def _files(self) -> list[_DicomFile]:
+        """All image files, numbered by series and sorted by series and plane; damaged files come last."""
         known: list[dict[str, int]] = [{}, {}, {}]
         found = []
-        for file in self._read_headers[0]:
+        for file in self._scan[0]:
             header = file.header
             if header is not None:
                 patient, study, series = (
@@ -196,43 +195,40 @@ class DicomSource(TreeRowSource):
                 )
                 file = file._replace(numbers=(patient, study, series))
             found.append(file)
-        return sorted(found, key=_order)
+        return sorted(found, key=_sort_key)
 
     @cached_property
-    def _read_headers(self) -> tuple[list[_File], list[str]]:
-        """Reads all headers: image files, and other DICOM files."""
-        files: list[_File] = []
+    def _scan(self) -> tuple[list[_DicomFile], list[str]]:
+        """Image files with their headers, and paths of other DICOM files. Raises :class:`SourceError` for no images."""
+        files: list[_DicomFile] = []
         others: list[str] = []
-        for path in sorted(_dicom_files(self.tree)):
-            found = self._found(path)
-            header, error = None, ""
+        for path in self.find_files(lambda path: path.lower().endswith(_SUFFIXES) or _is_dicom(self.tree, path)):
+            stat, error = self.stat_file(path)
+            header = None
             try:
-                if found.size < 0:
-                    raise ValueError("is no file that can be read")
-                header = read_header(partial(self.tree.start, path), found.size, self._max_bytes, self._kept)
+                if not error:
+                    header = read_header(partial(self.tree.start, path), stat.size, self._max_bytes, self._kept)
             except NoPixelsError:
                 others.append(path)
                 continue
             except ValueError as problem:
                 error = str(problem)
-            files.append(_File(path, found.size, found.modified_ns, found.changed_ns, header, error))
-            if len(files) % _EVERY == 0:
-                self._progress(Progress("scan", len(files), None, 0))
+            files.append(_DicomFile(path, stat.size, stat.modified_ns, stat.changed_ns, header, error))
+            self.report_scanned(len(files))
         if not files:
             raise SourceError(f"{printable(str(self.path))} holds no DICOM images")
         return files, others
 
     @cached_property
     def _mode(self) -> Mode:
-        """The mode that holds all images. Raises :class:`SourceError` if gray of many bits and colours are mixed."""
-        headers = [file.header for file in self._files if file.header is not None]
-        kinds = Counter(self._kind_of(header) for header in headers)
-        channels = max((each for each, *_ in kinds), default=1)
-        floating = any(is_float for _, _, _, is_float in kinds)
-        low, high = (chosen(kind[at] for kind in kinds) if kinds else 0 for chosen, at in ((min, 1), (max, 2)))
+        """Mode that holds all images. Raises :class:`SourceError` if gray of many bits and colours are mixed."""
+        ranges = {self._pixel_range(file.header) for file in self._files if file.header is not None}
+        channels = max((each for each, *_ in ranges), default=1)
+        floating = any(is_float for _, _, _, is_float in ranges)
+        low, high = min((low for _, low, _, _ in ranges), default=0), max((high for _, _, high, _ in ranges), default=0)
         fitting = (name for name in _DTYPES if np.iinfo(name).min <= low and high <= np.iinfo(name).max)
         dtype = "float32" if floating else next(fitting, "int32")  # a larger value is a bad sample
-        if len({each for each, *_ in kinds}) > 1 and dtype != "uint8":
+        if len({each for each, *_ in ranges}) > 1 and dtype != "uint8":
             gray, colour = (
                 next(f.path for f in self._files if f.header is not None and f.header.channels == count)
                 for count in (1, channels)
@@ -244,8 +240,8 @@ class DicomSource(TreeRowSource):
             )
         return mode_of(channels, dtype)
 
-    def _kind_of(self, header: Header) -> tuple[int, int, int, bool]:
-        """Channels, least and greatest value, and whether pixels are floating point."""
+    def _pixel_range(self, header: Header) -> tuple[int, int, int, bool]:
+        """Returns channels, least and greatest value, and if pixels are floating point, in the chosen form."""
         if self._image == "window" and header.channels == 1:
             return 1, 0, 255, False
         if self._image == "rescaled" and header.channels == 1:
@@ -253,37 +249,29 @@ class DicomSource(TreeRowSource):
         return header.channels, header.low, header.high, header.is_float
 
 
-def _order(file: _File) -> tuple[Any, ...]:
+def _sort_key(file: _DicomFile) -> tuple[Any, ...]:
+    """Orders files by series, plane, instance number and path; damaged files last."""
     if file.header is None:
         return 1, 0, 0.0, 0, file.path
     return 0, file.numbers[2], file.header.position, file.header.instance, file.path
 
 
-def _dicom_files(tree: Tree) -> Iterator[str]:
-    """Yields the paths of all DICOM files, by their suffix or else by their first bytes."""
-    for folder, names in tree.folders(is_passed_over):
-        prefix = f"{folder}/" if folder else ""
-        for name in names.files:
-            path = prefix + name
-            if not is_passed_over(name) and (name.lower().endswith(_SUFFIXES) or _is_dicom(tree, path)):
-                yield path
-
-
 def _is_dicom(tree: Tree, path: str) -> bool:
+    """Tells if a file begins like DICOM, which is not checked for names of other images."""
     if path.lower().endswith(IMAGE_SUFFIXES):
         return False
     return tree.start(path, MAGIC_AT + len(MAGIC))[MAGIC_AT:] == MAGIC
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A folder with DICOM files; beside images of other kinds it is partial."""
+    """Recognises a folder with DICOM files; beside images of other kinds it is partial."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
     contents = list_contents(tree)
     folders = contents.folders.values()
     found = any(suffix in folder.others for folder in folders for suffix in _SUFFIXES) or any(
-        _is_dicom(tree, f"{folder.path}/{name}" if folder.path else name)
+        _is_dicom(tree, join(folder.path, name))
         for folder in folders
         for suffix, names in folder.others.items()
         if not suffix or suffix[1:].isdigit()

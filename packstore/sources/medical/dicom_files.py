@@ -1,4 +1,4 @@
-"""A DICOM file: its header, its frames, the elements that are kept. Reads through pydicom.
+"""DICOM files: reads the header, the frames and the elements that are kept, through pydicom.
 
 Names of elements are the keywords of DICOM PS3.6. Rescaling is PS3.3 C.11.1, windows C.11.2, functional groups of
 frames C.7.6.16, identifying elements PS3.15 E.1.
@@ -27,8 +27,8 @@ from packstore.images.sniff import too_many_pixels
 MAGIC, MAGIC_AT = b"DICM", 128
 _DEFLATED, _EXPLICIT = b"1.2.840.10008.1.2.1.99", b"1.2.840.10008.1.2.1\0\0\0"
 _PIXELS = {0x7FE00008: "float32", 0x7FE00009: "float64", 0x7FE00010: None}
-_FIRST_BYTES, _LARGER = 1 << 16, 16
-_ITEM_BYTES = 8  # of an encapsulated frame, at least
+_FIRST_BYTES, _GROWTH = 1 << 16, 16
+_ITEM_BYTES = 8  # least size of an encapsulated frame
 _MAX_FRAMES = 1 << 24
 KEPT = (
     *("Modality", "SOPClassUID", "BodyPartExamined", "ViewPosition", "Laterality", "ImageLaterality"),
@@ -38,26 +38,29 @@ KEPT = (
     *("MagneticFieldStrength", "Manufacturer", "ManufacturerModelName", "BurnedInAnnotation"),
     *("LossyImageCompression", "LossyImageCompressionRatio", "PixelAspectRatio"),
 )
-"""Elements in the column ``dicom``: they say how an image was made, and nothing of whom it shows."""
-_READ = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction",
+"""Elements in the column ``dicom``. They describe how an image was made, and do not identify the patient."""
+_USED = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction",
          "VOILUTSequence")  # fmt: skip
 
 
 class Header(NamedTuple):
-    """The header of a file with pixels.
+    """Header of a file with pixels.
 
     Attributes:
-        height: In pixels.
-        width: In pixels.
+        height: Height in pixels.
+        width: Width in pixels.
         channels: 1 or 3.
-        low: Least value that a stored pixel may have; and ``high`` the greatest.
+        low: Least possible value of a stored pixel.
+        high: Greatest possible value of a stored pixel.
         is_float: The pixels are floating point.
-        frames: How many there are.
-        rescaled: Least and greatest value that a rescaled pixel may have; None if some are no whole numbers.
-        series: Instance UID of its series; ``study`` and ``patient`` likewise.
-        position: Of its plane along the normal of the planes, in mm.
+        frames: Number of frames.
+        rescaled: Least and greatest possible value of a rescaled pixel; None if some are no whole numbers.
+        series: Instance UID of its series.
+        study: Instance UID of its study.
+        patient: Id of the patient, else the name, else the study.
+        position: Position of its plane along the normal of the planes, in mm; infinity if unknown.
         instance: Its number in the series.
-        left: How many elements no column has.
+        left: Number of elements that no column keeps.
     """
 
     height: int
@@ -77,59 +80,59 @@ class Header(NamedTuple):
 
 
 class NoPixelsError(ValueError):
-    """A DICOM file that is no image: a report, a plan, a directory."""
+    """Raised for a DICOM file that is no image: a report, a plan, a directory."""
 
 
 def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, kept: Sequence[str]) -> Header:
-    """Reads a file up to its pixels.
+    """Reads the header of a file, in growing steps until the pixels begin.
 
     Args:
-        read_start: Returns so many of the first bytes of the file.
+        read_start: Returns the first bytes of the file, as many as its argument says.
         size: Bytes of the whole file.
-        max_bytes: A deflated file may have so many when inflated.
-        kept: Elements that columns have.
+        max_bytes: Limit for the bytes of a deflated file when inflated.
+        kept: Keywords of the elements that columns keep.
 
     Raises:
-        NoPixelsError: It is DICOM without pixels.
-        ValueError: It is damaged, or no DICOM.
+        NoPixelsError: The file is DICOM without pixels.
+        ValueError: The file is damaged, or is not DICOM.
     """
     length = min(size, _FIRST_BYTES)
     while True:
         data = read_start(length)
         found: list[tuple[int, int]] = []
         try:
-            dataset = parse(data, max_bytes, found)
+            dataset = parse_file(data, max_bytes, found)
             if found or length >= size:
-                return _header(dataset, found, data, size, kept)
+                return _make_header(dataset, found, data, size, kept)
         except ValueError:
             if found or length >= size:
                 raise
-        length = min(size, _LARGER * length)
+        length = min(size, _GROWTH * length)
 
 
-def parse(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None = None) -> Any:
-    """A file as pydicom has it; with ``found`` up to its pixels, whose tag and length are appended.
-
-    Raises :class:`ValueError`."""
+def parse_file(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None = None) -> Any:
+    """Parses a file to pydicom's data set. With the list ``found``, stops at the pixels and appends their tag and
+    length to it. Raises :class:`ValueError`."""
 
     def is_pixels(tag: int, _vr: str | None, length: int) -> bool:
         if found is not None and tag in _PIXELS:
             found.append((int(tag), length))
         return bool(found)
 
-    with quiet():
+    with silence_warnings():
         try:
-            data = _inflated(data, max_bytes)
-            return library().filereader.read_partial(io.BytesIO(data), stop_when=is_pixels, force=True)
+            data = _inflate(data, max_bytes)
+            return load_pydicom().filereader.read_partial(io.BytesIO(data), stop_when=is_pixels, force=True)
         except (MemoryError, SourceError):
             raise
         except Exception as error:  # pydicom raises almost anything on damaged files
-            raise ValueError(f"is a damaged DICOM file: {_describe(error)}") from error
+            raise ValueError(f"is a damaged DICOM file: {_error_line(error)}") from error
 
 
-def _header(dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]) -> Header:
+def _make_header(dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]) -> Header:
+    """Makes the header from a parsed data set; ``found`` as for :func:`parse_file`. Raises as :func:`read_header`."""
     try:
-        with quiet():
+        with silence_warnings():
             if not found:
                 if "Rows" in dataset:
                     raise ValueError("ends before its pixels")
@@ -137,36 +140,36 @@ def _header(dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, 
                     raise ValueError("no DICOM header")
                 raise NoPixelsError
             (tag, length), height, width = found[0], int(dataset.Rows), int(dataset.Columns)
-            channels, low, high = _range(dataset)
+            channels, low, high = _stored_range(dataset)
             frames = int(dataset.get("NumberOfFrames") or 1)
             bits = height * width * int(dataset.get("SamplesPerPixel", 1)) * int(dataset.get("BitsAllocated", 32))
             most = size // _ITEM_BYTES if length == 0xFFFFFFFF else (8 * length + 7) // max(1, bits)
             if height < 1 or width < 1:
                 raise ValueError(f"{width} x {height} pixels")
             if not 1 <= frames <= min(max(1, most), _MAX_FRAMES):
-                raise ValueError(f"{frames:,} frames, and it has the bytes of {most:,}")
+                raise ValueError(f"{frames:,} frames, but bytes for {most:,}")
             groups = range(frames if "PerFrameFunctionalGroupsSequence" in dataset else 1)
-            scaled = [_rescaled(dataset, frame, low, high) for frame in groups]
+            scaled = [_rescaled_range(dataset, frame, low, high) for frame in groups]
             is_float = _PIXELS[tag] is not None
             whole = None if is_float or None in scaled else [each for pair in scaled if pair for each in pair]
-            left = sum(element.keyword not in (*kept, *_READ) and element.tag.group >= 8 for element in dataset)
+            left = sum(element.keyword not in (*kept, *_USED) and element.tag.group >= 8 for element in dataset)
             series, study, patient, name = (
                 str(dataset.get(keyword) or "")
                 for keyword in ("SeriesInstanceUID", "StudyInstanceUID", "PatientID", "PatientName")
             )
             return Header(
                 height, width, channels, low, high, is_float, frames, (min(whole), max(whole)) if whole else None,
-                series, study, patient or name or study, position_of(dataset, 0),
-                _whole(dataset.get("InstanceNumber")), left,
+                series, study, patient or name or study, plane_position(dataset, 0),
+                _clamp_int64(dataset.get("InstanceNumber")), left,
             )  # fmt: skip
     except (NoPixelsError, MemoryError, SourceError):
         raise
     except Exception as error:
-        raise ValueError(f"is a damaged DICOM file: {_describe(error)}") from error
+        raise ValueError(f"is a damaged DICOM file: {_error_line(error)}") from error
 
 
-def _range(dataset: Any) -> tuple[int, int, int]:
-    """Channels, least and greatest value of stored pixels."""
+def _stored_range(dataset: Any) -> tuple[int, int, int]:
+    """Returns channels, least and greatest possible value of stored pixels. Raises :class:`ValueError`."""
     if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
         return 3, 0, (1 << int(dataset.RedPaletteColorLookupTableDescriptor[2])) - 1
     bits = int(dataset.get("BitsStored") or dataset.get("BitsAllocated") or 32)
@@ -180,35 +183,36 @@ def _range(dataset: Any) -> tuple[int, int, int]:
 
 
 def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int) -> NDArray[Any]:
-    """Pixels of a frame in a mode, ``(H, W, C)``.
+    """Reads the pixels of a frame in a mode, ``(H, W, C)``.
 
     Args:
-        dataset: The whole file.
-        frame: Its number from 0.
-        image: ``stored``, ``rescaled`` (by slope and intercept, or by a table) or ``window`` (8 bits by the file's
-            first window or table).
-        mode: Of the pixels.
-        max_pixels: A larger image is refused.
+        dataset: The parsed file.
+        frame: Number of the frame, from 0.
+        image: Form of the values: ``stored``, ``rescaled`` (by slope and intercept, or by a table) or ``window``
+            (8 bits, through the file's first window or table).
+        mode: Mode of the result.
+        max_pixels: Limit for height times width.
 
     Raises:
-        ValueError: Damaged, too large, compressed in a way that no installed library reads, or beyond the mode.
+        ValueError: The frame is damaged, too large, in a compression that no installed library reads, or has values
+            that the mode does not hold.
     """
-    processing = library().pixels.processing
-    with quiet():
+    processing = load_pydicom().pixels.processing
+    with silence_warnings():
         try:
             reason = too_many_pixels(int(dataset.Columns), int(dataset.Rows), max_pixels)
             if reason is not None:
                 raise ValueError(reason)
             _check_codestream(dataset, frame)
-            values = library().pixels.pixel_array(dataset, index=frame)
+            values = load_pydicom().pixels.pixel_array(dataset, index=frame)
             if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
                 values = processing.apply_color_lut(values, dataset)
             elif values.ndim == 2 and image != "stored":
-                values = _shown(values, dataset, frame, image)
+                values = _rescale(values, dataset, frame, through_window=image == "window")
         except MemoryError:
             raise
         except Exception as error:
-            raise ValueError(f"its pixels cannot be read: {_describe(error)}") from error
+            raise ValueError(f"its pixels cannot be read: {_error_line(error)}") from error
     pixels = values.reshape(*values.shape[:2], -1)
     held = pixels.astype(mode.dtype)
     is_rounded = image == "rescaled" and mode.dtype == "float32"
@@ -220,7 +224,7 @@ def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int
 
 
 def _check_codestream(dataset: Any, frame: int) -> None:
-    """Raises :class:`ValueError` for a compressed frame that has more pixels than its file says: a bomb."""
+    """Raises :class:`ValueError` for a compressed frame with more pixels than the file's header states: a bomb."""
     if not dataset.file_meta.TransferSyntaxUID.is_encapsulated:
         return
     offsets = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
@@ -235,7 +239,7 @@ def _check_codestream(dataset: Any, frame: int) -> None:
 
 
 def _codestream_size(data: bytes) -> tuple[int, int]:
-    """Width and height that a JPEG, JPEG-LS or JPEG 2000 has by its header; (0, 0) for others."""
+    """Reads width and height from the header of a JPEG, JPEG-LS or JPEG 2000; (0, 0) for other data."""
     at = data.find(b"\xff\x4f\xff\x51")
     if at >= 0 and data[:3] != b"\xff\xd8\xff":
         right, bottom, left, top = struct.unpack_from(">IIII", data, at + 8)
@@ -250,17 +254,18 @@ def _codestream_size(data: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def _shown(values: NDArray[Any], dataset: Any, frame: int, image: str) -> NDArray[Any]:
-    """Stored values of gray, rescaled or through the window."""
-    processing, view = library().pixels.processing, library().dataset.Dataset()
+def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: bool) -> NDArray[Any]:
+    """Rescales stored gray values; maps them through the window to 8 bits if asked. Raises :class:`ValueError` if there
+    is no window."""
+    processing, view = load_pydicom().pixels.processing, load_pydicom().dataset.Dataset()
     view.file_meta = dataset.file_meta
     view.PhotometricInterpretation, view.PixelRepresentation, view.BitsStored = "MONOCHROME2", 0, 8
-    for keyword in _READ:
-        value = lookup(dataset, frame, keyword)
+    for keyword in _USED:
+        value = find_element(dataset, frame, keyword)
         if value is not None and value != "":
             setattr(view, keyword, value)
     values = processing.apply_modality_lut(values, view)
-    if image == "rescaled":
+    if not through_window:
         return values
     for keyword in ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"):
         view.pop(keyword, None)
@@ -275,21 +280,22 @@ def _shown(values: NDArray[Any], dataset: Any, frame: int, image: str) -> NDArra
     return 255 - whole if dataset.PhotometricInterpretation == "MONOCHROME1" else whole
 
 
-def frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
-    """The values of a frame's columns that its file has: rescaling, windows, and further elements as JSON."""
+def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
+    """Reads the columns of a frame: rescaling, windows, position, and the kept elements as JSON. Raises
+    :class:`ValueError`."""
     try:
-        with quiet():
-            centers, widths = (_numbers(lookup(dataset, frame, name)) for name in ("WindowCenter", "WindowWidth"))
-            slope, intercept = _numbers(lookup(dataset, frame, "RescaleSlope")), _numbers(
-                lookup(dataset, frame, "RescaleIntercept"))  # fmt: skip
-            found = {
-                keyword: _plain(value) for keyword in kept if (value := lookup(dataset, frame, keyword)) is not None
-            }
-            position = position_of(dataset, frame)
+        with silence_warnings():
+            centers, widths, slope, intercept = (
+                _read_floats(dataset, frame, keyword)
+                for keyword in ("WindowCenter", "WindowWidth", "RescaleSlope", "RescaleIntercept")
+            )
+            elements = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
+            found = {keyword: _to_json(value) for keyword, value in elements.items() if value is not None}
+            position = plane_position(dataset, frame)
     except MemoryError:
         raise
     except Exception as error:
-        raise ValueError(f"is a damaged DICOM file: {_describe(error)}") from error
+        raise ValueError(f"is a damaged DICOM file: {_error_line(error)}") from error
     return {
         "slope": slope[0] if slope else None,
         "intercept": intercept[0] if intercept else None,
@@ -299,36 +305,37 @@ def frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, An
     }
 
 
-def lookup(dataset: Any, frame: int, keyword: str) -> Any:
-    """An element of a frame: of its own functional groups, of those of all frames, or of the file. None if absent."""
-    for group in _groups(dataset, frame):
+def find_element(dataset: Any, frame: int, keyword: str) -> Any:
+    """Finds an element of a frame: in its own functional groups, in the shared ones, or in the file. None if absent."""
+    for group in _functional_groups(dataset, frame):
         for element in group:
             if element.VR == "SQ" and element.value and keyword in element.value[0]:
                 return element.value[0].get(keyword)
     return dataset.get(keyword)
 
 
-def position_of(dataset: Any, frame: int) -> float:
-    """Where a plane lies along the normal of the planes, in mm; infinity if the file does not say."""
-    place = _numbers(lookup(dataset, frame, "ImagePositionPatient"))
-    axes = _numbers(lookup(dataset, frame, "ImageOrientationPatient"))
+def plane_position(dataset: Any, frame: int) -> float:
+    """Returns the position of a plane along the normal of the planes, in mm; infinity if the file does not state it."""
+    place = _read_floats(dataset, frame, "ImagePositionPatient")
+    axes = _read_floats(dataset, frame, "ImageOrientationPatient")
     if len(place) != 3 or len(axes) != 6:
         return math.inf
     found = float(np.dot(np.cross(axes[:3], axes[3:]), place))
     return found if math.isfinite(found) else math.inf
 
 
-def _groups(dataset: Any, frame: int) -> list[Any]:
+def _functional_groups(dataset: Any, frame: int) -> list[Any]:
+    """Returns the functional groups of a frame: its own, then the shared ones."""
     own = dataset.get("PerFrameFunctionalGroupsSequence") or ()
     return [*own[frame : frame + 1], *(dataset.get("SharedFunctionalGroupsSequence") or ())[:1]]
 
 
-def _rescaled(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] | None:
-    """Least and greatest value of rescaled pixels; None if some are no whole numbers."""
-    table = lookup(dataset, frame, "ModalityLUTSequence")
+def _rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] | None:
+    """Returns the least and greatest possible value of rescaled pixels; None if some are no whole numbers."""
+    table = find_element(dataset, frame, "ModalityLUTSequence")
     if table:
         return 0, (1 << int(table[0].LUTDescriptor[2])) - 1
-    slope, intercept = (_numbers(lookup(dataset, frame, name)) for name in ("RescaleSlope", "RescaleIntercept"))
+    slope, intercept = (_read_floats(dataset, frame, keyword) for keyword in ("RescaleSlope", "RescaleIntercept"))
     if not slope or not intercept:
         return low, high
     if not (slope[0].is_integer() and intercept[0].is_integer()):
@@ -337,20 +344,22 @@ def _rescaled(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] 
     return ends[0], ends[1]
 
 
-def _numbers(value: Any) -> list[float]:
-    """One number or several as finite floats; none for other values."""
+def _read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
+    """Reads the number or numbers of an element; empty if it is absent, no number, or if one is not finite."""
+    value = find_element(dataset, frame, keyword)
     if value is None or isinstance(value, (str, bytes)):
         return []
     found = [float(each) for each in (value if isinstance(value, Sequence) else [value]) if each is not None]
     return found if all(map(math.isfinite, found)) else []
 
 
-def _whole(value: Any) -> int:
+def _clamp_int64(value: Any) -> int:
+    """Converts a number to an int within 64 bits; 0 for none."""
     return 0 if value in (None, "") else max(-(1 << 63), min(int(value), (1 << 63) - 1))
 
 
-def _plain(value: Any) -> Any:
-    """An element's value as JSON holds it."""
+def _to_json(value: Any) -> Any:
+    """Converts the value of an element to JSON: bytes as hex, sequences as lists, NaN and infinity as null."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, bool | int):
@@ -358,14 +367,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping) or hasattr(value, "elements"):
-        return {element.keyword or str(element.tag): _plain(element.value) for element in value}
+        return {element.keyword or str(element.tag): _to_json(element.value) for element in value}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(each) for each in value]
+        return [_to_json(each) for each in value]
     return str(value)
 
 
-def _inflated(data: bytes, max_bytes: int) -> bytes:
-    """The file without the deflation of its transfer syntax, which pydicom would undo without a limit."""
+def _inflate(data: bytes, max_bytes: int) -> bytes:
+    """Inflates a file of deflated transfer syntax, with a limit, which pydicom lacks. Raises :class:`ValueError`."""
     at = data.find(_DEFLATED, MAGIC_AT, MAGIC_AT + 1024)
     if at < 0:
         return data
@@ -379,8 +388,8 @@ def _inflated(data: bytes, max_bytes: int) -> bytes:
     return data[:end].replace(_DEFLATED, _EXPLICIT) + rest
 
 
-def library() -> Any:
-    """pydicom. Raises :class:`SourceError` without it."""
+def load_pydicom() -> Any:
+    """Imports pydicom. Raises :class:`SourceError` if it is not installed."""
     try:
         found = importlib.import_module("pydicom")
         importlib.import_module("pydicom.pixels.processing")
@@ -390,33 +399,34 @@ def library() -> Any:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Silences pydicom's warnings while any thread is inside; what is wrong with a file becomes an error."""
-    with _inside.lock:
-        if not _inside.threads:
-            _inside.filters = warnings.catch_warnings()
-            _inside.filters.__enter__()
+def silence_warnings() -> Iterator[None]:
+    """Silences the warnings of pydicom and its decoders while any thread is inside."""
+    with _silence.lock:
+        if not _silence.threads:
+            _silence.filters = warnings.catch_warnings()
+            _silence.filters.__enter__()
             warnings.filterwarnings("ignore", module=r"pydicom|pylibjpeg|libjpeg|openjpeg")
-        _inside.threads += 1
+        _silence.threads += 1
     try:
         yield
     finally:
-        with _inside.lock:
-            _inside.threads -= 1
-            if not _inside.threads:
-                _inside.filters.__exit__(None, None, None)
+        with _silence.lock:
+            _silence.threads -= 1
+            if not _silence.threads:
+                _silence.filters.__exit__(None, None, None)
 
 
-class _Inside:
-    """How many threads are in :func:`quiet`, and the filters to go back to."""
+class _SilenceState:
+    """Number of threads in :func:`silence_warnings`, and the warning filters to restore."""
 
     def __init__(self) -> None:
         self.lock, self.threads = threading.Lock(), 0
         self.filters: Any = None
 
 
-_inside = _Inside()
+_silence = _SilenceState()
 
 
-def _describe(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
+    """Returns the text of an error in one line of at most 200 characters."""
     return (" ".join(str(error).split()) or type(error).__name__)[:200]

@@ -1,4 +1,4 @@
-"""A few things that were made last, shared by threads."""
+"""Cache of the most recently made values, for threads that need the same ones."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 
-class Recent:
-    """Keeps what was made last, by key. One thread makes a thing; others that ask for it meanwhile wait."""
+class RecentCache:
+    """Keeps the most recently used values by key. One thread makes a value; others that need it meanwhile wait."""
 
-    def __init__(self, most: int = 3) -> None:
-        self._most, self._lock = most, threading.Lock()
+    def __init__(self, size: int = 3) -> None:
+        self._size, self._lock = size, threading.Lock()
         self._kept: OrderedDict[Hashable, tuple[threading.Lock, list[Any]]] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The thing of a key. What ``make`` raises is raised, and nothing kept."""
+    def get_or_make(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns the value of a key, made by ``make`` if the cache has none. If ``make`` raises, nothing is kept."""
         with self._lock:
-            lock, found = self._kept.setdefault(key, (threading.Lock(), []))
+            lock, made = self._kept.setdefault(key, (threading.Lock(), []))
             self._kept.move_to_end(key)
-            if len(self._kept) > self._most:
+            if len(self._kept) > self._size:
                 self._kept.popitem(last=False)
         with lock:
-            if not found:
-                found.append(make())
-            return found[0]
+            if not made:
+                made.append(make())
+            return made[0]

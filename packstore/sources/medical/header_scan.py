@@ -1,0 +1,69 @@
+"""Base of sources of medical files. It reads all headers before anything is packed: one mode must hold all pixels."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from packstore.core.fields import Image
+from packstore.core.modes import RGB, Mode
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.sources.base import SourceOptions, Survey
+from packstore.sources.beside import join
+from packstore.sources.listing import is_passed_over
+from packstore.sources.rows import TreeRowSource
+from packstore.sources.tree import FileStat
+from packstore.stores.link_files import Location
+
+_REPORT_EVERY = 200
+
+
+class HeaderScanSource(TreeRowSource):
+    """Source whose rows are known after a scan of all headers. Its pixels are no plain ranges of files."""
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._progress: ProgressCallback = no_progress
+
+    @abstractmethod
+    def scan_headers(self) -> int:
+        """Reads all headers on the first call; returns the number of files. Raises :class:`SourceError`."""
+
+    def describing_files(self) -> Iterable[str]:
+        return ()
+
+    def locate_row(self, ref: Any) -> Location | None:
+        return None
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        self._progress = progress
+        self._chosen(split)
+        files = self.scan_headers()
+        # Progress never goes back behind the scan.
+        return super().survey(split, lambda report: progress(report) if report.done >= files else None)
+
+    def report_scanned(self, files: int) -> None:
+        """Reports progress each time some hundreds of files have been scanned."""
+        if files % _REPORT_EVERY == 0:
+            self._progress(Progress("scan", files, None, 0))
+
+    def find_files(self, is_wanted: Callable[[str], bool]) -> list[str]:
+        """Returns the sorted paths of wanted files in the tree."""
+        return sorted(
+            join(folder, name)
+            for folder, names in self.tree.folders(is_passed_over)
+            for name in names.files
+            if not is_passed_over(name) and is_wanted(join(folder, name))
+        )
+
+    def stat_file(self, path: str) -> tuple[FileStat, str]:
+        """Returns size and times of a file, and an error text; the text is empty for a file that can be read."""
+        found = self._found(path)
+        return found, "is no file that can be read" if found.size < 0 else ""
+
+
+def image_field(mode: Mode) -> Image:
+    """Declares the image column for pixels of a mode."""
+    return Image(mode.dtype, mode=None if mode == RGB else mode.name)
