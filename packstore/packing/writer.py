@@ -128,7 +128,7 @@ class Writer:
         self._progress = progress
         self._fields = None if fields is None else as_fields(fields)
         if "split" in (self._fields or ()):
-            raise UsageError("add() takes the split of a sample by the name 'split'; call your field otherwise")
+            raise UsageError("add() takes the split of a sample by the name 'split'; rename your field")
         resolve_format(self._path, format)
         check_destination(self._path, self._options)
         self._state: Literal["new", "open", "closed"] = "new"

@@ -22,7 +22,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size
 from packstore.sources.schema import NamedSample, Schema, make_schema
-from packstore.sources.torchvision_files import InSplit, files_of
+from packstore.sources.torchvision_files import SplitImageFiles, find_image_files
 from packstore.sources.values import is_path, nbytes_of
 from packstore.sources.workers import DatasetReader, FailedSample, Ref, read_by_workers
 
@@ -162,9 +162,9 @@ class DatasetSource(SampleSource):
         first = next(iter(splits.values()))
         super().__init__(Path(type(first).__qualname__), options)
         self._workers = workers
-        given: dict[str, Any] = {split: files_of(data) for split, data in splits.items()}
+        given: dict[str, Any] = {split: find_image_files(data) for split, data in splits.items()}
         if len(splits) > 1:
-            given = {split: None if files is None else InSplit(files, split) for split, files in given.items()}
+            given = {split: None if files is None else SplitImageFiles(files, split) for split, files in given.items()}
         _refuse_shared(splits)
         self._parts = [_wrap_dataset(split, given[split] or data) for split, data in splits.items()]
         raw = self._probe()

@@ -1,8 +1,7 @@
-"""Folders in object stores as sources: directories are what lies between the slashes of names.
+"""Reads folders in object stores as sources: the slashes in the names of objects divide directories.
 
-A directory is listed by one request for each 1,000 of its names; what lies in it is then known without further ones.
-That takes about 1 KB a name: 93 MB for a directory of 100,000 files.
-"""
+Listing a directory takes one request for each 1,000 names, and then everything in it is known. That takes about 1 KB
+of memory a name: 93 MB for a directory of 100,000 files."""
 
 from __future__ import annotations
 
@@ -33,25 +32,25 @@ from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_pa
 from packstore.sources.tree import FileStat, Tree, changed_message
 
 _KNOWN_NAMES = 200_000
-"""Children in directories that are known at a time; those of one directory are, however many."""
+"""Maximum number of names in cached directories; the last directory stays, however large."""
 _START = 16
 _ATTEMPTS = 4
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 _NOTHING = ObjectInfo("", 0, None, 0.0)
 Children = Mapping[str, "ObjectInfo | None"]
-"""What lies in a directory: by its name, an object; or None for a directory."""
+"""Content of a directory by name: an object, or None for a directory."""
 
 
 class NeedsCopyError(SourceError):
-    """What lies at a URL is no folder of images: if it is a source, then one that is read from local copies."""
+    """A URL is not a folder of images; if it is a source at all, only local copies can be read."""
 
 
 class Bucket:
-    """The directories of a bucket, of which it keeps the last that were listed.
+    """Lists directories of a bucket, and caches the last ones.
 
     Attributes:
-        objects: The whole bucket.
+        objects: All objects of the bucket.
     """
 
     def __init__(self, url: str) -> None:
@@ -60,12 +59,12 @@ class Bucket:
         self._lock = threading.Lock()
 
     def directory(self, name: str) -> Children:
-        """What lies in a directory; nothing where there is none. Raises :class:`RemoteError`."""
+        """Returns the content of a directory; empty if there is none. Raises :class:`RemoteError`."""
         with self._lock:
             if name in self._known:
                 self._known.move_to_end(name)
                 return self._known[name]
-        if self._is_absent(name):
+        if self._is_known_absent(name):
             return {}
         if not self.objects.can_list:
             shown = f"{self.objects.url}/{name}"
@@ -82,14 +81,16 @@ class Bucket:
         return found
 
     def find(self, name: str) -> ObjectInfo | None:
-        """The object of a name, or None for a directory. Raises :class:`FileNotFoundError` and :class:`RemoteError`.
+        """Returns the object of a name, or None for a directory. Raises :class:`FileNotFoundError` and
+        :class:`RemoteError`.
 
-        Asks of the directory above only where that is known: who may read a folder may not list what it lies in."""
+        Looks into the directory above only if it is cached: whoever may read a folder may not be allowed to list the
+        one above."""
         parent, _, last = name.rpartition("/")
         known = self._known.get(parent) if name else None
         if known is not None and last in known:
             return known[last]
-        if known is None and not self._is_absent(parent):
+        if known is None and not self._is_known_absent(parent):
             if self.objects.can_list and (not name or self.directory(name)):
                 return None
             with suppress(MissingObjectError):
@@ -98,8 +99,8 @@ class Bucket:
                 self.directory(name)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
-    def _is_absent(self, directory: str) -> bool:
-        """Whether what is known of the directories above says that there is none of this name."""
+    def _is_known_absent(self, directory: str) -> bool:
+        """Tells if a cached directory shows that there is no directory of this name."""
         while directory:
             directory, _, last = directory.rpartition("/")
             known = self._known.get(directory)
@@ -108,7 +109,7 @@ class Bucket:
         return False
 
     def forget(self) -> None:
-        """The next questions ask again."""
+        """Empties the cache, so that directories are listed again."""
         with self._lock:
             self._known.clear()
 
@@ -118,7 +119,7 @@ _buckets: ContextVar[dict[str, Bucket] | None] = ContextVar("known buckets", def
 
 @contextmanager
 def cache_buckets() -> Iterator[None]:
-    """Until its end, what was listed of a bucket is known: one kind of source after the other asks about a path."""
+    """Caches listings of buckets within the block, since several kinds of sources ask about one path."""
     token = _buckets.set({})
     try:
         yield
@@ -127,13 +128,13 @@ def cache_buckets() -> Iterator[None]:
 
 
 class RemotePath(UrlPath):
-    """A URL of which one can ask what lies there, as of any path. Only what :class:`ObjectTree` reads is a source
-    there; it is a path because sources have one.
+    """URL with the methods of a path: whether it exists, is a file or a folder, and what it contains. A source there is
+    read through :class:`ObjectTree`; it is a path because sources have one.
 
-    Raises :class:`SourceError` where the store cannot be reached."""
+    Raises :class:`SourceError` if the store cannot be reached."""
 
-    def within(self) -> tuple[Bucket, str]:
-        """Its bucket, and its path in it."""
+    def bucket_and_name(self) -> tuple[Bucket, str]:
+        """Returns the bucket of the URL, and the name in it."""
         scheme, _, rest = str(self).partition("://")
         bucket, _, name = rest.partition("/")
         url = f"{scheme}://{bucket}/"
@@ -145,8 +146,8 @@ class RemotePath(UrlPath):
         return known[url], name
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        bucket, name = self.within()
-        with _explained():
+        bucket, name = self.bucket_and_name()
+        with _as_source_errors():
             found = bucket.find(name)
         size, modified = (0, 0.0) if found is None else (found.nbytes, found.modified)
         mode = stat.S_IFDIR if found is None else stat.S_IFREG
@@ -162,20 +163,20 @@ class RemotePath(UrlPath):
         return stat.S_ISREG(self._mode())
 
     def iterdir(self) -> Iterator[RemotePath]:  # type: ignore[override]
-        bucket, name = self.within()
-        with _explained():
+        bucket, name = self.bucket_and_name()
+        with _as_source_errors():
             names = bucket.directory(name)
         return (self / each for each in names)
 
     def open(self, mode: str = "r", *_: Any, **__: Any) -> IO[Any]:  # type: ignore[override]
-        """The object, fetched whole into a file without a name. Raises :class:`OSError`."""
+        """Fetches the whole object into a temporary file without a name. Raises :class:`OSError`."""
         if mode != "rb":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
         self.stat()
-        bucket, name = self.within()
+        bucket, name = self.bucket_and_name()
         file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
-            with _explained():
+            with _as_source_errors():
                 for piece in bucket.objects.stream(name):
                     file.write(piece)
             file.seek(0)
@@ -185,13 +186,13 @@ class RemotePath(UrlPath):
         return file
 
     def tree(self) -> ObjectTree | None:
-        """The folder there; None where nothing lies there. Raises :class:`SourceError` for an object."""
+        """Returns the tree of the folder; None if nothing is there. Raises :class:`NeedsCopyError` for an object."""
         if self.is_file():
             raise self.one_object_error()
         return ObjectTree(self) if self.is_dir() else None
 
     def one_object_error(self) -> NeedsCopyError:
-        """The error for what is a file and no folder."""
+        """Returns the error for a URL that is an object and not a folder."""
         return NeedsCopyError(f"{printable(str(self))} is one object")
 
     def _mode(self) -> int:
@@ -202,26 +203,25 @@ class RemotePath(UrlPath):
 
 
 def source_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a source, which may be a URL."""
+    """Converts the path of a source, which may be a URL, to a path object."""
     place = location(path)
     return RemotePath(place) if isinstance(place, UrlPath) else place
 
 
 class ObjectTree(Tree):
-    """The objects below a URL.
+    """Objects below a URL.
 
-    Their ETags prove what is read where they are MD5 digests, as S3's of objects that were not uploaded in parts.
-    """
+    Their ETags prove the content if they are MD5 digests, as those of S3's objects that were not uploaded in parts."""
 
     def __init__(self, path: RemotePath) -> None:
         self.root = str(path)
         self.rules = active_rules(path)
         self.encoding = active_encoding()
-        self._bucket, self._top = path.within()
+        self._bucket, self._top = path.bucket_and_name()
         self._md5, self._proven = True, False
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        found = self._names(directory)
+        found = self._list_children(directory)
         if not found:
             raise SourceError(f"{self.name(directory)} cannot be listed: nothing lies there")
         passed: builtins.list[str] = []
@@ -232,44 +232,44 @@ class ObjectTree(Tree):
                 (passed if is_passed_over(name) else directories).append(name)
                 continue
             image = self.is_image_name(name)
-            if image or (image is None and begins_like_image(self._begin(info, _START))):
+            if image or (image is None and begins_like_image(self._read_beginning(info, _START))):
                 images.append(info)
             else:
                 passed.append(name)
         count_passed_over(passed, ignored)
         return Listing(
-            (-1, hash(self._inside(directory))),  # a directory has no identity but its path
+            (-1, hash(self._object_name(directory))),  # the only identity of a directory is its path
             [info.name.rpartition("/")[2] for info in images],
             [info.nbytes for info in images],
-            [_nanoseconds(info) for info in images],
-            [_version(info) for info in images],
+            [_modified_ns(info) for info in images],
+            [_hash_etag(info) for info in images],
             directories,
         )
 
     def list_names(self, directory: str) -> Names:
-        names = sorted(self._names(directory).items(), key=itemgetter(0))
+        names = sorted(self._list_children(directory).items(), key=itemgetter(0))
         return Names([name for name, info in names if info is not None], [name for name, info in names if info is None])
 
     def stat_any(self, file: str) -> FileStat:
-        info = self._find(file)
+        info = self._find_object(file)
         if info is None:
             return FileStat(NO_FILE, is_directory=True)
-        return FileStat(info.nbytes, _nanoseconds(info), _version(info))
+        return FileStat(info.nbytes, _modified_ns(info), _hash_etag(info))
 
     def read_start(self, file: str, size: int) -> bytes:
         try:
-            info = self._find(file)
+            info = self._find_object(file)
         except FileNotFoundError:
             return b""
-        return b"" if info is None else self._begin(info, size)
+        return b"" if info is None else self._read_beginning(info, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
-        info = self._find(file)
+        info = self._find_object(file)
         if info is None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
         stop = min(place + size, info.nbytes)
         try:
-            with _explained():
+            with _as_source_errors():
                 return self._bucket.objects.get(info.name, place, stop) if place < stop else b""
         except MissingObjectError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file) from None
@@ -280,19 +280,19 @@ class ObjectTree(Tree):
                 key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
             )
         try:
-            with _explained():
-                info, data = self._read(self._inside(key))
+            with _as_source_errors():
+                info, data = self._read_proven(self._object_name(key))
         except MissingObjectError:
             raise SampleError(key, "is not there any more: it was there when it was listed") from None
-        if len(data) != size_bytes or _nanoseconds(info) != modified_ns:
+        if len(data) != size_bytes or _modified_ns(info) != modified_ns:
             raise SampleError(key, changed_message(size_bytes, len(data)))
         return data
 
     def close(self) -> None:
         self._bucket.forget()
 
-    def _read(self, name: str) -> tuple[ObjectInfo, bytes]:
-        """An object that its ETag proves; or, where that is no digest, one that reads the same twice."""
+    def _read_proven(self, name: str) -> tuple[ObjectInfo, bytes]:
+        """Reads an object and proves it by its ETag; or, if that is not a digest, by reading the same bytes twice."""
         info, data = self._bucket.objects.read(name)
         digest = _MD5.fullmatch(info.etag or "") if self._md5 else None
         for _ in range(_ATTEMPTS):
@@ -307,32 +307,32 @@ class ObjectTree(Tree):
             digest = _MD5.fullmatch(info.etag or "")
         raise RemoteError(f"{self.name(name)} reads differently each time: the network or the server alters bytes")
 
-    def _begin(self, info: ObjectInfo, size: int) -> bytes:
+    def _read_beginning(self, info: ObjectInfo, size: int) -> bytes:
         try:
-            with _explained():
+            with _as_source_errors():
                 return self._bucket.objects.get(info.name, 0, min(size, info.nbytes)) if info.nbytes else b""
         except MissingObjectError:
-            return b""  # reading it says so
+            return b""  # reported when it is read
 
-    def _find(self, file: str) -> ObjectInfo | None:
-        """Lists the whole directory that it lies in: who asks about a file asks about its neighbours, too."""
+    def _find_object(self, file: str) -> ObjectInfo | None:
+        """Finds an object or directory. Lists the whole directory that contains it, since its neighbours follow."""
         if file:
-            self._names(file.rpartition("/")[0])
-        with _explained():
-            return self._bucket.find(self._inside(file))
+            self._list_children(file.rpartition("/")[0])
+        with _as_source_errors():
+            return self._bucket.find(self._object_name(file))
 
-    def _names(self, directory: str) -> Children:
-        with _explained():
-            return self._bucket.directory(self._inside(directory))
+    def _list_children(self, directory: str) -> Children:
+        with _as_source_errors():
+            return self._bucket.directory(self._object_name(directory))
 
-    def _inside(self, path: str) -> str:
+    def _object_name(self, path: str) -> str:
         return f"{self._top}/{path}" if self._top and path else self._top or path
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """A store that cannot be reached is no fault of a sample, which might be skipped for it: the source cannot be
-    read. Lets :class:`MissingObjectError` through."""
+def _as_source_errors() -> Iterator[None]:
+    """Converts errors of an unreachable store to :class:`SourceError`, since they are no fault of a sample, which
+    might be skipped. Lets :class:`MissingObjectError` through."""
     try:
         yield
     except MissingObjectError:
@@ -341,12 +341,13 @@ def _explained() -> Iterator[None]:
         raise SourceError(str(error)) from None
 
 
-def _nanoseconds(info: ObjectInfo) -> int:
-    """Of the time of modification, which headers give in seconds and listings, with some servers, in milliseconds."""
+def _modified_ns(info: ObjectInfo) -> int:
+    """Returns the time of modification in whole seconds: headers have seconds, listings of some servers
+    milliseconds."""
     return int(info.modified) * 1_000_000_000
 
 
-def _version(info: ObjectInfo) -> int:
-    """A number for the ETag, which another content changes, whatever its size and time."""
+def _hash_etag(info: ObjectInfo) -> int:
+    """Hashes the ETag to a number that differs for other contents, even of equal size and time; 0 without one."""
     digest = hashlib.sha256((info.etag or "").encode()).digest()
     return int.from_bytes(digest[:7], "big") if info.etag else 0

@@ -1,9 +1,8 @@
-"""Base of sources whose samples are rows: an image and further values by name, read by a reference.
+"""Base of sources whose samples are rows: an image and other values by name, read by a reference.
 
-Most foreign formats are such sources: a kind lists the rows of each split and reads the values of one; counting,
-declaring columns and checking values are done here. :class:`FileRowSource` is for rows whose images are files of a
-folder or an archive.
-"""
+Most foreign formats are such sources: a kind yields the rows of each split and reads the values of one; this module
+counts rows, declares columns and checks values. :class:`FileRowSource` is for rows whose images are files of a
+folder or an archive."""
 
 from __future__ import annotations
 
@@ -118,7 +117,7 @@ class RowSource(Source):
         self.claim_paths(claims, self.files())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        splits = dict.fromkeys(self._chosen(split), 0)
+        splits = dict.fromkeys(self._choose_splits(split), 0)
         total = size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
         sizes: Counter[str] = Counter()
@@ -158,7 +157,7 @@ class RowSource(Source):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        return chain.from_iterable(map(self._entries, self._chosen(split)))
+        return chain.from_iterable(map(self._make_entries, self._choose_splits(split)))
 
     def read(self, entry: Entry) -> Sample:
         try:
@@ -178,19 +177,20 @@ class RowSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """Schema that converts rows to records; made from the first rows of each split."""
+        """Schema that converts rows to records, made from the first rows of each split."""
         declared = self.fields()
         probes = chain.from_iterable(islice(self.rows(split), PROBED) for split in self.splits())
         samples = []
         for row in probes:
-            with suppress(OSError, ValueError, SampleError):  # named when its turn comes
+            with suppress(OSError, ValueError, SampleError):  # reported when it is read
                 samples.append(dict(self.values(row.ref)))
         try:
             return make_schema(samples or [{}], declared, picks=False, max_pixels=self.options.max_pixels)
-        except UsageError as error:  # nobody declared anything: the source is not what it seems
+        except UsageError as error:  # the user declared nothing: the source is not of this kind
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
-    def _chosen(self, split: str | None) -> Sequence[str]:
+    def _choose_splits(self, split: str | None) -> Sequence[str]:
+        """Returns the names of one split, or of all. Raises :class:`NotInSourceError` for an unknown split."""
         splits = self.splits()
         if split is None:
             return splits
@@ -199,12 +199,12 @@ class RowSource(Source):
             raise self.unknown_split_error(split, splits)
         return (name,)
 
-    def _entries(self, split: str) -> Iterator[Entry]:
+    def _make_entries(self, split: str) -> Iterator[Entry]:
         for key, ref, size, _, modified, changed, _ in self._keyed_rows(split):
             yield Entry(key, split, (), size, ref, modified, changed)
 
     def _keyed_rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of a split under the keys of their records."""
+        """Yields the rows of a split with the keys of their records."""
         return self.rows(split)
 
     def read_sample(self, entry: Entry) -> Sample:
@@ -249,11 +249,10 @@ class InTree(NamedTuple):
 
 
 class TreeRowSource(RowSource):
-    """A source whose rows lie in files of a folder or an archive.
+    """Source whose rows are in files of a folder or an archive.
 
     Attributes:
-        tree: The folder or archive.
-    """
+        tree: The folder or archive."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -262,7 +261,7 @@ class TreeRowSource(RowSource):
 
     @abstractmethod
     def describing_files(self) -> Iterable[str]:
-        """Returns the files of the tree that describe the images; :meth:`stamp` changes when one of them does."""
+        """Returns the files of the tree that describe images; :meth:`stamp` changes when one of them does."""
 
     def claim_files(self, claims: Claims) -> None:
         for file in self.describing_files():
@@ -278,7 +277,8 @@ class TreeRowSource(RowSource):
             raise OSError(errno.EINVAL, "is no path within the source")
         return self.tree.stat(file)
 
-    def _found(self, file: str) -> FileStat:
+    def _stat_or_missing(self, file: str) -> FileStat:
+        """Returns size and times of a file that a list names; size -1 if it is missing."""
         try:
             return self._stat(file)
         except OSError:
@@ -300,7 +300,7 @@ class TreeRowSource(RowSource):
 
 
 class FileRowSource(TreeRowSource):
-    """A source whose main images are files of a folder or an archive, under keys that are their paths.
+    """Source whose main images are files of a folder or an archive, with their paths as keys.
 
     A file that is missing is a bad sample.
 
@@ -326,8 +326,8 @@ class FileRowSource(TreeRowSource):
             sizes: dict[str, int] = {}
             modified, changed = found.modified_ns, found.changed_ns
             for name, value in values.items():
-                if files := _files_in(value):
-                    there = [(each, self._found(each.file)) for each in files]
+                if files := _list_files_of(value):
+                    there = [(each, self._stat_or_missing(each.file)) for each in files]
                     filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
                     rest[name] = filled[0] if isinstance(value, InTree) else filled
                     sizes[name] = sum(max(0, at.size) for _, at in there)
@@ -340,17 +340,17 @@ class FileRowSource(TreeRowSource):
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
-        found = {name: self._content(value) for name, value in rest.items()}
+        found = {name: self._read_value(value) for name, value in rest.items()}
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
 
     def read_sample(self, entry: Entry) -> Sample:
         try:
             return super().read_sample(entry)
         except FieldError as error:
-            files = _files_in(entry.ref[3].get(error.field))
+            files = _list_files_of(entry.ref[3].get(error.field))
             if len(files) <= (error.item or 0):
                 raise
-            # The key is the path of the main image, which may be a good file.
+            # The message needs the bad file: the key is the path of the main image, which may be good.
             its = printable(files[error.item or 0].file)
             raise ValueError(f"{error.field}: its {its}: {error.reason}") from error
 
@@ -359,22 +359,22 @@ class FileRowSource(TreeRowSource):
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         *_, rest = entry.ref
-        files = _files_in(rest.get(column)) if isinstance(rest, Mapping) else ()
+        files = _list_files_of(rest.get(column)) if isinstance(rest, Mapping) else ()
         return files[number].file if number < len(files) else None
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         file, size, _, rest = row.ref
         if size >= 0:
             claims.claim(file)
-            for each in chain.from_iterable(map(_files_in, rest.values())):
+            for each in chain.from_iterable(map(_list_files_of, rest.values())):
                 if each.size_bytes >= 0:
                     picture = each.file.lower().endswith(IMAGE_SUFFIXES)
                     claims.claim(each.file, Role.PACKED if picture else Role.ANNOTATION)
 
-    def _content(self, value: Any) -> Any:
+    def _read_value(self, value: Any) -> Any:
         """Reads the file that a value names, or each file of a list; returns any other value unchanged."""
         if not isinstance(value, InTree):
-            return [self._content(each) for each in value] if _files_in(value) else value
+            return [self._read_value(each) for each in value] if _list_files_of(value) else value
         if value.size_bytes >= 0:
             data = self.tree.read(value.file, value.size_bytes, value.modified_ns, self._max_bytes)
             try:
@@ -383,11 +383,11 @@ class FileRowSource(TreeRowSource):
                 raise ValueError(str(error)) from None
         if value.optional:
             return None
-        raise ValueError(f"its {printable(value.file)} is missing or is no file")
+        raise ValueError(f"its {printable(value.file)} is missing or is not a file")
 
 
-def _files_in(value: Any) -> Sequence[InTree]:
-    """Returns the files that a value names; empty for a plain value."""
+def _list_files_of(value: Any) -> Sequence[InTree]:
+    """Returns the files that a value consists of; empty for a plain value."""
     if isinstance(value, InTree):
         return (value,)
     return value if isinstance(value, list) and value and isinstance(value[0], InTree) else ()
@@ -395,8 +395,8 @@ def _files_in(value: Any) -> Sequence[InTree]:
 
 def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:
     """Sorts names of splits in packing order: first those of :data:`SPLIT_ORDER`, then others by name."""
-    return tuple(sorted(set(splits), key=lambda name: (_place(name), name)))
+    return tuple(sorted(set(splits), key=lambda name: (_packing_place(name), name)))
 
 
-def _place(name: str) -> int:
+def _packing_place(name: str) -> int:
     return SPLIT_ORDER.index(name.lower()) if name.lower() in SPLIT_ORDER else len(SPLIT_ORDER)

@@ -67,7 +67,7 @@ class FieldError(ValueError):
 
 
 class NamedSample(NamedTuple):
-    """Sample whose values have field names.
+    """Sample whose values have the names of fields.
 
     Attributes:
         key: Its own key; None without one.
@@ -88,8 +88,8 @@ class Schema:
         fields: Fields by name, in order.
         main: Name of the main image.
         positions: Names of the parts of a sample that is a tuple.
-        files: Images and masks that come as files.
-        picks: Leave out values whose names are not in ``fields``; else they are an error.
+        files: Names of images and masks that are files.
+        picks: Values whose names are not in ``fields`` are left out; else they are an error.
         max_pixels: Limit of an image's pixels; larger files are not read.
         dtypes: Dtypes of masks that are arrays.
     """
@@ -104,16 +104,17 @@ class Schema:
 
     @property
     def encoding(self) -> str:
-        """Encoding of the main image: ``original`` for files, or the dtype of pixels."""
-        return "original" if self.main in self.files else self._mode(self.main).dtype
+        """Encoding of the main image: ``original`` for files, or the dtype of its pixels."""
+        return "original" if self.main in self.files else self._mode_of(self.main).dtype
 
     @property
     def mode(self) -> str | None:
-        """Mode of a main image that is pixels, as in :attr:`Survey.mode`."""
-        mode = self._mode(self.main)
+        """Mode of the main image if that is pixels, as in :attr:`Survey.mode`."""
+        mode = self._mode_of(self.main)
         return None if self.main in self.files or mode == RGB else mode.name
 
-    def _mode(self, name: str) -> Mode:
+    def _mode_of(self, name: str) -> Mode:
+        """Returns the mode of an image field; RGB if none is declared."""
         field = self.fields[name]
         return parse_mode((field.mode if isinstance(field, Image) else None) or RGB.name)
 
@@ -123,22 +124,23 @@ class Schema:
         found: list[Column] = []
         for name, field in self.fields.items():
             if name != self.main:
-                if isinstance(field, Image) and name not in self.files and self._at_rest_file(name):
+                if isinstance(field, Image) and name not in self.files and self._is_stored_file(name):
                     field = replace(field, mode=None)  # a JPEG file is read as RGB
-                column = column_of(name, field, files=self._at_rest_file(name), dtype=self.dtypes.get(name, "uint8"))
+                column = column_of(name, field, files=self._is_stored_file(name), dtype=self.dtypes.get(name, "uint8"))
                 found += [column, *column.companions]
         names = [column.name for column in found]
         twice = next((name for name in names if names.count(name) > 1 or name in (*RESERVED, "image")), None)
         if twice is not None:
-            raise UsageError(f"the column {twice!r} is made by packstore itself; call your field otherwise")
+            raise UsageError(f"the column {twice!r} is made by packstore itself; rename your field")
         for column in found:
             parallel = column.parallel
             if parallel is not None and not isinstance(self.fields.get(parallel), Boxes):
-                raise UsageError(f"{column.name!r} goes with {parallel!r}, which is no field of boxes")
+                raise UsageError(f"{column.name!r} goes with {parallel!r}, which is not a field of boxes")
         return tuple(found)
 
     def assign_names(self, raw: Any) -> NamedSample:
-        """Assigns names to the values of a sample. Raises :class:`ValueError` if they do not match the fields."""
+        """Splits a sample into its key and values by field. Raises :class:`ValueError` if they do not match the
+        fields."""
         key, values = name_values(raw, self.positions, self.fields)
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
@@ -152,12 +154,12 @@ class Schema:
         return NamedSample(key, found, nbytes)
 
     def to_plain(self, taken: NamedSample) -> NamedSample:
-        """Converts values to plain types, independent of the libraries that made them; does not read files yet.
+        """Converts values to plain types, which do not depend on the libraries that made them; does not read files.
 
         Raises :class:`ValueError`.
         """
         values = dict(taken.values)
-        for name, field, plain_type in self._steps:
+        for name, field, plain_type in self._field_types:
             value = values[name]
             if type(value) is plain_type:
                 continue
@@ -177,21 +179,23 @@ class Schema:
     def make_sample(self, key: str, taken: NamedSample) -> Sample:
         """Converts a sample to the form of a source, and reads its files. Raises :class:`ValueError`."""
         values = self.to_plain(taken).values
-        for name, field, plain_type in self._steps:
+        for name, field, plain_type in self._field_types:
             value = values[name]
             if value is None or type(value) is plain_type:
                 continue
             try:
                 if name in self.files:
-                    values[name] = value = _file(value, max_file_bytes(self.max_pixels))
+                    values[name] = value = _read_file_value(value, max_file_bytes(self.max_pixels))
                     if isinstance(field, Mask):
                         _check_mask(value)
                 if isinstance(field, (Label, Labels)):
-                    values[name] = self._numbers(name, value)
+                    values[name] = self._class_numbers(name, value)
                 elif isinstance(field, Images):
-                    values[name] = [self._read_file(name, key, number, file) for number, file in enumerate(value)]
+                    values[name] = [
+                        self._read_listed_image(name, key, number, file) for number, file in enumerate(value)
+                    ]
                 elif name in self._encoders:
-                    values[name] = self._encoded(name, key, value)
+                    values[name] = self._encode_further(name, key, value)
             except FieldError:
                 raise
             except (ValueError, TypeError) as error:
@@ -200,9 +204,9 @@ class Schema:
         return Sample(image, values, taken.key)
 
     @cached_property
-    def _steps(self) -> tuple[tuple[str, Field, type | None], ...]:
-        """Name, declaration and ready type of each field; a value of the ready type needs no conversion. Used once
-        per sample, so it must be cheap."""
+    def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:
+        """Name, field and final type of each field; a value of the final type needs no conversion. Used once for
+        each sample, so it must be cheap."""
         found = []
         for name, field in self.fields.items():
             is_main_file = name == self.main and name in self.files
@@ -210,7 +214,8 @@ class Schema:
             found.append((name, field, ready))
         return tuple(found)
 
-    def _at_rest_file(self, name: str) -> bool:
+    def _is_stored_file(self, name: str) -> bool:
+        """Tells if images of a field are stored as files."""
         encoding = getattr(self.fields[name], "encoding", None)
         return name in self.files if encoding in (None, "original") else encoding == "jpeg"
 
@@ -220,51 +225,52 @@ class Schema:
         found = {}
         for name, field in self.fields.items():
             if isinstance(field, (Image, Images)) and name != self.main:
-                is_file, mode = name in self.files or isinstance(field, Images), self._mode(name)
+                is_file, mode = name in self.files or isinstance(field, Images), self._mode_of(name)
                 encoding = getattr(field, "encoding", None) or "original"
                 reading = PLAIN if is_file and encoding == "original" else Reading(mode.name)
                 options = EncodeOptions(encoding, max_pixels=self.max_pixels, reading=reading)
                 found[name] = Encoder(options, "original" if is_file else mode.dtype, source_mode=mode)
         return found
 
-    def _read_file(self, name: str, key: str, number: int, value: Any) -> bytes:
-        """Reads and checks a file of a list of images. Raises :class:`FieldError`."""
+    def _read_listed_image(self, name: str, key: str, number: int, value: Any) -> bytes:
+        """Reads and checks one file of a list of images. Raises :class:`FieldError`."""
         try:
-            return bytes(self._encoders[name](key, _file(value, max_file_bytes(self.max_pixels)))[0])
+            return bytes(self._encoders[name](key, _read_file_value(value, max_file_bytes(self.max_pixels)))[0])
         except SampleError as error:
             raise FieldError(name, error.reason, number) from error
         except ValueError as error:
             raise FieldError(name, str(error), number) from error
 
-    def _encoded(self, name: str, key: str, value: Any) -> Any:
+    def _encode_further(self, name: str, key: str, value: Any) -> Any:
+        """Encodes an image other than the main one. Raises :class:`ValueError`."""
         options = self._encoders[name].options
-        if name in self.files and options.encoding != "original":  # what files lose that are kept, packing asks
+        if name in self.files and options.encoding != "original":  # packing asks about losses of other files
             _check_losses(value, options)
         try:
             record, shape, *_ = self._encoders[name](key, value)
         except SampleError as error:
             raise ValueError(error.reason) from error
-        if self._at_rest_file(name):
+        if self._is_stored_file(name):
             return bytes(record)
-        return np.frombuffer(record, self._mode(name).dtype).reshape(shape or ())
+        return np.frombuffer(record, self._mode_of(name).dtype).reshape(shape or ())
 
     @cached_property
-    def _classes(self) -> dict[str, dict[str, int]]:
+    def _numbers_by_class(self) -> dict[str, dict[str, int]]:
         given = {name: getattr(field, "classes", None) for name, field in self.fields.items()}
         return {name: {label: n for n, label in enumerate(classes or ())} for name, classes in given.items()}
 
-    def _numbers(self, name: str, value: Any) -> Any:
-        """Converts class names to numbers; numbers stay."""
+    def _class_numbers(self, name: str, value: Any) -> Any:
+        """Converts class names to numbers; leaves numbers unchanged."""
         if isinstance(self.fields[name], Label):
-            return self._number(name, value)
+            return self._class_number(name, value)
         if isinstance(value, (list, tuple)):
-            return [self._number(name, each) for each in value]
+            return [self._class_number(name, each) for each in value]
         return value
 
-    def _number(self, name: str, value: Any) -> Any:
+    def _class_number(self, name: str, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        numbers = self._classes[name]
+        numbers = self._numbers_by_class[name]
         if value not in numbers:
             known = f"one of {len(numbers)} classes" if numbers else "a number, since no classes are declared"
             raise ValueError(f"found {printable(value)!r}; expected {known}")
@@ -274,8 +280,8 @@ class Schema:
 def name_values(
     raw: Any, positions: Sequence[str], fields: Mapping[str, Field] | None = None
 ) -> tuple[str | None, dict[str, Any]]:
-    """Splits a sample into key and values by name: from a dict, from a tuple by position (a dict in it contributes
-    its own values), or from an image alone. Raises :class:`ValueError` for other types."""
+    """Splits a sample into key and values by name: a dict, a tuple by position (a dict in it adds its values), or an
+    image alone. Raises :class:`ValueError` for other types."""
     values: dict[str, Any] = {}
     if isinstance(raw, Mapping):
         values.update(raw)
@@ -323,7 +329,7 @@ def make_schema(
     Raises:
         UsageError: A field must be declared, or fields contradict each other.
     """
-    positions = _positions(samples[0], declared)
+    positions = _name_positions(samples[0], declared)
     found = []
     for number, raw in enumerate(samples):
         try:
@@ -345,7 +351,7 @@ def make_schema(
             dtypes[name] = field.dtype or mask_dtype(array_of(given[name][0]))
             fields[name] = replace(field, dtype=dtypes[name])
         elif isinstance(field, (Labels, Keypoints)) and field.of is None:
-            fields[name] = replace(field, of=_boxes_of(name, fields, found))
+            fields[name] = replace(field, of=_find_matching_boxes(name, fields, found))
         elif isinstance(field, Image) and declared is None and name not in (main, *files):
             fields[name] = field = replace(field, encoding=further)
         if isinstance(field, Image) and name in files and name != main and field.mode is None:
@@ -357,14 +363,16 @@ def make_schema(
             except ValueError as error:
                 raise UsageError(f"{printable(name)}: {error}") from error
         if isinstance(field, Image) and given[name]:
-            _check_choice(name, field, name in files, given[name][0], encoding if name == main else None, name == main)
+            _check_encoding_chosen(
+                name, field, name in files, given[name][0], encoding if name == main else None, name == main
+            )
     schema = Schema(fields, main, positions, files, picks, max_pixels, dtypes)
-    schema.columns  # noqa: B018 - raises for columns that cannot be
+    schema.columns  # noqa: B018 - raises for impossible columns
     return schema
 
 
-def _positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...]:
-    """Returns the field names of a tuple's parts."""
+def _name_positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...]:
+    """Returns the field names of the parts of a sample that is a tuple."""
     names = tuple(declared or ())
     if isinstance(raw, Mapping):
         return names
@@ -380,10 +388,10 @@ def _positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...
         raise UsageError(f"a sample is a tuple of {len(raw)} values: give {wanted}")
     if parts or (declared is not None and len(names) < 2):
         return ("image", "target")
-    return (names[0] if names else "image", _name_of_second(raw[1]))
+    return (names[0] if names else "image", _name_second_value(raw[1]))
 
 
-def _name_of_second(value: Any) -> str:
+def _name_second_value(value: Any) -> str:
     """Returns the field name of the second value of an (image, value) tuple."""
     if is_pil(value):
         return "mask"
@@ -429,13 +437,13 @@ def _find_main(fields: Mapping[str, Field]) -> str:
     return main
 
 
-def _boxes_of(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
-    """Finds the boxes that labels or points belong to: the only ones, if the first samples have one value per box.
-    Else False."""
+def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
+    """Finds the boxes that labels or points belong to: the only boxes, if the first samples have one value for each
+    box; else False."""
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
     if len(boxes) != 1:
         return False
-    pairs = [(_length_of(values.get(name)), _length_of(values.get(boxes[0]))) for values in samples]
+    pairs = [(_length(values.get(name)), _length(values.get(boxes[0]))) for values in samples]
     differing = next((number for number, (rows, others) in enumerate(pairs) if rows != others), None)
     if differing is None:
         return boxes[0]
@@ -448,12 +456,14 @@ def _boxes_of(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[
     return False
 
 
-def _length_of(value: Any) -> int | None:
+def _length(value: Any) -> int | None:
     return len(value) if isinstance(value, Sized) and getattr(value, "shape", None) != () else None
 
 
-def _check_choice(name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool) -> None:
-    """Raises :class:`UsageError` if an image is not a file and no encoding is chosen."""
+def _check_encoding_chosen(
+    name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool
+) -> None:
+    """Raises :class:`UsageError` for an image that is not a file and has no encoding, and for an unusable encoding."""
     asked = encoding or field.encoding
     if not main and asked not in (None, *_FURTHER):
         raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")
@@ -467,8 +477,8 @@ def _check_choice(name: str, field: Image, is_file: bool, value: Any, encoding: 
         )
 
 
-def _file(value: Any, limit: int) -> bytes:
-    """Reads a file given by its path or its bytes. Raises :class:`ValueError`."""
+def _read_file_value(value: Any, limit: int) -> bytes:
+    """Returns the bytes of a file that is given by its path or bytes. Raises :class:`ValueError`."""
     if not isinstance(value, str) and not is_path(value):
         return bytes(value)
     try:
@@ -488,12 +498,14 @@ def _file(value: Any, limit: int) -> bytes:
     except OSError as error:
         raise ValueError(f"{printable(str(value))} cannot be read: {error.strerror or error}") from None
     if len(data) != found.st_size:
-        raise ValueError(f"{printable(str(value))} ends after {len(data)} bytes of {found.st_size}: it was written to")
+        raise ValueError(
+            f"{printable(str(value))} ends after {len(data)} bytes of {found.st_size}: it changed meanwhile"
+        )
     return data
 
 
 def _check_losses(data: bytes, options: EncodeOptions) -> None:
-    """Raises :class:`ValueError` for a file that would lose something by the encoding."""
+    """Raises :class:`ValueError` for a file that would lose content by the encoding."""
     try:
         losses = find_losses(data, check_header(data), options.reading)
     except HeaderError as error:
@@ -507,6 +519,7 @@ def _check_losses(data: bytes, options: EncodeOptions) -> None:
 
 
 def _check_mask(data: bytes) -> None:
+    """Raises :class:`ValueError` for a mask file other than a PNG of one channel."""
     try:
         kind = check_header(data).kind
     except HeaderError as error:

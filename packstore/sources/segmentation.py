@@ -1,8 +1,7 @@
-"""Segmentation data sets: images paired with masks by name: ``images/a.jpg`` and ``masks/a.png``, and the variants
-of Cityscapes, ADE20K and others.
+"""Reads images paired with masks by name: ``images/a.jpg`` and ``masks/a.png``, and the variants of Cityscapes, ADE20K
+and others.
 
-Mask files stay unchanged, unless a palette maps their colours to classes.
-"""
+Mask files stay unchanged, unless a palette maps their colours to classes."""
 
 from __future__ import annotations
 
@@ -67,12 +66,12 @@ _HEADER = 1 << 16
 
 
 class _OtherSizeError(ValueError):
-    """A mask differs in size from its image; the message follows the folder's name."""
+    """Masks differ in size from their images; the message follows the name of the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Folders of images and of their masks.
+    """Folder of images and folder of their masks.
 
     Attributes:
         images: Folder of images.
@@ -88,7 +87,7 @@ class _Pair:
     ends: Mapping[str, str]
     further: tuple[str, ...] = ()
 
-    def base(self, image: str) -> str:
+    def mask_stem(self, image: str) -> str:
         """Returns the path of an image's mask without its ending."""
         stem = (image[len(self.images) + 1 :] if self.images else image).rpartition(".")[0]
         return join(self.masks, stem.removesuffix(self.tail))
@@ -99,8 +98,8 @@ class _Pair:
 
 
 class SegmentationSource(FileRowSource):
-    """Images with masks in the column ``mask``; for Cityscapes also ``instance_mask``, ``train_mask`` and
-    ``polygons``, for ADE20K the ``scene``, if they exist. An image without a mask has no value.
+    """Images with masks in the column ``mask``. If they exist: for Cityscapes also ``instance_mask``, ``train_mask``
+    and ``polygons``, for ADE20K the ``scene``. An image without a mask has no value.
 
     With a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each.
     """
@@ -133,28 +132,28 @@ class SegmentationSource(FileRowSource):
             files = (row.values[name].file for row in rows if name in row.values)
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             if some:
-                masks = self._field() if name == "mask" else infer_mask_field(self.tree, some)
+                masks = self._declare_masks() if name == "mask" else infer_mask_field(self.tree, some)
                 found[name] = Json(optional=True) if name == "polygons" else masks
         found |= declare_mask_columns(self._palette) if self._palette is not None else {}
         return found | ({"scene": Text(optional=True)} if self._scenes else {})
 
     @cached_property
     def _palette(self) -> Palette | None:
-        return find_matching_palette(self.tree, _palette_folders(self._pairs), self._field())
+        return find_matching_palette(self.tree, _palette_folders(self._pairs), self._declare_masks())
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         pair = self._pairs[split]
-        for image in self._images(pair.images):
+        for image in self._walk_images(pair.images):
             if not pair.is_mask(image):
-                base = pair.base(image)
+                base = pair.mask_stem(image)
                 values: dict[str, Any] = {name: InTree(base + end, optional=True) for name, end in pair.ends.items()}
                 if pair.further:
-                    values["mask"] = InTree(self._mask_file(pair, base), optional=True)
+                    values["mask"] = InTree(self._find_mask_file(pair, base), optional=True)
                 if self._scenes:
                     values["scene"] = self._scenes.get(image.rpartition("/")[2].rpartition(".")[0])
                 yield FileRow(image, values)
 
-    def _mask_file(self, pair: _Pair, base: str) -> str:
+    def _find_mask_file(self, pair: _Pair, base: str) -> str:
         """Finds the mask of an image in a folder of masks with several suffixes; the first possible name if there is
         none."""
         folder = base.rpartition("/")[0]
@@ -164,8 +163,8 @@ class SegmentationSource(FileRowSource):
         names = (end for end in ends if (base + end).rpartition("/")[2] in self._there[folder])
         return base + next(names, ends[0])
 
-    def _field(self) -> Mask | Image:
-        """Declares masks; as images if some are not PNG files."""
+    def _declare_masks(self) -> Mask | Image:
+        """Declares the column of masks; as images if some masks are not PNG files."""
         rows = chain.from_iterable(map(self.file_rows, self._pairs))
         files = (row.values["mask"].file for row in rows)
         if any(pair.further for pair in self._pairs.values()) and not all(
@@ -175,7 +174,7 @@ class SegmentationSource(FileRowSource):
         return infer_mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        found = {name: value for name, value in super().values(ref).items() if name in self._names}
+        found = {name: value for name, value in super().values(ref).items() if name in self._field_names}
         if found.get("polygons") is not None:
             try:
                 found["polygons"] = json.loads(found["polygons"])
@@ -191,9 +190,9 @@ class SegmentationSource(FileRowSource):
 
     def left_reason(self, folder: str, name: str) -> str | None:
         if _MEANINGS.fullmatch(name):
-            return "names of the values of masks, which a store does not hold"
+            return "names of the values of masks, which a store does not keep"
         if is_image_name(name) and any(f"{folder}/".startswith(f"{pair.masks}/") for pair in self._pairs.values()):
-            return "images in folders of masks that go with none"
+            return "images in folders of masks without an image of the same name"
         return super().left_reason(folder, name)
 
     @cached_property
@@ -205,48 +204,52 @@ class SegmentationSource(FileRowSource):
         return {name: scene.strip() for name, _, scene in pairs if scene}
 
     @cached_property
-    def _names(self) -> frozenset[str]:
+    def _field_names(self) -> frozenset[str]:
         return frozenset(self.fields())
 
-    def _images(self, top: str) -> Iterator[str]:
+    def _walk_images(self, top: str) -> Iterator[str]:
         for folder, listing in self.tree.walk(top, self.tree.above, None, self.options.skip_bad):
             yield from (join(folder, name) for name in listing.images)
 
 
 def _find_pairs(tree: Tree) -> dict[str, _Pair]:
-    """Finds the folders of images and masks by split, in packing order; empty if there are none or several ways to
+    """Finds the folders of images and masks by split, in packing order; empty if there are none, or several ways to
     pair them."""
-    folders = _folders(tree, "")
+    folders = _list_folders(tree, "")
     found: dict[str, _Pair | None] = {}
     for kind in ("gtFine", "gtCoarse"):
         if {"leftImg8bit", kind} <= set(folders):
             ends = {name: end.format(kind) for name, end in _CITYSCAPES.items()}
-            splits = _folders(tree, "leftImg8bit")
+            splits = _list_folders(tree, "leftImg8bit")
             return {split: _Pair(f"leftImg8bit/{split}", f"{kind}/{split}", "_leftImg8bit", ends)
                     for split in in_packing_order(splits)}  # fmt: skip
     splits = [name for name in folders if name.lower() in SPLIT_ORDER]
-    pair = _named_pair(tree, "")
-    if pair is None and not splits and (by_name := _pairs_by_split(tree, folders)):
+    pair = _pair_by_names(tree, "")
+    if pair is None and not splits and (by_name := _pair_by_split_names(tree, folders)):
         return by_name
     if pair is not None:
-        inside = _folders(tree, pair.images)
+        inside = _list_folders(tree, pair.images)
         if inside and all(name.lower() in SPLIT_ORDER for name in inside):
-            found = {name.lower(): _pair(tree, f"{pair.images}/{name}", f"{pair.masks}/{name}") for name in inside}
+            found = {
+                name.lower(): _pair_folders(tree, f"{pair.images}/{name}", f"{pair.masks}/{name}") for name in inside
+            }
         else:
             found[""] = pair
     elif splits:
         for name in splits:
             beside = [place for place in (end.format(name) for end in _BESIDE_SPLIT) if place in folders]
-            found[name.lower()] = _named_pair(tree, name) or _pair(tree, name, beside[0] if len(beside) == 1 else name)
-        _add_without_masks(tree, splits, found)
+            found[name.lower()] = _pair_by_names(tree, name) or _pair_folders(
+                tree, name, beside[0] if len(beside) == 1 else name
+            )
+        _add_splits_without_masks(tree, splits, found)
     else:
-        found[""] = _pair(tree, "", "")
+        found[""] = _pair_folders(tree, "", "")
     if len(found) < len(splits):
         return {}
     known = next(filter(None, found.values()), None)
-    if known is not None and pair is not None:  # a split whose images have no masks, as many a test split
+    if known is not None and pair is not None:  # a split whose images have no masks, such as many test splits
         for split in [split for split, each in found.items() if each is None]:
-            place = next(name for name in _folders(tree, known.images.rpartition("/")[0]) if name.lower() == split)
+            place = next(name for name in _list_folders(tree, known.images.rpartition("/")[0]) if name.lower() == split)
             images, masks = (join(top.rpartition("/")[0], place) for top in (known.images, known.masks))
             if not next(_images_below(tree, masks), None):
                 found[split] = replace(known, images=images, masks=masks)
@@ -254,12 +257,12 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
     return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(found) else {}
 
 
-def _add_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, _Pair | None]) -> None:
-    """Adds splits that contain images directly and no folders, if another split has masks: many test splits have
-    none."""
+def _add_splits_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, _Pair | None]) -> None:
+    """Adds splits that contain images directly and no folders, if another split has masks: many test splits have no
+    masks."""
     known = next(filter(None, found.values()), None)
     for name in splits:
-        if known is None or found[name.lower()] is not None or _folders(tree, name):
+        if known is None or found[name.lower()] is not None or _list_folders(tree, name):
             continue
         if known.images == known.masks:
             found[name.lower()] = replace(known, images=name, masks=name)
@@ -268,55 +271,56 @@ def _add_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, _Pair
             found[name.lower()] = replace(known, images=name, masks=place, tail="")
 
 
-def _places(pair: _Pair) -> tuple[str, ...]:
+def _pair_places(pair: _Pair) -> tuple[str, ...]:
     return pair.images, pair.masks
 
 
 def _unpaired_folders(tree: Tree, pairs: Mapping[str, _Pair]) -> list[str]:
-    """Lists folders with images next to the folders of the pairs, without related ones and drawn masks."""
-    used = [place for pair in pairs.values() for place in _places(pair)]
+    """Lists folders with images next to those of the pairs; skips folders that overlap with these, and drawn masks."""
+    used = [place for pair in pairs.values() for place in _pair_places(pair)]
     bases = {place.rpartition("/")[0] for place in used if place} | {""}
-    beside = {join(base, name) for base in bases for name in _folders(tree, base)}
+    beside = {join(base, name) for base in bases for name in _list_folders(tree, base)}
     beside = {place for place in beside if not DRAWN.fullmatch(place)}
-    free = (place for place in sorted(beside) if not any(_related(place, each) for each in used))
+    free = (place for place in sorted(beside) if not any(_contain_each_other(place, each) for each in used))
     return [place for place in free if next(_images_below(tree, place), None)]
 
 
-def _related(one: str, other: str) -> bool:
+def _contain_each_other(one: str, other: str) -> bool:
     """Tells if one folder contains the other or equals it."""
     return not one or not other or f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
-def _named_pair(tree: Tree, base: str) -> _Pair | None:
-    """Pairs the folders in ``base`` whose names mean images and masks, if there is one each."""
-    names = _folders(tree, base)
+def _pair_by_names(tree: Tree, base: str) -> _Pair | None:
+    """Pairs the folders in ``base`` whose names mean images and masks; None unless there is one of each."""
+    names = _list_folders(tree, base)
     images, masks = (
-        [name for name in names if known.fullmatch(name)] or [name for name in names if _role(name)[0] == role]
+        [name for name in names if known.fullmatch(name)]
+        or [name for name in names if _read_folder_name(name)[0] == role]
         for known, role in ((_IMAGES, "image"), (_MASKS, "mask"))
     )
     if len(images) != 1 or len(masks) != 1:
         return None
-    return _pair(tree, join(base, images[0]), join(base, masks[0]))
+    return _pair_folders(tree, join(base, images[0]), join(base, masks[0]))
 
 
-def _role(name: str) -> tuple[str | None, str]:
-    """Tells by the words of a folder's name if it contains images or masks, and returns its split."""
+def _read_folder_name(name: str) -> tuple[str | None, str]:
+    """Returns what a folder contains by the words of its name, ``image`` or ``mask``, and the split that it names."""
     words = [word.lower() for word in _WORDS.findall(name)]
     role = next((r for r, p in (("mask", _MASK_WORD), ("image", _IMAGE_WORD)) if any(map(p.fullmatch, words))), None)
     return role, next((word for word in words if word in SPLIT_ORDER), "")
 
 
-def _pairs_by_split(tree: Tree, folders: Sequence[str]) -> dict[str, _Pair]:
+def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, _Pair]:
     """Pairs folders whose names contain split and role: ``images_train``, ``masks_train``. A split without a folder
-    of masks has none; empty if the names differ."""
+    of masks has no masks. Empty if folders have other names."""
     by_role: dict[str | None, dict[str, str]] = {"image": {}, "mask": {}}
     for name in folders:
-        role, split = _role(name)
+        role, split = _read_folder_name(name)
         if role is not None and (not split or split in by_role[role]):
             return {}
         by_role.setdefault(role, {})[split] = name
     images, masks = by_role["image"], by_role["mask"]
-    found = {split: _pair(tree, name, masks[split]) for split, name in images.items() if split in masks}
+    found = {split: _pair_folders(tree, name, masks[split]) for split, name in images.items() if split in masks}
     pairs = {split: pair for split, pair in found.items() if pair is not None}
     if not pairs or len(pairs) < len(masks):
         return {}
@@ -329,14 +333,14 @@ def _pairs_by_split(tree: Tree, folders: Sequence[str]) -> dict[str, _Pair]:
     return {split: pairs[split] for split in in_packing_order(pairs)}
 
 
-def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
-    """Pairs two folders if half of the first images have a mask. In one folder, masks are told by the ending of
-    their names. Raises :class:`_OtherSizeError` if masks differ in size from images."""
-    if images == masks and _folders(tree, images):
+def _pair_folders(tree: Tree, images: str, masks: str) -> _Pair | None:
+    """Pairs two folders if half of the first images have a mask. In a single folder, masks differ from images by the
+    ending of their names. Raises :class:`_OtherSizeError` if masks differ in size from images."""
+    if images == masks and _list_folders(tree, images):
         return None  # folders may be classes
     if images == masks and not _has_mask_tails(tree, images):
         return None
-    some = _all_images(tree, images)
+    some = _list_images_below(tree, images)
     few = some[:: max(1, len(some) // _FEW)]
     odd = ""
     tails = _MASK_TAILS[images == masks :] if images == masks else (*_MASK_TAILS, *_common_tails(tree, masks))
@@ -345,18 +349,21 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
     for tail in image_tails:
         for mask_tail, suffix in ((mask_tail, suffix) for mask_tail in tails for suffix in _MASK_SUFFIXES):
             pair = _Pair(images, masks, tail, {"mask": mask_tail + suffix})
-            if not any(is_file(tree, pair.base(image) + mask_tail + suffix) for image in few):
+            if not any(is_file(tree, pair.mask_stem(image) + mask_tail + suffix) for image in few):
                 continue
-            listed = _all_images(tree, masks) if listed is None else listed
+            listed = _list_images_below(tree, masks) if listed is None else listed
             suffixes = dict.fromkeys((suffix, *sorted({f".{name.rpartition('.')[2]}" for name in listed})))
             ends = [mask_tail + each for each in suffixes]
             pair = replace(pair, further=tuple(ends[1:]))
             named = [image for image in some if not pair.is_mask(image)]
-            hits = [np.isin(_hashes(pair.base(image) + end for image in named), _hashes(listed)) for end in ends]
+            hits = [
+                np.isin(_hash_names(pair.mask_stem(image) + end for image in named), _hash_names(listed))
+                for end in ends
+            ]
             pair = replace(pair, further=tuple(end for end, hit in zip(ends[1:], hits[1:], strict=True) if hit.any()))
             if hits[0].any() and 2 * int(np.logical_or.reduce(hits).sum()) >= len(named):
                 first = [
-                    (image, pair.base(image) + end)
+                    (image, pair.mask_stem(image) + end)
                     for end, hit in zip(ends, hits, strict=True)
                     for image in list(compress(named, hit))[:_FEW]
                 ]
@@ -370,8 +377,8 @@ def _pair(tree: Tree, images: str, masks: str) -> _Pair | None:
 
 
 def _has_mask_tails(tree: Tree, folder: str) -> bool:
-    """Tells if images of a folder end like masks of other images there, in exactly one way: with several masks an
-    image, it is unclear which is meant."""
+    """Tells if some images of a folder end like masks of other images there, in exactly one way: with several masks
+    an image, it is unclear which is meant."""
     found = list_contents(tree).folders.get(folder)
     if found is None:
         return False
@@ -382,7 +389,7 @@ def _has_mask_tails(tree: Tree, folder: str) -> bool:
 
 
 def _common_tails(tree: Tree, folder: str) -> list[str]:
-    """Returns the endings of nine in ten names in a folder: ``_training``."""
+    """Returns the endings that nine in ten names in a folder have: ``_training``."""
     found = list_contents(tree).folders.get(folder)
     if found is None:
         return []
@@ -391,25 +398,25 @@ def _common_tails(tree: Tree, folder: str) -> list[str]:
     return [next(stem[-len(tail) - 1 :] for stem in stems if stem.lower().endswith(tail)) for tail in common]
 
 
-def _hashes(names: Iterable[str]) -> NDArray[np.int64]:
+def _hash_names(names: Iterable[str]) -> NDArray[np.int64]:
     return np.fromiter(map(hash, names), np.int64)
 
 
-def _all_images(tree: Tree, top: str) -> list[str]:
+def _list_images_below(tree: Tree, top: str) -> list[str]:
     return list(_images_below(tree, top))
 
 
 def _images_below(tree: Tree, top: str) -> Iterator[str]:
     """Yields the paths of images below a folder, folder by folder."""
     waiting = [top]
-    for folder in waiting:  # grows meanwhile
+    for folder in waiting:  # grows within the loop
         names = tree.names(folder)
         waiting += [join(folder, name) for name in names.folders if not is_passed_over(name)]
         yield from (join(folder, name) for name in names.ending(*IMAGE_SUFFIXES) if name[0] != ".")
 
 
 def _same_size(tree: Tree, image: str, mask: str) -> bool:
-    """Tells if both have the same size; True for an unreadable header, which makes a bad sample."""
+    """Tells if image and mask have the same size; True for an unreadable header, which makes a bad sample."""
     try:
         one, other = sniff(tree.start(image, _HEADER)), sniff(tree.start(mask, _HEADER))
     except HeaderError:
@@ -417,13 +424,13 @@ def _same_size(tree: Tree, image: str, mask: str) -> bool:
     return (one.width, one.height) == (other.width, other.height)
 
 
-def _folders(tree: Tree, base: str) -> list[str]:
+def _list_folders(tree: Tree, base: str) -> list[str]:
     return [name for name in tree.names(base).folders if not is_passed_over(name)]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises images paired with masks by name; partial if other files name images, or other folders contain
-    some."""
+    """Recognises images paired with masks by name; partial if further files name images, or other folders contain
+    images."""
     tree = open_tree(path)
     try:
         pairs = {} if tree is None else _find_pairs(tree)
@@ -436,17 +443,17 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     read = tuple(f" in {printable(pair.masks)}/" for pair in pairs.values() if "polygons" in pair.ends)
     phrases = (phrase for phrase in describe_further_files(tree) if not phrase.startswith(known))
     further = [phrase for phrase in phrases if not any(place in f"{phrase}/" for place in read)]
-    odd = further or _unpaired_folders(tree, pairs) or any(_has_other_ends(tree, pair) for pair in pairs.values())
+    odd = further or _unpaired_folders(tree, pairs) or any(_has_other_endings(tree, pair) for pair in pairs.values())
     return Certainty.PARTIAL if odd else Certainty.CERTAIN
 
 
 def _palette_folders(pairs: Mapping[str, _Pair]) -> list[str]:
-    """Lists folders in which a palette may be: those of the masks, and their parents."""
+    """Lists the folders in which a palette may be: those of the masks, and their parents."""
     masks = [pair.masks for pair in pairs.values()]
     return ["", *(place.rpartition("/")[0] for place in masks), *masks]
 
 
-def _has_other_ends(tree: Tree, pair: _Pair) -> bool:
+def _has_other_endings(tree: Tree, pair: _Pair) -> bool:
     """Tells if images in a pair's folder have an ending of neither images nor masks."""
     found = list_contents(tree).folders.get(pair.images)
     if found is None:

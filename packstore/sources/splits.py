@@ -1,4 +1,4 @@
-"""Tells splits from classes, by names and contents of the top folders."""
+"""Distinguishes splits from classes, by names and contents of the top folders."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Splits:
-    """Top folders of an image folder that has splits; each tuple is sorted.
+class SplitFolders:
+    """Top folders of an image folder with splits; each tuple is sorted.
 
     Attributes:
         splits: Folders that are splits.
@@ -31,13 +31,13 @@ class Splits:
         """Returns the message about ``others``; ``root`` is the printable name of the image folder."""
         one = self.splits[0].lower()
         return (
-            f"{root} holds splits ({_listed(self.splits)}) and beside them other folders with images "
-            f"({_listed(self.others)}): pack one split alone with --split {one}, take all of these folders as classes "
-            "with --source imagefolder, or move the other folders out"
+            f"{root} holds splits ({_join_names(self.splits)}) and beside them other folders with images "
+            f"({_join_names(self.others)}): pack one split alone with --split {one}, take all of these folders as "
+            "classes with --source imagefolder, or move the other folders out"
         )
 
 
-def find_splits(tree: Tree, directories: Collection[str], above: tuple[Identity, ...]) -> Splits | None:
+def find_splits(tree: Tree, directories: Collection[str], above: tuple[Identity, ...]) -> SplitFolders | None:
     """Finds the splits among the top ``directories`` of ``tree``; None if all are classes.
 
     If all top folders have names of splits, they are splits, whatever their content. Beside other folders they are
@@ -47,18 +47,19 @@ def find_splits(tree: Tree, directories: Collection[str], above: tuple[Identity,
     names = sorted(directories)
     splits = tuple(name for name in names if name.lower() in SPLIT_ORDER)
     unknown = [name for name in names if name not in splits]
-    if not splits or (unknown and not any(_holds_classes(tree, name, above) for name in splits)):
+    if not splits or (unknown and not any(_contains_classes(tree, name, above) for name in splits)):
         return None
     others = tuple(name for name in unknown if tree.holds_images(name, above))
-    return Splits(splits, others, tuple(name for name in unknown if name not in others))
+    return SplitFolders(splits, others, tuple(name for name in unknown if name not in others))
 
 
-def _holds_classes(tree: Tree, name: str, above: tuple[Identity, ...]) -> bool:
+def _contains_classes(tree: Tree, name: str, above: tuple[Identity, ...]) -> bool:
+    """Tells if a top folder contains folders of images."""
     inside = tree.list(name)
     return any(
         tree.holds_images(f"{name}/{folder}", (*above, inside.identity)) for folder in sorted(inside.directories)
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(map(printable, names[:_NAMED])) + (", …" if len(names) > _NAMED else "")

@@ -1,4 +1,4 @@
-"""A packstore store as a source: records pass through unchanged; each checksum is verified."""
+"""Reads a packstore store as a source: records pass through unchanged, after their checksums are verified."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StoreSource(Source):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts records. Raises :class:`SourceError` for a store or split without records."""
         manifest = self.manifest
-        ranges = self._ranges(split)
+        ranges = self._split_ranges(split)
         splits = {name: stop - start for name, start, stop in ranges}
         records = ranges[-1][2] - ranges[0][1]
         if not records:
@@ -78,7 +78,7 @@ class StoreSource(Source):
             shape=image.shape if image.kind == "fixed" else None,
             size_bytes=size_bytes,
             size_counts=size_counts,
-            key_bytes=self._key_bytes(ranges[0][1], ranges[-1][2]),
+            key_bytes=self._count_key_bytes(ranges[0][1], ranges[-1][2]),
             store=manifest,
             sampled=frozenset(self._sampled),
             further_bytes=sum(column.nbytes for column in self._columns if column.holds_images)
@@ -87,7 +87,8 @@ class StoreSource(Source):
             value_bytes=sum(manifest.column(name).nbytes for name in self._sampled) * records // manifest.records,
         )
 
-    def _key_bytes(self, start: int, stop: int) -> int:
+    def _count_key_bytes(self, start: int, stop: int) -> int:
+        """Returns the bytes of the keys of a range of records."""
         if stop - start == len(self.reader):
             return self.manifest.column("key").nbytes
         total = first = 0
@@ -100,9 +101,9 @@ class StoreSource(Source):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields records. ``size_bytes`` is the mean if records differ in size."""
-        return self._entries(self._ranges(split))
+        return self._make_entries(self._split_ranges(split))
 
-    def _entries(self, ranges: list[tuple[str, int, int]]) -> Iterator[Entry]:
+    def _make_entries(self, ranges: list[tuple[str, int, int]]) -> Iterator[Entry]:
         image = self.manifest.image
         size = image.record_nbytes if image.kind == "fixed" else -(-image.nbytes // max(self.manifest.records, 1))
         for name, first, last in ranges:
@@ -115,19 +116,19 @@ class StoreSource(Source):
                     yield Entry(self.reader.key(record), name, values, size, record)
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        """Reads a record: its bytes, or for a tensor encoding its array; with the values of its other columns.
+        """Reads a record: its bytes, or its array for a tensor encoding; with the values of its other columns.
 
         Raises :class:`CorruptRecordError` if they do not match the record's checksums.
         """
         image = self.image(entry)
-        return Sample(image, self._values(entry), at_rest=True) if self._sampled else image
+        return Sample(image, self._read_values(entry), at_rest=True) if self._sampled else image
 
     def image(self, entry: Entry) -> ImageData:
         record: int = entry.ref
         data = self._records.image(record)
         if self._encoded:
             return data if isinstance(data, bytes) else bytes(data)
-        return self._array(record, data)
+        return self._as_array(record, data)
 
     def locate(self, entry: Entry) -> Location | None:
         record: int = entry.ref
@@ -140,20 +141,20 @@ class StoreSource(Source):
             return None
         number = int(np.searchsorted(self.reader.part_starts, record, "right")) - 1
         format: Format = FORMATS[self.manifest.format]
-        return Location(str(format.data_file(Path(self._places[number])).absolute()), offset)
+        return Location(str(format.data_file(Path(self._part_places[number])).absolute()), offset)
 
     @cached_property
-    def _places(self) -> list[str]:
+    def _part_places(self) -> list[str]:
         return self.reader.part_places()
 
-    def _values(self, entry: Entry) -> dict[str, Any]:
-        """Reads the stored values of a record's columns that come with samples, after verifying its whole row."""
+    def _read_values(self, entry: Entry) -> dict[str, Any]:
+        """Reads the stored values of a record's columns that come with samples; verifies its whole row first."""
         row = self._records.row(entry.ref)
         values = ((name, row[name]) for name in self._sampled)
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
 
-    def _array(self, record: int, data: Buffer) -> NDArray[Any]:
-        """Wraps bytes that are already verified, and stay valid, as an array."""
+    def _as_array(self, record: int, data: Buffer) -> NDArray[Any]:
+        """Views verified bytes as an array; they must stay valid."""
         image = self.manifest.image
         shape = image.shape if image.kind == "fixed" else tuple(self.reader.value("shape", record).tolist())
         return as_image_array(data, image, shape, f"record {record} of {printable(str(self.path))}")
@@ -164,8 +165,8 @@ class StoreSource(Source):
     def close(self) -> None:
         self.reader.close()
 
-    def _ranges(self, split: str | None) -> list[tuple[str, int, int]]:
-        """Returns (name, first record, end) of the chosen splits."""
+    def _split_ranges(self, split: str | None) -> list[tuple[str, int, int]]:
+        """Returns name, first record and end of the chosen splits. Raises :class:`NotInSourceError`."""
         splits = self.manifest.splits
         if split is None:
             return [(s.name, s.start, s.stop) for s in splits] or [("", 0, self.manifest.records)]
@@ -176,6 +177,7 @@ class StoreSource(Source):
 
 
 def _is_label(column: Column) -> bool:
+    """Tells if a column has one int64 number for each record."""
     return column.kind == "fixed" and column.dtype == "int64" and column.shape == ()
 
 

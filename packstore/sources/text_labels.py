@@ -1,4 +1,4 @@
-"""Columns of texts that name the class of each sample, in tables and arrays."""
+"""Recognises columns of texts that name the class of each sample, in tables and arrays."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _MAX_CLASSES, _LONGEST_NAME = 1 << 16, 200
 
 
 def name_words(name: str) -> list[str]:
-    """The words and numbers of a name, in lower case: ``trainX_2`` are ``train``, ``x``, ``2``."""
+    """Splits a name into words and numbers, in lower case: ``trainX_2`` into ``train``, ``x``, ``2``."""
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return [word.lower() for word in re.findall(r"[A-Za-z]+|\d+", parted)]
 
 
 def is_label_name(words: Sequence[str]) -> bool:
-    """Whether a column of texts is called as labels are: ``label``, ``class_name`` …"""
+    """Tells if a column of texts has a name for labels: ``label``, ``class_name`` …"""
     return not _WORDS.isdisjoint(words) and _WORDS.union(["name"]).issuperset(words)
 
 
 class LabelTexts:
-    """Collects the different texts of a column, as long as they may be names of classes."""
+    """Collects the different texts of a column while they may be names of classes."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -36,8 +36,8 @@ class LabelTexts:
                 self._names = None
 
     def classes(self, *, coded: bool = False, order: Collection[str] = ()) -> tuple[str, ...] | None:
-        """The names of the classes, sorted, or in an ``order`` that has all of them; None for texts that may be
-        anything: mostly different ones, unless they are ``coded`` by dictionary."""
+        """Returns the names of the classes, sorted, or in an ``order`` that has all of them. None if the texts may
+        be anything: most are different, unless they are ``coded`` by dictionary."""
         if not self._names or (2 * len(self._names) > self.rows and not coded):
             return None
         return tuple(order) if self._names.issubset(order) else tuple(sorted(self._names))

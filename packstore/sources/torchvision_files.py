@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 
-class Files(Sequence[dict[str, Any]]):
-    """Samples of a dataset of image files and labels or masks: key, path of the image, and the label or mask.
+class ImageFiles(Sequence[dict[str, Any]]):
+    """Samples of a dataset of image files with labels or masks: key, path of the image, and the label or mask.
 
     The key is the path relative to the dataset's root.
     """
@@ -33,16 +33,16 @@ class Files(Sequence[dict[str, Any]]):
         return {"key": self.key_at(index), "image": path, self._name: other}
 
     def key_at(self, index: int) -> str:
-        """Returns the key of a sample: its image's path relative to the dataset's root; its number for an image
-        elsewhere."""
+        """Returns the key of a sample: its image's path relative to the dataset's root; for an image elsewhere, its
+        number."""
         path = Path(self._images[index])
         return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else f"{index:010}"
 
 
-class Chosen(Sequence[dict[str, Any]]):
+class ImageFilesSubset(Sequence[dict[str, Any]]):
     """Subset of the samples of another sequence."""
 
-    def __init__(self, files: Files | Chosen, indices: Sequence[int]) -> None:
+    def __init__(self, files: ImageFiles | ImageFilesSubset, indices: Sequence[int]) -> None:
         self._files = files
         self._indices = indices
 
@@ -56,10 +56,10 @@ class Chosen(Sequence[dict[str, Any]]):
         return self._files.key_at(self._indices[index])
 
 
-class InSplit(Sequence[dict[str, Any]]):
-    """Samples of another sequence with their split as key prefix, since splits may contain files of equal names."""
+class SplitImageFiles(Sequence[dict[str, Any]]):
+    """Samples of another sequence, with the split before each key, since splits may have files of equal names."""
 
-    def __init__(self, files: Files | Chosen, split: str) -> None:
+    def __init__(self, files: ImageFiles | ImageFilesSubset, split: str) -> None:
         self._files = files
         self._split = split
 
@@ -73,29 +73,30 @@ class InSplit(Sequence[dict[str, Any]]):
         return f"{self._split}/{self._files.key_at(index)}"
 
 
-def files_of(dataset: Any) -> Files | Chosen | None:
-    """Returns the files of a torchvision dataset, or of a ``Subset`` of one; None if only the dataset knows its
-    samples: it transforms images, or has its own loader or ``__getitem__``."""
+def find_image_files(dataset: Any) -> ImageFiles | ImageFilesSubset | None:
+    """Returns the image files of a torchvision dataset, or of a ``Subset`` of one; None if only the dataset can read
+    its samples: it transforms images, or has its own loader or ``__getitem__``."""
     if type(dataset).__name__ == "Subset" and type(dataset).__module__.startswith("torch.utils.data"):
-        files = files_of(dataset.dataset)
-        return None if files is None else Chosen(files, dataset.indices)
+        files = find_image_files(dataset.dataset)
+        return None if files is None else ImageFilesSubset(files, dataset.indices)
     made = getattr(type(dataset), "__getitem__", None), getattr(dataset, "loader", None)
     ours = all(str(getattr(each, "__module__", "torchvision.datasets")).startswith(_OURS) for each in made if each)
     # Of separate transforms, torchvision makes a joint one of this type.
     joint = type(getattr(dataset, "transforms", None)).__name__ not in ("NoneType", "StandardTransform")
     if not ours or joint or getattr(dataset, "transform", None) is not None or not hasattr(dataset, "root"):
         return None
-    for name, images, others in _lists(dataset):
+    for name, images, others in _find_file_lists(dataset):
         if len(images) == len(others) == len(dataset) and len(images) and isinstance(images[0], str | Path):
-            return Files(dataset, images, others, name)
+            return ImageFiles(dataset, images, others, name)
     return None
 
 
 _OURS = "torchvision.datasets"
 
 
-def _lists(dataset: Any) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:
-    """Yields lists of a dataset that may be images and labels, or images and masks."""
+def _find_file_lists(dataset: Any) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:
+    """Yields lists of a dataset that may be images and labels, or images and masks; first the name of the second
+    list."""
     found = vars(dataset)
     for name in ("samples", "_samples"):  # ImageFolder and the like; GTSRB, Imagenette, StanfordCars
         pairs = found.get(name)

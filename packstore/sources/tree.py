@@ -1,4 +1,4 @@
-"""Trees of files: a folder, or what an archive holds, under one interface."""
+"""Trees of files: one interface for a folder and for the content of an archive."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ _SEARCH_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # with O_PA
 
 
 class FileStat(NamedTuple):
-    """What lies under a name.
+    """Size and times of a file, or the fact that it is a directory.
 
     Attributes:
-        size: In bytes; :data:`packstore.sources.listing.NO_FILE` where it is no file.
-        modified_ns: Time of modification; 0 where it is no file.
-        changed_ns: Time of change, likewise.
-        is_directory: It is a directory.
-    """
+        size: Bytes; :data:`packstore.sources.listing.NO_FILE` if it is not a file.
+        modified_ns: Time of modification; 0 if it is not a file.
+        changed_ns: Time of change; 0 if it is not a file.
+        is_directory: It is a directory."""
 
     size: int
     modified_ns: int = 0
@@ -59,17 +58,16 @@ class FileStat(NamedTuple):
 
 
 class Tree(ABC):
-    """Files in directories. Directories and files are named by their paths from its root, with ``/``; the root is
+    """Files in directories. Directories and files are named by their paths from the root, with ``/``; the root is
     ``""``.
 
     Attributes:
-        root: What it is called in messages.
-        replaced: Number of files of an archive that a later one of the same name has replaced.
-        above: The directories above the root: a link to any of them leads back to it.
-        rules: What is hidden by ``--ignore``: treated as not there by all methods but :meth:`every`.
-        has_arrays: Files ``.npy`` are its images; see :func:`packstore.sources.npy_files.with_arrays`.
-        encoding: Of texts that are not UTF-8; None if nobody said one.
-    """
+        root: Name of the root in messages.
+        replaced: Number of files of an archive that a later file of the same name has replaced.
+        above: Identities of the directories above the root: a link to one of them leads back to the root.
+        rules: Rules of ``--ignore``: all methods but :meth:`all_folders` treat matching entries as absent.
+        has_arrays: ``.npy`` files are images; see :func:`packstore.sources.npy_files.accept_arrays`.
+        encoding: Encoding of texts that are not UTF-8; None if the user has named none."""
 
     root: str
     replaced: int = 0
@@ -79,72 +77,72 @@ class Tree(ABC):
     encoding: str | None = None
 
     def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """The images and directories in a directory. Counts what is passed over in ``ignored``, by reason.
+        """Lists the images and directories in a directory. Counts in ``ignored`` what is left out, by reason.
 
-        Raises :class:`SourceError` when it cannot be listed."""
+        Raises :class:`SourceError` if it cannot be listed."""
         if not self.rules:
             return self.list_all(directory, ignored)
         return hide_ignored(self.list_all(directory, None), self.rules, directory, self.list_names(directory), ignored)
 
     def is_image_name(self, name: str) -> bool | None:
-        """Whether a file is an image by its name; None if its first bytes have to tell."""
+        """Tells if a file is an image by its name; None if its first bytes must decide."""
         if self.has_arrays and name.lower().endswith(ARRAY):
             return name[0] != "."
         return is_image_name(name)
 
     def names(self, directory: str) -> Names:
-        """All names in a directory. None if it cannot be listed."""
+        """Returns all names in a directory; empty if it cannot be listed."""
         names = self.list_names(directory)
         return self.rules.filter_names(directory, names) if self.rules else names
 
     def stat(self, file: str) -> FileStat:
-        """What lies under a name. Raises :class:`OSError` where nothing does."""
+        """Returns size and times of a file, or that it is a directory. Raises :class:`OSError` if nothing is there."""
         found = self.stat_any(file)
         if self.rules.hides(file, found.is_directory):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
         return found
 
     def start(self, file: str, size: int) -> bytes:
-        """The first ``size`` bytes of a file; none where it cannot be read."""
+        """Reads the first ``size`` bytes of a file; empty if it cannot be read."""
         return b"" if self.rules.hides(file) else self.read_start(file, size)
 
     @abstractmethod
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """:meth:`list` without rules."""
+        """Does :meth:`list`, with the entries that ``rules`` hide."""
 
     @abstractmethod
     def list_names(self, directory: str) -> Names:
-        """:meth:`names` without rules."""
+        """Does :meth:`names`, with the entries that ``rules`` hide."""
 
     @abstractmethod
     def stat_any(self, file: str) -> FileStat:
-        """:meth:`stat` without rules."""
+        """Does :meth:`stat`, also for entries that ``rules`` hide."""
 
     @abstractmethod
     def read_start(self, file: str, size: int) -> bytes:
-        """:meth:`start` without rules."""
+        """Does :meth:`start`, also for entries that ``rules`` hide."""
 
     @abstractmethod
     def read_part(self, file: str, place: int, size: int) -> bytes:
-        """``size`` bytes of a file from ``place`` on; fewer where it ends before. From any thread.
+        """Reads ``size`` bytes of a file from ``place`` on; fewer at its end. Thread-safe.
 
-        Raises :class:`OSError`, and :class:`ValueError` in an archive where it is damaged, no plain file, or compressed
-        otherwise than by deflate."""
+        Raises :class:`OSError`; and :class:`ValueError` in an archive for a damaged entry, for one that is not a
+        plain file, and for a compression other than deflate."""
 
     @abstractmethod
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        """All bytes of a file, from any thread.
+        """Reads all bytes of a file. Thread-safe.
 
-        Raises :class:`SampleError` when it cannot be read, is no file, has more than ``max_bytes``, or is not as it was
-        listed: with another size or time of modification."""
+        Raises :class:`SampleError` if it cannot be read, is not a file, has more than ``max_bytes``, or has changed
+        since it was listed: another size or time of modification."""
 
     def locate(self, key: str) -> Location | None:
-        """Where the bytes of a file lie on this machine; None if they are compressed or lie elsewhere."""
+        """Locates the bytes of a file on this machine; None if they are compressed or elsewhere."""
         return None
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
-        """All bytes of files, by their keys, sizes and times of modification, where they are read faster together; None
-        for what :meth:`read` is to be called for. From any thread."""
+        """Reads files, given by keys, sizes and times of modification, if that is faster together; returns None for
+        each file that :meth:`read` must read. Thread-safe."""
         return [None] * len(files)
 
     def walk(
@@ -154,13 +152,13 @@ class Tree(ABC):
         ignored: Counter[str] | None = None,
         skip_cycles: bool = False,
     ) -> Iterator[tuple[str, Listing]]:
-        """Yields the directory ``top`` and those below: path and listing.
+        """Yields path and listing of the directory ``top`` and of all below it.
 
         ``above`` identifies the directories above ``top``. The order is that of ``sorted(os.walk(…))``. Only
-        directories not yet listed are in memory: a directory sorts after its parent, so the smallest of them sorts
-        before all that are still to be found. Raises :class:`SourceError` for a cycle of links; with ``skip_cycles``
-        the link is a listing of its own, :attr:`Listing.is_cycle`, as if it were a bad file in the directory that it
-        lies in.
+        directories that are not yet listed are in memory: a directory sorts after its parent, so the smallest of them
+        sorts before all that will be found later. Raises :class:`SourceError` for a cycle of links; with
+        ``skip_cycles`` the link has a listing of its own, :attr:`Listing.is_cycle`, like a bad file in its
+        directory.
         """
         waiting: list[tuple[str, tuple[Identity, ...]]] = [(top, above)]
         while waiting:
@@ -182,9 +180,9 @@ class Tree(ABC):
     def folders(
         self, left_out: Callable[[str], bool], top: str = "", every: bool = False
     ) -> Iterator[tuple[str, Names]]:
-        """Yields each directory at and below ``top`` and its :meth:`names`, near ones first, without those of names
-        that are ``left_out``; with ``every``, those too that ``rules`` hide. Follows links, but none to a directory
-        above itself."""
+        """Yields each directory at and below ``top`` with its :meth:`names`, near ones first; skips directories with
+        names that are ``left_out``. With ``every``, includes those that ``rules`` hide. Follows links, except to a
+        directory above."""
         list_names = self.list_names if every else self.names
         waiting: deque[tuple[str, tuple[Identity, ...]]] = deque([(top, self.above)])
         while waiting:
@@ -198,44 +196,44 @@ class Tree(ABC):
             waiting.extend((prefix + name, above) for name in names.folders if not left_out(name))
 
     def all_folders(self) -> Iterator[tuple[str, Names]]:
-        """Yields each directory and its :meth:`names`, hidden ones too, and those that ``rules`` hide."""
+        """Yields each directory with all its names, also hidden ones and those that ``rules`` hide."""
         return self.folders(lambda _: False, every=True)
 
     def cache_names(self) -> AbstractContextManager[None]:
-        """Until its end, each directory may be listed once for all who ask."""
+        """Allows to list each directory only once within the block."""
         return nullcontext()
 
     def identity(self, directory: str) -> Identity | None:
-        """What tells a directory from all others, whatever links lead there; None if it is gone."""
+        """Returns numbers that identify a directory, whatever links lead to it; None if it is gone."""
         return -1, hash(directory)
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
-        """Whether an image lies anywhere at or below the directory ``top``; see :meth:`walk`."""
+        """Tells if an image is anywhere at or below the directory ``top``; see :meth:`walk`."""
         return any(listing.images and not listing.is_cycle for _, listing in self.walk(top, above, skip_cycles=True))
 
     def stamp(self) -> str:
         return ""
 
     def close(self) -> None:
-        """Closes what is open; the next :meth:`read` opens it again."""
+        """Closes open files; the next :meth:`read` opens them again."""
         return
 
     def name(self, directory: str = "") -> str:
-        """A directory for messages."""
+        """Formats the path of a directory or file for messages."""
         return printable(f"{self.root}/{directory}" if directory else self.root)
 
 
 class FolderTree(Tree):
-    """A folder on disk.
+    """Folder on disk.
 
-    Each thread keeps the directory of its last file open: opening a file relative to it takes two thirds of the time.
-    """
+    Each thread keeps the directory of its last file open: opening a file relative to it takes two thirds of the
+    time."""
 
     def __init__(self, path: Path) -> None:
         self.root = str(path.absolute())  # a later change of the working directory does not matter
         self.rules = active_rules(path)
         self.encoding = active_encoding()
-        self.above = tuple(_identity(parent) for parent in Path(self.root).resolve().parents)
+        self.above = tuple(_directory_identity(parent) for parent in Path(self.root).resolve().parents)
         self._threads = threading.local()
         self._known: NameCache | None = None
 
@@ -255,14 +253,14 @@ class FolderTree(Tree):
             finally:
                 os.close(descriptor)
         except (OSError, ValueError):
-            return Names()  # a listing says why
+            return Names()  # a listing reports why
         if self._known is not None:
             self._known.put(directory, names)
         return names
 
     @contextmanager
     def cache_names(self) -> Iterator[None]:
-        """Until its end, each directory is listed once, whatever happens to it meanwhile."""
+        """Lists each directory only once within the block, even if it changes meanwhile."""
         if self._known is not None:
             yield
             return
@@ -274,20 +272,20 @@ class FolderTree(Tree):
 
     def identity(self, directory: str) -> Identity | None:
         try:
-            return _identity(Path(f"{self.root}/{directory}"))
+            return _directory_identity(Path(f"{self.root}/{directory}"))
         except SourceError:
             return None
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
-        """The name of a file settles it for most folders, without a listing."""
+        """Decides by the name of a file for most folders, without a listing."""
         place = Path(f"{self.root}/{top}")
         try:
-            if not self.rules and _identity(place) not in above:
+            if not self.rules and _directory_identity(place) not in above:
                 with os.scandir(place) as entries:
                     if any(not is_directory(entry) and self.is_image_name(entry.name) for entry in entries):
                         return True
         except (OSError, SourceError):
-            pass  # a listing says why
+            pass  # a listing reports why
         return super().holds_images(top, above)
 
     def stat_any(self, file: str) -> FileStat:
@@ -314,7 +312,7 @@ class FolderTree(Tree):
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         try:
-            descriptor = self._open(key)
+            descriptor = self._open_file(key)
         except OSError as error:
             raise SampleError(key, f"cannot be opened: {error.strerror or error}") from None
         try:
@@ -348,7 +346,7 @@ class FolderTree(Tree):
             for path, group in groupby(files, lambda file: file[0].rpartition("/")[0]):
                 keys, sizes, times = zip(*group, strict=True)
                 names = [os.fsencode(key[len(path) + 1 if path else 0 :]) for key in keys]
-                found += read_files(self._directory(path), names, sizes, times)
+                found += read_files(self._open_directory(path), names, sizes, times)
         except (OSError, ValueError):  # a directory that is gone, a name with a null byte
             return super().read_together(files)
         return found
@@ -356,23 +354,23 @@ class FolderTree(Tree):
     def close(self) -> None:
         self._threads = threading.local()
 
-    def _open(self, key: str) -> int:
-        """Opens without blocking, so that a pipe under an image's name cannot hang the conversion."""
+    def _open_file(self, key: str) -> int:
+        """Opens a file without blocking, so that a pipe with an image's name cannot hang the conversion."""
         if not _RELATIVE:
             return os.open(f"{self.root}/{key}", _OPEN_FLAGS)
         path, _, name = key.rpartition("/")
-        return os.open(name, _OPEN_FLAGS, dir_fd=self._directory(path))
+        return os.open(name, _OPEN_FLAGS, dir_fd=self._open_directory(path))
 
-    def _directory(self, path: str) -> int:
-        """The descriptor of a directory, which is open while this thread asks for no other."""
-        directory: _Directory | None = getattr(self._threads, "directory", None)
+    def _open_directory(self, path: str) -> int:
+        """Returns the descriptor of a directory, which stays open until this thread needs another one."""
+        directory: _OpenDirectory | None = getattr(self._threads, "directory", None)
         if directory is None or directory.path != path:
-            directory = self._threads.directory = _Directory(self.root, path)
+            directory = self._threads.directory = _OpenDirectory(self.root, path)
         return directory.descriptor
 
 
-class _Directory:
-    """An open directory, closed with its last reference."""
+class _OpenDirectory:
+    """Open directory, closed with its last reference."""
 
     def __init__(self, root: str, path: str) -> None:
         self.descriptor = -1
@@ -385,12 +383,13 @@ class _Directory:
 
 
 def changed_message(listed: int, found: int) -> str:
-    """Why a file cannot be packed that was listed with another size or time of modification."""
+    """Returns the error text for a file whose size or time of modification differs from its listing."""
     sizes = f"{listed} bytes then, {found} now" if listed != found else "written to meanwhile"
-    return f"has changed since it was listed ({sizes}): pack again when nothing writes to it"
+    return f"has changed since it was listed ({sizes}): pack it again once nothing writes to it"
 
 
 def _read_rest(descriptor: int, key: str, data: bytes, size: int) -> bytes:
+    """Reads the rest of a file after ``data``. Raises :class:`SampleError` if it ends too early."""
     parts = [data]
     read = len(data)
     while read < size:
@@ -403,7 +402,7 @@ def _read_rest(descriptor: int, key: str, data: bytes, size: int) -> bytes:
 
 
 def describe_mode(mode: int) -> str:
-    """What ``st_mode`` says, for people."""
+    """Describes the type of a file by its ``st_mode``, for people."""
     kinds = {
         stat.S_IFDIR: "a folder",
         stat.S_IFIFO: "a pipe",
@@ -414,7 +413,8 @@ def describe_mode(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "something else")
 
 
-def _identity(path: Path) -> Identity:
+def _directory_identity(path: Path) -> Identity:
+    """Returns device and inode of a directory. Raises :class:`SourceError` if it cannot be reached."""
     try:
         found = path.stat()
     except OSError as error:

@@ -1,7 +1,7 @@
 """Converts a user's values to plain ones, whatever library they come from: bytes of files, numpy arrays, numbers,
 strings.
 
-Does not load PIL or torch: their objects are recognised by type, and if one exists, its library is loaded already.
+Does not import PIL or torch: their objects are recognised by type; if one exists, its library is loaded already.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from packstore.images.reading import Reading, bring
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 LABEL_NAMES = ("label", "target", "class", "y", "cls")
-"""Names of whole numbers that are labels, in formats without declarations."""
+"""Names of whole numbers that are labels, in formats without declarations of fields."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -56,7 +56,7 @@ def array_of(value: Any) -> NDArray[Any]:
         tensor = value.detach().cpu()
         return np.asarray(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"found a tensor that is no array: {str(error).partition('. ')[0]}") from None
+        raise ValueError(f"found a tensor that is not an array: {str(error).partition('. ')[0]}") from None
 
 
 def dtype_name(value: Any) -> str:
@@ -87,7 +87,7 @@ def nbytes_of(value: Any) -> int:
         if isinstance(value, (list, tuple)):
             return 8 + sum(map(nbytes_of, value[:1])) * len(value)
     except RecursionError:
-        return 8  # nested too deeply for JSON, which says so
+        return 8  # nested too deeply for JSON, which is reported later
     if is_tensor(value):
         return int(value.numel() * value.element_size())
     return int(getattr(value, "nbytes", 8))
@@ -97,7 +97,7 @@ def _file_size(path: Any) -> int:
     try:
         return Path(path).stat().st_size
     except OSError:
-        return 0  # whoever reads it says so
+        return 0  # reported when it is read
 
 
 def to_plain(field: Field, value: Any) -> Any:
@@ -109,12 +109,14 @@ def to_plain(field: Field, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(field, Image):
-        return value if is_file(value) else _pixels(value, field.mode)
+        return value if is_file(value) else _convert_pixels(value, field.mode)
     if isinstance(field, Mask):
-        return value if is_file(value) else _mask(value, field)
+        return value if is_file(value) else _convert_mask(value, field)
     if isinstance(field, Images):
         if not isinstance(value, (list, tuple)) or not all(map(is_file, value)):
-            raise ValueError(f"found {_kinds(value)}; expected a list of image files, each a path or its bytes")
+            raise ValueError(
+                f"found {_describe_types(value)}; expected a list of image files, each a path or its bytes"
+            )
         return value
     if isinstance(field, Boxes) and getattr(value, "format", None) is not None:
         name = getattr(value.format, "name", value.format)
@@ -127,15 +129,15 @@ def to_plain(field: Field, value: Any) -> Any:
     return value
 
 
-def _kinds(value: Any) -> str:
+def _describe_types(value: Any) -> str:
     if not isinstance(value, (list, tuple)):
         return type(value).__name__
     return f"a list of {', '.join(sorted({type(each).__name__ for each in value}))}"
 
 
-def _pixels(value: Any, mode: str | None) -> NDArray[Any]:
+def _convert_pixels(value: Any, mode: str | None) -> NDArray[Any]:
     """Converts pixels to a mode, ``(H, W, C)``; floating point to ``(C, H, W)``. Gray becomes RGB for an RGB mode."""
-    array = _channels_last(value)
+    array = _to_channels_last(value)
     if not array.size:
         raise ValueError(f"found an image without pixels, of shape {array.shape}")
     wanted = parse_mode(mode or RGB.name)
@@ -150,11 +152,11 @@ def _pixels(value: Any, mode: str | None) -> NDArray[Any]:
 
 
 def infer_mode(values: Sequence[Any]) -> str | None:
-    """Returns the name of a mode for the pixels of all ``values``, the first samples; None for RGB.
+    """Infers the mode of the pixels of all ``values``, the first samples; None for RGB.
 
     Raises :class:`ValueError` for pixels whose mode must be declared.
     """
-    modes = {_mode_of(value) for value in values}
+    modes = {_infer_single_mode(value) for value in values}
     if len(modes) > 1 and all(mode.dtype == "uint8" for mode in modes):
         has_alpha = any(mode.has_alpha for mode in modes)
         modes = {parse_mode("RGBA" if has_alpha else "RGB")}
@@ -168,8 +170,9 @@ def infer_mode(values: Sequence[Any]) -> str | None:
 _USUAL_CHANNELS = (1, 2, 3, 4)
 
 
-def _mode_of(value: Any) -> Mode:
-    array = _channels_last(value)
+def _infer_single_mode(value: Any) -> Mode:
+    """Infers the mode of one image. Raises :class:`ValueError` if it must be declared."""
+    array = _to_channels_last(value)
     if array.shape[2] not in _USUAL_CHANNELS:
         expected = "(channels, height, width)" if is_tensor(value) else "(height, width, channels)"
         raise ValueError(
@@ -186,7 +189,7 @@ def _mode_of(value: Any) -> Mode:
     return mode_of(array.shape[2], array.dtype.name)
 
 
-def _channels_last(value: Any) -> NDArray[Any]:
+def _to_channels_last(value: Any) -> NDArray[Any]:
     """Converts an image to ``(H, W, C)``. Raises :class:`ValueError`."""
     if is_pil(value):
         return pixels_of_pillow(value)
@@ -199,7 +202,8 @@ def _channels_last(value: Any) -> NDArray[Any]:
     return array.transpose(1, 2, 0) if is_tensor(value) else array
 
 
-def _mask(value: Any, field: Mask) -> NDArray[Any]:
+def _convert_mask(value: Any, field: Mask) -> NDArray[Any]:
+    """Converts a mask to an array ``(H, W)`` of its dtype. Raises :class:`ValueError`."""
     if is_pil(value) and value.mode not in ("1", "L", "P", "I", "I;16"):
         raise ValueError(f"found a PIL image of mode {value.mode}; expected one number a pixel (L, P, I;16, I)")
     array = array_of(value)
@@ -232,15 +236,15 @@ def infer_field(name: str, values: Sequence[Any]) -> Field:
     if known is not None:
         return known
     if isinstance(value, (bytes, bytearray, memoryview)) or is_path(value):
-        return _of_file(name, value)
+        return _infer_file_field(name, value)
     if isinstance(value, str):
-        if name in _LABEL_NAMES:
+        if name in LABEL_NAMES:
             raise ValueError("found names of classes: declare it, with packstore.Label(classes), or as 'text'")
         if value.lower().endswith(IMAGE_SUFFIXES):
             if looks_like_mask(name):
                 return Mask()
             if Path(value).is_file():
-                # As text, it would be kept as its name alone, without a word.
+                # A text field would keep only the name, without a warning.
                 raise ValueError("found the name of an image file: declare it as 'image' or 'mask', or as 'text'")
         return Text()
     if isinstance(value, Mapping):
@@ -255,17 +259,16 @@ def infer_field(name: str, values: Sequence[Any]) -> Field:
             return Json()
         if any(array.dtype.kind not in "biuf" and array.size for array in arrays):
             return Json()
-        return _of_arrays(name, arrays, values, as_lists=True)
+        return _infer_array_field(name, arrays, values, as_lists=True)
     try:
         arrays = [array_of(each) for each in values]
     except (ValueError, TypeError):
         arrays = []
     if not arrays or arrays[0].dtype.kind not in "biuf":
-        raise ValueError(f"found {type(value).__name__}, which has to be declared")
-    return _of_arrays(name, arrays, values, as_lists=False)
+        raise ValueError(f"found {type(value).__name__}, which must be declared")
+    return _infer_array_field(name, arrays, values, as_lists=False)
 
 
-_LABEL_NAMES = ("label", "target", "class", "y", "cls")
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 
 
@@ -298,7 +301,8 @@ def _infer_by_type(name: str, value: Any) -> Field | None:
     return None
 
 
-def _of_file(name: str, value: Any) -> Field:
+def _infer_file_field(name: str, value: Any) -> Field:
+    """Infers the field of a file by its name, path or first bytes."""
     if is_path(value):
         return Mask() if looks_like_mask(name) else Image()
     start = bytes(memoryview(value)[:16])
@@ -309,8 +313,8 @@ def _of_file(name: str, value: Any) -> Field:
     return Image() if start.startswith((_PNG, b"\xff\xd8\xff")) else Bytes()
 
 
-def _dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
-    """Returns a dtype for all ``values``, whose arrays are ``arrays``."""
+def _common_dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
+    """Returns a dtype that holds all ``values``, whose arrays are ``arrays``. Raises :class:`ValueError`."""
     full = [(array, dtype_name(value)) for array, value in zip(arrays, values, strict=True) if array.size]
     names = {name for _, name in full} or {dtype_name(values[0])}
     if len(names) == 1:
@@ -321,12 +325,12 @@ def _dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
     return found.name
 
 
-def _of_arrays(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:
+def _infer_array_field(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:
     """Infers the field of numbers. ``as_lists``: they were lists, whose lengths do not prove a fixed shape."""
-    first, dtype = arrays[0], _dtype(arrays, arrays if as_lists else values)
+    first, dtype = arrays[0], _common_dtype(arrays, arrays if as_lists else values)
     whole = all(array.dtype.kind in "iu" or not array.size for array in arrays)
     if first.ndim == 0:
-        return Label() if whole and name in _LABEL_NAMES else Array(dtype)
+        return Label() if whole and name in LABEL_NAMES else Array(dtype)
     full = next((array for array in arrays if array.size), first)
     if name in ("boxes", "bbox", "bboxes") and ((full.ndim, *full.shape[1:]) == (2, 4) or not full.size):
         return Boxes()

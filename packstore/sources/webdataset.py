@@ -1,8 +1,7 @@
-"""WebDataset: tar shards whose files of one name are a sample (https://github.com/webdataset/webdataset).
+"""Reads WebDataset: tar shards in which files of equal names are a sample (https://github.com/webdataset/webdataset).
 
-A sample's key is the path of its files up to the first dot of the file's name; what follows names the value. Its files
-lie one after the other. Values are read as the library's ``basichandlers`` reads them, but pickles are refused.
-"""
+A sample's key is the path of its files up to the first dot of the file name; the rest names the value. Its files
+follow each other. Values are decoded like by the library's ``basichandlers``, except that pickles are refused."""
 
 from __future__ import annotations
 
@@ -46,9 +45,9 @@ _log = logging.getLogger(__name__)
 
 _CLASSES = "classnames.txt"
 _LOOKED_AT = 64
-"""Files of the first shard by which it is recognised."""
+"""Number of files of the first shard that recognition reads."""
 _EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
-"""Columns in exports of packstore, by their extensions. Others are named before a dot; what is left is the image."""
+"""Columns in exports of packstore by extension. All other columns are named before a dot, except the image."""
 _PROBED = 16
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
@@ -66,17 +65,16 @@ _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 
 
 @dataclass(slots=True)
-class _Members:
-    """The samples of a shard, some 50 bytes each.
+class _ShardIndex:
+    """Samples of a shard, some 50 bytes each.
 
     Attributes:
-        keys: Their keys.
-        counts: Number of files of each.
-        files: Four numbers a file: its field, where its content begins, its size, and the time of modification.
-        left: How many members are no part of a sample, by reason.
-        alike: How many samples have files of the same fields, by the numbers of these: what is asked of all samples is
-            asked of these few.
-    """
+        keys: Keys of the samples.
+        counts: Number of files of each sample.
+        files: Four numbers for each file: its extension, offset, size and time of modification.
+        left: Number of members that are not part of a sample, by reason.
+        alike: Number of samples with the same extensions, by the numbers of the extensions, so that questions about all
+            samples take little time."""
 
     keys: list[str] = field(default_factory=list)
     counts: array[int] = field(default_factory=lambda: array("q"))
@@ -86,7 +84,7 @@ class _Members:
 
 
 class WebDatasetSource(ShardSource):
-    """Tar shards, see :func:`find_shards`. Names of classes are the lines of a file ``classnames.txt`` beside them."""
+    """Tar shards, see :func:`find_shards`. A file ``classnames.txt`` beside them has a class name on each line."""
 
     kind = "webdataset"
 
@@ -97,7 +95,7 @@ class WebDatasetSource(ShardSource):
             raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
         more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
         self.evidence = f"files of one name after each other in {self.shards[0][1].name}{more}"
-        self._names: list[str] = []  # extensions of files, by number
+        self._extensions: list[str] = []  # of files, by number
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self.shards[number][1]))
 
     def list_shards(self) -> list[tuple[str, Path]]:
@@ -106,8 +104,8 @@ class WebDatasetSource(ShardSource):
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields the rows of a shard. The first call reads the headers of all files in all shards."""
-        main = {extension for extension in self._names_of_files if self._column_of(extension) == self._main}
-        for key, files in self._samples(number):
+        main = {extension for extension in self._all_extensions if self._column(extension) == self._main}
+        for key, files in self._list_samples(number):
             size = modified = rest = 0
             found, sizes = False, Counter[str]()
             for extension, _, nbytes, changed in files:
@@ -115,20 +113,20 @@ class WebDatasetSource(ShardSource):
                     size, modified, found = nbytes, changed, True
                 else:
                     rest += nbytes
-                    sizes[self._column_of(extension).partition(".")[0]] += nbytes  # of a list, pages.0
+                    sizes[self._column(extension).partition(".")[0]] += nbytes  # a file of a list has pages.0
             yield Row(key, (number, files), size, rest, modified, sizes=sizes)
 
     def values(self, ref: Any) -> dict[str, Any]:
         shard, files = ref
         raw: dict[str, Any] = {}
         for extension, place, size, _ in files:
-            limit = max_file_bytes(self.options.max_pixels) if _kind(extension) == "image" else _MAX_VALUE
+            limit = max_file_bytes(self.options.max_pixels) if _content_kind(extension) == "image" else _MAX_VALUE
             if size > limit:
                 raise ValueError(f".{extension} has {size} bytes, more than {limit} within max_pixels")
-            name = self._column_of(extension)
+            name = self._column(extension)
             if name in raw:
                 raise ValueError(f".{extension} is there twice")
-            raw[name] = self._value_of(extension, name, self._open(shard).read(place, size))
+            raw[name] = self._read_value(extension, name, self._open(shard).read(place, size))
         return raw
 
     def locate_row(self, ref: Any) -> Location | None:
@@ -136,44 +134,47 @@ class WebDatasetSource(ShardSource):
         if self._open(shard).compressed:
             return None
         path = str(self.shards[shard][1].absolute())
-        places = (place for extension, place, *_ in files if self._column_of(extension) == self._main)
+        places = (place for extension, place, *_ in files if self._column(extension) == self._main)
         return next((Location(path, place) for place in places), None)
 
-    def _column_of(self, extension: str) -> str:
+    def _column(self, extension: str) -> str:
+        """Returns the column of files with an extension."""
         return self._columns[extension]
 
-    def _value_of(self, extension: str, name: str, data: bytes) -> Any:
-        return _value(extension, data)
+    def _read_value(self, extension: str, name: str, data: bytes) -> Any:
+        return _decode_value(extension, data)
 
     def count_left_members(self) -> Mapping[str, int]:
-        return sum((members.left for members in self._index), Counter[str]())
+        return sum((members.left for members in self._shard_indexes), Counter[str]())
 
     def close(self) -> None:
         super().close()
         self._open.cache_clear()
 
-    def _samples(self, number: int) -> Iterator[tuple[str, tuple[tuple[str, int, int, int], ...]]]:
-        members, names = self._index[number], self._names
+    def _list_samples(self, number: int) -> Iterator[tuple[str, tuple[tuple[str, int, int, int], ...]]]:
+        """Yields key and files of each sample of a shard; a file is extension, offset, size and time of
+        modification."""
+        members, names = self._shard_indexes[number], self._extensions
         numbers = iter(members.files)
         files = zip(map(names.__getitem__, numbers), numbers, numbers, numbers, strict=True)
         for key, count in zip(members.keys, members.counts, strict=True):
             yield key, tuple(islice(files, count))
 
-    def _alike(self) -> Counter[tuple[str, ...]]:
-        """How many samples have files of the same extensions, by these."""
+    def _count_extensions(self) -> Counter[tuple[str, ...]]:
+        """Counts the samples that have the same extensions, by these."""
         found: Counter[tuple[str, ...]] = Counter()
-        for members in self._index:
+        for members in self._shard_indexes:
             for numbers, count in members.alike.items():
-                found[tuple(self._names[number] for number in numbers)] += count
+                found[tuple(self._extensions[number] for number in numbers)] += count
         return found
 
     @cached_property
-    def _index(self) -> list[_Members]:
-        """The samples of all shards, from their headers."""
+    def _shard_indexes(self) -> list[_ShardIndex]:
+        """Samples of all shards, read from the headers of their members. Raises :class:`SourceError` for pickles."""
         numbers: dict[str, int] = {}
-        found = [_members(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
-        self._names = list(numbers)
-        pickles = next((name for name in self._names if _kind(name) == "pickle"), None)
+        found = [_read_members(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
+        self._extensions = list(numbers)
+        pickles = next((name for name in self._extensions if _content_kind(name) == "pickle"), None)
         if pickles is not None:
             raise SourceError(
                 f"{printable(str(self.path))} holds pickles (.{printable(pickles)}), which packstore does not run: "
@@ -185,72 +186,75 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """The column of each kind of file, by its extension."""
-        assert self._index
-        found = {extension: _field_name(extension) for extension in self._names}
+        """Column of each extension."""
+        assert self._shard_indexes
+        found = {extension: _usual_column(extension) for extension in self._extensions}
         kinds: dict[str, set[str]] = {}
         for extension, name in found.items():
-            kinds.setdefault(name, set()).add(_kind(extension))
-        shared = {name for name, its in kinds.items() if len(its) > 1} | self._twice(found)
-        return {ext: _own_name(ext) if name in shared else name for ext, name in found.items()}
+            kinds.setdefault(name, set()).add(_content_kind(extension))
+        shared = {name for name, its in kinds.items() if len(its) > 1} | self._find_double_columns(found)
+        return {ext: _own_column(ext) if name in shared else name for ext, name in found.items()}
 
-    def _twice(self, columns: Mapping[str, str]) -> set[str]:
-        """The columns of which some sample has two files of different extensions, such as a JPEG and a PNG."""
+    def _find_double_columns(self, columns: Mapping[str, str]) -> set[str]:
+        """Finds columns of which some sample has two files of different extensions, such as a JPEG and a PNG."""
         found: set[str] = set()
-        for extensions in self._alike():
+        for extensions in self._count_extensions():
             names = Counter(columns[extension] for extension in set(extensions))
             found.update(name for name, count in names.items() if count > 1)
         return found
 
     def fields(self) -> dict[str, Field]:
-        """Declares columns by the names of all files and the values of the first samples."""
+        """Declares columns by the extensions of all files and the values of the first samples."""
         have: Counter[str] = Counter()
         total = 0
-        for extensions, count in self._alike().items():
+        for extensions, count in self._count_extensions().items():
             have.update(dict.fromkeys((self._columns[extension] for extension in extensions), count))
             total += count
-        probes = [self._probe(number) for number in range(len(self.shards))]
+        probes = [self._read_first(number) for number in range(len(self.shards))]
         samples = list(islice(chain.from_iterable(probes), _PROBED))
         declared: dict[str, Field] = {}
         for extension, name in self._columns.items():
             if name not in declared:
                 given = [raw[name] for raw in samples if raw.get(name) is not None]
-                declared[name] = self._declared(extension, name, given)
+                declared[name] = self._declare(extension, name, given)
                 if have[name] < total and name != self._main:
                     declared[name] = replace(declared[name], optional=True)
         return declared
 
     @property
-    def _names_of_files(self) -> list[str]:
-        """The extensions of all files."""
-        assert self._index
-        return self._names
+    def _all_extensions(self) -> list[str]:
+        """Extensions of all files."""
+        assert self._shard_indexes
+        return self._extensions
 
     @cached_property
     def _main(self) -> str:
-        """The column of the main image."""
-        images = [name for extension, name in self._columns.items() if _kind(extension) == "image"]
+        """Column of the main image. Raises :class:`SourceError` if there is none."""
+        images = [name for extension, name in self._columns.items() if _content_kind(extension) == "image"]
         if not images:
-            raise SourceError(f"{printable(str(self.path))} holds no images, but {', '.join(sorted(self._names)[:8])}")
+            raise SourceError(
+                f"{printable(str(self.path))} holds no images, but {', '.join(sorted(self._extensions)[:8])}"
+            )
         return "image" if "image" in images else images[0]
 
-    def _probe(self, number: int) -> Iterator[dict[str, Any]]:
-        """The first samples of a shard, for what values they have; bad ones are named when they are read."""
-        for _, files in islice(self._samples(number), _PROBED):
+    def _read_first(self, number: int) -> Iterator[dict[str, Any]]:
+        """Yields the values of the first samples of a shard that can be read."""
+        for _, files in islice(self._list_samples(number), _PROBED):
             raw: dict[str, Any] = {}
             for extension, place, size, _ in files:
                 with suppress(OSError, ValueError):
-                    raw[self._columns[extension]] = _value(
+                    raw[self._columns[extension]] = _decode_value(
                         extension, self._open(number).read(place, min(size, _MAX_VALUE))
                     )
             yield raw
 
-    def _declared(self, extension: str, name: str, given: Sequence[Any]) -> Field:
-        kind = _kind(extension)
+    def _declare(self, extension: str, name: str, given: Sequence[Any]) -> Field:
+        """Declares a column by the kind of its files, or by the values of some."""
+        kind = _content_kind(extension)
         if kind == "image":
             return Image()
         if kind == "label":
-            return Label(_classes(self.path) if name == "label" else None)
+            return Label(_read_class_names(self.path) if name == "label" else None)
         if kind == "text":
             return Text()
         if kind == "json":
@@ -263,10 +267,11 @@ class WebDatasetSource(ShardSource):
             raise SourceError(f"{printable(str(self.path))}: .{printable(extension)}: {error}") from error
 
 
-def _members(tar: OpenTar, path: Path, numbers: dict[str, int]) -> _Members:
-    found = _Members()
+def _read_members(tar: OpenTar, path: Path, numbers: dict[str, int]) -> _ShardIndex:
+    """Reads the index of a shard from the headers of its members; adds new extensions to ``numbers``."""
+    found = _ShardIndex()
     try:
-        named = ((*_key_of(m.name), m) for m in _linked(tar) if _is_part(m, found.left))
+        named = ((*_split_key(m.name), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, found.left))
         for key, group in groupby(named, key=itemgetter(0)):
             files = [(extension, member) for _, extension, member in group]
             found.keys.append(key)
@@ -277,12 +282,12 @@ def _members(tar: OpenTar, path: Path, numbers: dict[str, int]) -> _Members:
                 found.files.extend((number, member.offset_data, member.size, modified))
             found.alike[tuple(numbers[extension] for extension, _ in files)] += 1
     except TAR_FAULTS as error:
-        raise SourceError(f"{printable(str(path))} is no tar that can be read, or it is damaged: {error}") from None
+        raise SourceError(f"{printable(str(path))} is not a readable tar, or it is damaged: {error}") from None
     return found
 
 
-def _linked(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
-    """All members; hard links as the files whose second names they are."""
+def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
+    """Yields all members; a hard link gets the content of the earlier file that it names."""
     known: dict[str, tarfile.TarInfo] | None = None
     for member in tar.members():
         if member.islnk():
@@ -301,28 +306,28 @@ def _lies_before(member: tarfile.TarInfo, other: tarfile.TarInfo) -> bool:
     return other.offset < member.offset
 
 
-def _is_part(member: tarfile.TarInfo, left: Counter[str]) -> bool:
-    """Whether a member of a shard is a file of a sample. Counts the others, but for folders."""
-    if member.isreg() and not _hidden(member.name):
+def _is_sample_file(member: tarfile.TarInfo, left: Counter[str]) -> bool:
+    """Tells if a member of a shard is a file of a sample. Counts other members, except folders, in ``left``."""
+    if member.isreg() and not _is_hidden(member.name):
         return True
     if not member.isdir():
         left["hidden members" if member.isreg() else "members that are links or devices"] += 1
     return False
 
 
-def _key_of(name: str) -> tuple[str, str]:
-    """Key and extension of a file: the key ends at the first dot of the file's own name."""
+def _split_key(name: str) -> tuple[str, str]:
+    """Splits the name of a file into key and extension, at the first dot of its own name."""
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()
 
 
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return name.rpartition("/")[2].startswith((".", "__"))
 
 
-def _kind(extension: str) -> str:
-    """What a file holds, by the last part of its extension."""
+def _content_kind(extension: str) -> str:
+    """Returns the kind of content of a file, by the last part of its extension: ``image``, ``label``, ``json`` …"""
     last = extension.rpartition(".")[2]
     if last in _IMAGES:
         return "image"
@@ -332,25 +337,26 @@ def _kind(extension: str) -> str:
     return next((kind for kind, names in kinds.items() if last in names), "bytes")
 
 
-def _field_name(extension: str) -> str:
-    """The column of a file: ``image`` for ``jpg``, ``label`` for ``cls``, ``left`` for ``left.jpg``, ``json`` …"""
+def _usual_column(extension: str) -> str:
+    """Returns the usual column of files with an extension: ``image`` for ``jpg``, ``label`` for ``cls``, ``left``
+    for ``left.jpg`` …"""
     first, _, last = extension.rpartition(".")
     usual = {"image": "image", "label": "label", "text": "text", "json": "json"}
-    name = first or usual.get(_kind(extension), last)
+    name = first or usual.get(_content_kind(extension), last)
     if re.fullmatch(r"cls\d", last) and not first:
         name = f"label{last[-1]}"
-    return "image_" if name == "image" != _kind(extension) else make_column_name(name)
+    return "image_" if name == "image" != _content_kind(extension) else make_column_name(name)
 
 
-def _own_name(extension: str) -> str:
-    """The column of a file whose usual one is another's: ``png`` of a ``jpg`` with a ``png``."""
+def _own_column(extension: str) -> str:
+    """Returns the column of files whose usual column others have: ``png`` for the masks beside ``jpg``."""
     name = make_column_name(extension)
     return f"{name}_" if name == "image" else name
 
 
-def _value(extension: str, data: bytes) -> Any:
-    """The value in a file. Raises :class:`ValueError`."""
-    kind = _kind(extension)
+def _decode_value(extension: str, data: bytes) -> Any:
+    """Decodes the content of a file by its extension. Raises :class:`ValueError`."""
+    kind = _content_kind(extension)
     if kind in ("label", "number"):
         text = data.decode("utf-8").strip()
         if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
@@ -373,9 +379,10 @@ def _value(extension: str, data: bytes) -> Any:
     return data
 
 
-def _classes(path: Path) -> tuple[str, ...] | None:
-    """The names in ``classnames.txt``, in the folder of the source; None where there is none, or where two are the
-    same, as ``crane`` is in some lists of ImageNet's. Raises :class:`SourceError` where it cannot be read."""
+def _read_class_names(path: Path) -> tuple[str, ...] | None:
+    """Reads the names in ``classnames.txt`` beside the shards; None if there is no such file, or if two names are
+    the same, such as ``crane`` in some lists of ImageNet: then warns. Raises :class:`SourceError` if it cannot be
+    read."""
     file = (path if path.is_dir() else path.parent) / _CLASSES
     if not file.is_file():
         return None
@@ -391,8 +398,8 @@ def _classes(path: Path) -> tuple[str, ...] | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Tars in which images lie side by side with other files of the same key. If they lie in several folders, which may
-    be classes, each has to have its label. Of images alone, tars that are numbered may be shards."""
+    """Recognises tars in which images are side by side with other files of the same key. Images in several folders,
+    which may be classes, need a label each. Numbered tars of images alone may be shards."""
     try:
         shards = find_shards(path, _SUFFIXES).files
     except SourceError:
@@ -404,14 +411,14 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     try:
         names = first_names(shards[0][1], _LOOKED_AT)
     except (*TAR_FAULTS, SourceError):
-        return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opened as one, it says what is wrong with it
+        return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opening it reports what is wrong
     samples: dict[str, set[str]] = {}
     last = None
     for name in names:
-        if not _hidden(name):
-            key, extension = _key_of(name)
+        if not _is_hidden(name):
+            key, extension = _split_key(name)
             if key != last and key in samples:
-                return Certainty.NO  # the files of a sample lie side by side
+                return Certainty.NO  # the files of a sample follow each other
             samples.setdefault(key, set()).add(extension)
             last = key
     pairs = sum(1 for found in samples.values() if _has_pair(found))
@@ -424,33 +431,34 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _has_image(extensions: set[str]) -> bool:
-    return any(_kind(name) == "image" for name in extensions)
+    return any(_content_kind(name) == "image" for name in extensions)
 
 
 def _has_pair(extensions: set[str]) -> bool:
-    images = {name for name in extensions if _kind(name) == "image"}
+    """Tells if the files of a sample are an image and another known file, or two images."""
+    images = {name for name in extensions if _content_kind(name) == "image"}
     return bool(images) and (len(images) > 1 or any(name.rpartition(".")[2] in _KNOWN for name in extensions - images))
 
 
 class ExportedWebDataset(ExportedRows, WebDatasetSource):
-    """An export of packstore."""
+    """Tar shards that packstore exported."""
 
     _main = "image"
 
     @cached_property
-    def _lists(self) -> dict[str, bool]:
-        """The columns of lists of files, and whether a record may have no list."""
+    def _list_columns(self) -> dict[str, bool]:
+        """Columns whose values are lists of files; True for those in which a record may have no list."""
         return {column.name: column.nullable for column in self.columns_at_rest if column.form == "files"}
 
-    def _column_of(self, extension: str) -> str:
+    def _column(self, extension: str) -> str:
         first, dot, rest = extension.partition(".")
-        if first in self._lists:
+        if first in self._list_columns:
             return f"{first}.{rest.rpartition('.')[0]}"  # a file of the list
         return first if dot else _EXPORTED.get(extension, "image")
 
     def values(self, ref: Any) -> dict[str, Any]:
         raw = super().values(ref)
-        for name, optional in self._lists.items():
+        for name, optional in self._list_columns.items():
             files = {file: raw.pop(file) for file in [*raw] if file.startswith(f"{name}.")}
             numbered = [f"{name}.{number}" for number in range(len(files))]
             if files.keys() != {*numbered}:
@@ -459,14 +467,18 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
                 raw[name] = [files[each] for each in numbered]
         return raw
 
-    def _value_of(self, extension: str, name: str, data: bytes) -> Any:
-        if name.partition(".")[0] in self._lists:
+    def _read_value(self, extension: str, name: str, data: bytes) -> Any:
+        if name.partition(".")[0] in self._list_columns:
             return data
         if extension.rpartition(".")[2] == "npy":
-            return _value("npy", data)
+            return _decode_value("npy", data)
         if name == "image":
             return data
-        return _value("cls", data) if self.export_manifest.manifest.column(name).type == "label" else StoredBytes(data)
+        return (
+            _decode_value("cls", data)
+            if self.export_manifest.manifest.column(name).type == "label"
+            else StoredBytes(data)
+        )
 
 
 KIND = Kind("webdataset", "tar shards of WebDataset", _recognise, open_with(WebDatasetSource, ExportedWebDataset))

@@ -1,4 +1,4 @@
-"""Sources that change what another source gives."""
+"""Base of sources that change the samples of another source."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey
 from packstore.stores.link_files import Location
 
 GEO = "keep=geo"
-"""The meaning of a column by which :class:`GeoSource` keeps where images lie on the ground."""
+"""Value of ``--column`` that adds the position of images on the ground, see :class:`GeoSource`."""
 _GEO_BYTES = 1024
 
 
 class WrappedSource(Source):
-    """Gives what another source gives, which is closed with it."""
+    """Passes samples of another source through, and closes it with itself."""
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)
@@ -37,7 +37,7 @@ class WrappedSource(Source):
 
     @property
     def tree(self) -> Any:
-        """The tree of the wrapped source; None if it has none."""
+        """Tree of the wrapped source; None if it has none."""
         return getattr(self._source, "tree", None)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
@@ -78,7 +78,8 @@ class WrappedSource(Source):
 
 
 class GeoSource(WrappedSource):
-    """Adds the column ``geo``: JSON of a TIFF's transform and reference system, null for other images."""
+    """Wraps a source and adds the column ``geo``: JSON of a TIFF's transform and reference system, null for other
+    images."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, replace(source.options, columns=(*source.options.columns, GEO)))

@@ -280,7 +280,7 @@ def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
         ({}, {}, "a dict of datasets is empty"),
         ({3: [jpeg(1)]}, {}, "has the names of the splits as its keys"),
         ([{"image": jpeg(1), "label": "cat"}], {}, r"label: found names of classes: declare it"),
-        ([{"image": jpeg(1), "a": object()}], {}, "a: found object, which has to be declared"),
+        ([{"image": jpeg(1), "a": object()}], {}, "a: found object, which must be declared"),
         ([{"image": jpeg(1), "a": None}], {}, "a: the first 1 samples have no value; declare it"),
         ([{"image": jpeg(1), 3: 1}], {}, "a sample has the name 3; names are strings"),
         ([{"label": 1}], {}, "no field is an image"),

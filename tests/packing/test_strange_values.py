@@ -73,8 +73,8 @@ for _ in range(100_000):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("boxes", torch.ones(2, 4).to_sparse(), "boxes: found a tensor that is no array"),
-        ("boxes", torch.ones(2, 4, device="meta"), "boxes: found a tensor that is no array: Cannot copy out of meta"),
+        ("boxes", torch.ones(2, 4).to_sparse(), "boxes: found a tensor that is not an array"),
+        ("boxes", torch.ones(2, 4, device="meta"), "boxes: found a tensor that is not an array: Cannot copy out"),
         ("json", NESTED, "a value of column 'json' cannot be JSON"),
         ("mask", MASK[:0], r"mask: found uint8 of shape \(0, 5\); expected integers"),
         (packstore.Image("uint8"), np.zeros((0, 5, 3), np.uint8), r"found an image without pixels, of shape \(0, 5"),
@@ -112,7 +112,7 @@ def test_shapes_that_cannot_be(tmp_path: Path, field: Any) -> None:
 def test_names_of_the_arguments_of_add_are_no_fields(tmp_path: Path) -> None:
     with packstore.Writer(tmp_path / "a.lmdb", {"image": "image", "self": "int64"}) as writer:
         writer.add(image=JPEG, self=3)
-    with pytest.raises(UsageError, match="call your field otherwise"):
+    with pytest.raises(UsageError, match="rename your field"):
         packstore.Writer(tmp_path / "b.lmdb", {"image": "image", "split": "int64"})
 
 

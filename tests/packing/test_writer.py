@@ -433,7 +433,10 @@ def test_what_is_wrong_with_the_destination_is_said_at_once(tmp_path: Path) -> N
         ({"image": "image", "Label": "label"}, "cannot be kept: .*'Label'"),
         ({"image": "image", "shape": "int64"}, "'shape' is made by packstore itself"),
         ({"image": "image", "a": packstore.Text(optional=True), "a_valid": "bool"}, "'a_valid' is made by packstore"),
-        ({"image": "image", "labels": packstore.Labels(of="boxes")}, "goes with 'boxes', which is no field of boxes"),
+        (
+            {"image": "image", "labels": packstore.Labels(of="boxes")},
+            "goes with 'boxes', which is not a field of boxes",
+        ),
         ({"image": "image", "a": packstore.Array("complex64")}, "cannot be kept"),
         ({"image": "image", "a": packstore.Boxes("xywh")}, "cannot be kept"),
         ({"image": "image", "a": packstore.Keypoints(4)}, "cannot be kept"),

@@ -66,7 +66,9 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert report.manifest.columns[1].name == "mask"
     assert verify(tmp_path / "x.h5", against=root).problems == ()
     with closing(open_source(root)) as source:
-        assert dict(source.survey().ledger.passed_over) == {"images in folders of masks that go with none": 1}
+        assert dict(source.survey().ledger.passed_over) == {
+            "images in folders of masks without an image of the same name": 1
+        }
         assert source.evidence == "images/train/… and masks/train/….png under the same names"
 
 
@@ -113,7 +115,7 @@ def test_cityscapes(tmp_path: Path) -> None:
         assert dict(survey.splits) == {"train": 1, "val": 1}
         names = [column.name for column in survey.columns if not column.name.endswith("_valid")]
         assert names == ["mask", "instance_mask", "polygons"]
-        assert dict(survey.ledger.passed_over) == {"images in folders of masks that go with none": 2}
+        assert dict(survey.ledger.passed_over) == {"images in folders of masks without an image of the same name": 2}
         values = source.read(next(source.entries())).values
         assert values == {
             "mask": files["gtFine/train/bonn/bonn_000001_gtFine_labelIds.png"],
@@ -225,9 +227,9 @@ def test_values_of_masks_are_untouched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("classes.txt", "names of the values of masks, which a store does not hold"),
-        ("masks/class_names.csv", "names of the values of masks, which a store does not hold"),
-        ("label_colors.txt", "names of the values of masks, which a store does not hold"),
+        ("classes.txt", "names of the values of masks, which a store does not keep"),
+        ("masks/class_names.csv", "names of the values of masks, which a store does not keep"),
+        ("label_colors.txt", "names of the values of masks, which a store does not keep"),
         ("notes.txt", "not images (.txt)"),
         ("masks/notes.txt", "not images (.txt)"),
     ],

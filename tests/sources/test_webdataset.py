@@ -288,7 +288,7 @@ def test_shards_of_images_alone_are_a_question_where_they_are_numbered(numbered:
 def test_a_first_shard_that_is_cut_off_is_named(tmp_path: Path) -> None:
     data = shard(files(range(4)))
     (tmp_path / "a-000000.tar").write_bytes(data[:2000])
-    with pytest.raises(SourceError, match=r"a-000000\.tar is no tar that can be read, or it is damaged"):
+    with pytest.raises(SourceError, match=r"a-000000\.tar is not a readable tar, or it is damaged"):
         open_source(tmp_path).survey()
 
 

@@ -14,7 +14,7 @@ import PIL.Image
 
 from packstore.sources.bridges.guard import guard, list_opened
 from packstore.sources.dataset import index_key
-from packstore.sources.torchvision_files import InSplit, files_of
+from packstore.sources.torchvision_files import SplitImageFiles, find_image_files
 from packstore.sources.values import array_of, is_pil
 
 NameValues = Callable[[Any, Sequence[Any]], dict[str, Any]]
@@ -53,8 +53,8 @@ class Samples(Sequence[dict[str, Any]]):
             name_values: Names the values behind the image.
             sorted_by: Attribute of the dataset that lists its samples, if they have the order of the disk.
         """
-        files = files_of(dataset)
-        self._files = InSplit(files, split) if split and files is not None else files
+        files = find_image_files(dataset)
+        self._files = SplitImageFiles(files, split) if split and files is not None else files
         self._library = library
         self._dataset = dataset
         listed = getattr(dataset, sorted_by) if sorted_by else None

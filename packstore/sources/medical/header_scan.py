@@ -39,7 +39,7 @@ class HeaderScanSource(TreeRowSource):
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         self._progress = progress
-        self._chosen(split)
+        self._choose_splits(split)
         files = self.scan_headers()
         # Progress never goes back behind the scan.
         return super().survey(split, lambda report: progress(report) if report.done >= files else None)
@@ -60,7 +60,7 @@ class HeaderScanSource(TreeRowSource):
 
     def stat_file(self, path: str) -> tuple[FileStat, str]:
         """Returns size and times of a file, and an error text; the text is empty for a file that can be read."""
-        found = self._found(path)
+        found = self._stat_or_missing(path)
         return found, "is no file that can be read" if found.size < 0 else ""
 
 
