@@ -37,8 +37,8 @@ from packstore.images.reading import Reading
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.operations import apply_operations, output_size
-from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.normalizer import Normalizer
+from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.rows import as_numpy
 from packstore.training.random_draws import Draws
 from tests.conftest import ROOT, SharedData
@@ -529,13 +529,13 @@ def test_a_loader_gives_the_same_batches(
     stores: dict[str, Path], encoding: str, mode: str, operations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
-    original = Assembler._write
+    original = RecordAssembler._write
 
-    def counted(assembler: Assembler, prepared: Any, row: int) -> None:
+    def counted(assembler: RecordAssembler, prepared: Any, row: int) -> None:
         left.append(row)
         original(assembler, prepared, row)
 
-    monkeypatch.setattr(Assembler, "_write", counted)
+    monkeypatch.setattr(RecordAssembler, "_write", counted)
 
     def epochs() -> tuple[list[torch.Tensor], int]:
         left.clear()

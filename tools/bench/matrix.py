@@ -164,7 +164,7 @@ class Bare:
         order = np.random.default_rng(0).permutation(count)
         self._buffers = [torch.empty((BATCH, *assembler.shape), dtype=assembler.dtype) for _ in range(4)]
         self._max_pixels = loader.dataset.max_pixels
-        self._array = assembler._whole
+        self._array = getattr(assembler, "_array", None)
         self._batches = [
             assembler.prepare(
                 self._buffers[n % 4][: len(order[first : first + BATCH])], order[first : first + BATCH], 0, 0, None

@@ -168,7 +168,7 @@ class Fields:
         if prepared.course is not None:
             sizes, placement = prepared.sizes, prepared.course.placement
         elif self._places:
-            sizes = assembler.sizes(prepared)
+            sizes = prepared.sizes
             draws = Draws(prepared.seed, prepared.epoch, ids)
             placement = plan_targets(sizes, self._options.augment, draws, prepared.first_crops)
         context = Context(

@@ -262,7 +262,7 @@ class ImageField(Field):
         prepared = assembler.prepare(host, context.ids, context.seed, context.epoch, context.errors, absent)
         context.failed |= set(prepared.failed) - absent
         if context.sizes is not None:
-            sizes = assembler.sizes(prepared)
+            sizes = prepared.sizes
             for row in np.flatnonzero((sizes != context.sizes).any(1)).tolist():
                 if row not in absent and row not in context.failed:
                     (height, width), (tall, wide) = sizes[row].tolist(), context.sizes[row].tolist()

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from packstore.core.manifest import Column
+from packstore.core.modes import Mode
 from packstore.images.engine import Form
 from packstore.training.augment.base import Crops
 from packstore.training.loader.normalizer import Normalizer
+from packstore.training.pictures import TENSOR_DTYPES
 
 BY_ENGINE = (torch.float32, torch.float16, torch.bfloat16)
 """Floating point types that the engine can write."""
@@ -61,3 +64,10 @@ class Finish:
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns rows as ``(B, C, h, w)``, a view."""
         return rows if self.planes else rows.permute(0, 3, 1, 2)
+
+
+def stored_format(column: Column, mode: Mode) -> Finish:
+    """Returns the format of rows whose pixels stay as a column stores them, or as files of ``mode`` decode."""
+    floats = column.layout == "CHW"
+    dtype = getattr(torch, column.dtype) if floats else TENSOR_DTYPES[mode.dtype]
+    return Finish(dtype, floats, channels=mode.channels)

@@ -96,7 +96,7 @@ class Job:
         most = max(most, _SMALL_BYTES * count // max(1, made))
         parts = min(max(threads, -(-count // most)), -(-count // _LEAST_SLICE)) or 1
         if decoded and count:
-            parts = min(count, max(parts, int(assembler.sizes(prepared).prod(1).sum()) // _MOST_PIXELS))
+            parts = min(count, max(parts, int(prepared.sizes.prod(1).sum()) // _MOST_PIXELS))
         bounds = [count * part // parts for part in range(parts + 1)]
         for first, stop in pairwise(bounds):
             if self._cancelled:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from packstore.core.manifest import Column
 from packstore.images.engine import MODES, Requests
-from packstore.training.augment.base import Crops, GeometricOperation
+from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.operations import output_size, plan_each
-from packstore.training.loader.finish import Finish
+from packstore.training.loader.finish import Finish, stored_format
 from packstore.training.loader.programs import Programs
 from packstore.training.loader.rows import as_numpy
 from packstore.training.random_draws import Draws
@@ -25,6 +25,12 @@ def engine_supports(image: Column) -> bool:
     if image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
         return False
     return image.pixels in MODES if image.layout == "HWC" else image.shape[0] in _CHANNELS
+
+
+def height_width(image: Column) -> Size:
+    """Returns height and width of the images of a fixed column of arrays."""
+    height, width = image.shape[1:] if image.layout == "CHW" else image.shape[:2]
+    return height, width
 
 
 class Kernel:
@@ -52,6 +58,16 @@ class Kernel:
         after = output_size(operations, size)
         assert after is not None
         self.shape = finish.shape(after)
+
+    @classmethod
+    def for_column(
+        cls, image: Column, operations: Sequence[GeometricOperation], finish: Finish | None, programs: Programs
+    ) -> Kernel | None:
+        """Returns the work of the engine on the arrays of a column; None if it does not support them, or there is
+        nothing to do. ``finish`` None keeps the pixels as they are stored."""
+        if not engine_supports(image) or not (operations or programs or finish is not None):
+            return None
+        return cls(height_width(image), operations, finish or stored_format(image, image.pixels), programs)
 
     def sizes(self, count: int) -> NDArray[np.int64]:
         """Returns height and width of ``count`` images, ``(count, 2)``."""

@@ -12,17 +12,19 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.core.modes import RGB
+from packstore.images.decoders import Decoder
 from packstore.stores.remote.fetching import as_fetching
 from packstore.stores.remote.reader import FetchCounts
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.mosaic import Mosaic, check_columns
-from packstore.training.dataset import PackedDataset
+from packstore.training.dataset import PackedDataset, image_array
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
 from packstore.training.loader.columns import Fields
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.kernel import Kernel, engine_supports
+from packstore.training.loader.mapped_assembler import CopyAssembler, CropAssembler
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import (
     augments_one_by_one,
@@ -31,8 +33,10 @@ from packstore.training.loader.places import (
     size_of_all,
 )
 from packstore.training.loader.programs import NO_PROGRAMS, Programs
+from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.residence import SMALL_IMAGE_BYTES
 from packstore.training.loader.stats import Stats
+from packstore.training.loader.stored_images import ArrayImages, FileImages, MappedImages, StoredImages
 from packstore.training.loader.unequal_assembler import UnequalAssembler
 from packstore.training.loader.view_assembler import ViewAssembler
 from packstore.training.loader.view_columns import ViewFields
@@ -124,38 +128,24 @@ class Pipeline:
     @property
     def assembler(self) -> Assembler:
         """Assembler of the main images; created on first use."""
-        if self._assembler is None and self.views is not None and self.views.plans:
-            dataset = self.dataset
-            self._assembler = ViewAssembler(
-                self.views.plans,
-                *(dataset.reader, dataset.manifest.image, dataset.decoder, (), self.stats),
-                exif_transpose=dataset.exif_transpose,
-                alone=not self.fields.carried,
-                checks=self.checks,
-            )
-        elif self._assembler is None and self.one_by_one:
-            dataset, image = self.dataset, self.dataset.manifest.image
-            assert isinstance(self.fields, Fields)
-            self._assembler = UnequalAssembler(
-                self.options.augment,
-                size_of_all(dataset, self.options),
-                self.fields.boxes,
-                self.device_steps.finish,
-                *(dataset.reader, image, dataset.decoder, (), self.stats),
-                exif_transpose=dataset.exif_transpose,
-                alone=not self.fields.carried,
-                checks=self.checks,
-            )
-        elif self._assembler is None:
-            self._assembler = self._new_assembler(
-                self.dataset.manifest.image,
-                self.operations_at_decoding,
-                not self.fields.carried,
-                self.checks,
-                None if self._resident else self.device_steps.finish,
-                NO_PROGRAMS if self._resident else self.programs,
-            )
+        if self._assembler is None:
+            self._assembler = self._main_assembler()
         return self._assembler
+
+    def _main_assembler(self) -> Assembler:
+        image, finish, alone = self.dataset.manifest.image, self.device_steps.finish, not self.fields.carried
+        decoder, checks = self.dataset.decoder, self.checks
+        if self.views is not None and self.views.plans:
+            images = self._stored_images(image, decoder, mapped=True)
+            return ViewAssembler(self.views.plans, images, (), decoder.max_pixels, self.stats, alone, checks)
+        if self.one_by_one:
+            assert isinstance(self.fields, Fields)
+            size, images = size_of_all(self.dataset, self.options), self._stored_images(image, decoder)
+            of_records = images, (), decoder.max_pixels, self.stats, alone, checks
+            return UnequalAssembler(self.options.augment, size, self.fields.boxes, finish, *of_records)
+        if self._resident:
+            return self._new_assembler(image, (), alone, checks)
+        return self._new_assembler(image, self.operations_at_decoding, alone, checks, finish, self.programs)
 
     def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
         return operations_at_decoding(self.dataset, self.options.augment, image)
@@ -180,11 +170,28 @@ class Pipeline:
         finish: Finish | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> Assembler:
-        dataset, turned = self.dataset, self.dataset.exif_transpose
-        return Assembler(
-            *(dataset.reader, column, dataset.decoder_of(column), operations, self.stats, turned, alone),
-            *(checks, finish, programs),
-        )
+        """Makes the assembler of a column of images whose rows have one shape."""
+        decoder, stats = self.dataset.decoder_of(column), self.stats
+        images = self._stored_images(column, decoder)
+        kernel = Kernel.for_column(column, operations, finish, programs)
+        if column.name == "image" and (kernel is not None or not operations):
+            images = self._stored_images(column, decoder, mapped=True)
+            if isinstance(images, MappedImages):
+                return (
+                    CopyAssembler(images, stats, checks, finish)
+                    if kernel is None
+                    else CropAssembler(images, kernel, stats, checks, finish)
+                )
+        return RecordAssembler(images, operations, decoder.max_pixels, stats, alone, checks, finish, programs)
+
+    def _stored_images(self, column: Column, decoder: Decoder, mapped: bool = False) -> StoredImages:
+        """Returns the stored images of a column; ``mapped`` reads arrays from the map of the whole store if it has
+        one."""
+        reader = self.dataset.reader
+        if column.layout is None:
+            return FileImages(reader, column, decoder, self.dataset.exif_transpose)
+        array = image_array(reader.unchecked) if mapped else None
+        return ArrayImages(reader, column) if array is None else MappedImages(reader, column, array)
 
     def _further_assembler(self, column: Column) -> Assembler:
         return self._new_assembler(column, self._at_decoding(column), alone=False)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from time import perf_counter
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from packstore.core.errors import PackstoreError, UsageError
 from packstore.core.manifest import Column
-from packstore.images.decoders.orientation import upright
 from packstore.images.engine import Requests
-from packstore.training.augment.base import Crops, Size, Step
+from packstore.training.augment.base import Size, Step
 from packstore.training.augment.detection import Boxes
 from packstore.training.augment.unequal import Course
-from packstore.training.loader.assemble import Assembler, wrong_header_error
-from packstore.training.loader.fields import read_ragged
+from packstore.training.loader.assemble import wrong_header_error
+from packstore.training.loader.fields import Failures, read_ragged
 from packstore.training.loader.finish import Finish
-from packstore.training.loader.prepared import Header, Prepared
+from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.rows import SizeError
 from packstore.training.random_draws import Draws
 
@@ -28,8 +26,8 @@ _ANY_SIZE = 4096
 """Height and width with which unreadable images are planned."""
 
 
-class UnequalAssembler(Assembler):
-    """Writes images into rows if they end with one size, else into memory of their own; see :class:`Assembler`.
+class UnequalAssembler(RecordAssembler):
+    """Writes images into rows if they end with one size, else into memory of their own.
 
     Attributes:
         as_list: Each image is a tensor of its own.
@@ -51,88 +49,58 @@ class UnequalAssembler(Assembler):
             size: Final height and width of all images; None if they differ.
             box_columns: Columns of boxes by which operations may choose crops.
             finish: Final format of pixels; None for none.
-            arguments: Arguments of an :class:`Assembler` without operations.
+            arguments: Arguments of a :class:`RecordAssembler` without operations.
             named: As ``arguments``.
         """
         super().__init__(*arguments, **named)
         self._list = tuple(list_of_operations)
         self._box_columns = box_columns
         self._finish = finish
-        self.made = finish or Finish(self.dtype, self.planes, channels=self._mode.channels)
+        self.made = finish or self._images.stored
         self.planes, self.dtype, self.as_list = self.made.planes, self.made.dtype, size is None
         self.shape = self.made.shape(size or (1, 1))  # unused for a list
-        self._whole = self._kernel = None
 
-    def _row(self, image: Column) -> tuple[int, ...]:
-        return 0, 0, self._mode.channels
-
-    def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
-        return self.shape
+    def _row(self) -> tuple[int, ...]:
+        return ()  # set later
 
     def bytes_made(self, prepared: Prepared) -> int:
-        return int(prepared.sizes.prod(1).sum()) * self._mode.channels
+        return int(prepared.sizes.prod(1).sum()) * self._images.mode.channels
 
-    def prepare(
-        self,
-        out: torch.Tensor,
-        ids: NDArray[np.int64],
-        seed: int,
-        epoch: int,
-        errors: dict[int, Exception] | None,
-        absent: Set[int] = frozenset(),
-        check_all: bool = False,
-    ) -> Prepared:
-        prepared = super().prepare(out, ids, seed, epoch, errors, absent, check_all)
-        start = perf_counter()
+    def _request_rows(self, prepared: Prepared, requests: Requests | None) -> Requests | None:
+        ids = prepared.ids
         prepared.course = course = Course(
-            prepared.sizes, self._list, Draws(seed, epoch, ids), self._boxes(prepared) if self._box_columns else None
+            prepared.sizes,
+            self._list,
+            Draws(prepared.seed, prepared.epoch, ids),
+            self._boxes(prepared) if self._box_columns else None,
         )
         prepared.first_cuts = [course.first_cut(row) for row in range(len(ids))]
         prepared.images = [None] * len(ids)
-        if prepared.requests is not None:
-            cuts = [cut for cut, _ in prepared.first_cuts]
-            pixels = [np.empty((*cut.window[2:], self._mode.channels), np.uint8) for cut in cuts]
-            prepared.images = [torch.from_numpy(each).permute(2, 0, 1)[None] for each in pixels]
-            names = ("box", "size", "window", "flip", "sampling")
-            boxes, sizes, windows, flips, samplings = (np.array([getattr(cut, name) for cut in cuts]) for name in names)
-            prepared.requests.want_each(boxes, sizes, windows, flips, samplings, pixels)
-        self._stats.add("decode", perf_counter() - start)
-        return prepared
+        if requests is None or not len(ids):
+            return None
+        cuts = [cut for cut, _ in prepared.first_cuts]
+        pixels = [np.empty((*cut.window[2:], self._images.mode.channels), np.uint8) for cut in cuts]
+        prepared.images = [torch.from_numpy(each).permute(2, 0, 1)[None] for each in pixels]
+        names = ("box", "size", "window", "flip", "sampling")
+        boxes, sizes, windows, flips, samplings = (np.array([getattr(cut, name) for cut in cuts]) for name in names)
+        requests.want_each(boxes, sizes, windows, flips, samplings, pixels)
+        return requests
 
-    def _want(self, prepared: Prepared, requests: Requests | None, crops: Crops | None) -> Requests | None:
-        return requests if len(prepared.ids) else None
-
-    def _sizes(
-        self,
-        records: Sequence[int],
-        views: Sequence[Any],
-        turned: Mapping[int, int],
-        requests: Requests | None = None,
-    ) -> tuple[NDArray[np.int64], Sequence[Header]]:
-        sizes, headers = super()._sizes(records, views, turned, requests)
-        # Large enough for every operation; decoding will raise.
+    def _replace_unread(self, prepared: Prepared) -> None:
+        sizes = prepared.sizes
         sizes[sizes[:, 0] == 0] = np.maximum(sizes.max(0, initial=0), _ANY_SIZE)
-        return sizes, headers
 
     def _boxes(self, prepared: Prepared) -> Boxes:
         """Reads all boxes of a batch. Unreadable records have none; reading their column raises."""
         corners, rows = [], []
         for column in self._box_columns:
-            flat, counts = read_ragged(self._reader, column, prepared.numbers, set(prepared.failed), None)
+            flat, counts = read_ragged(self._images.reader, column, prepared.numbers, set(prepared.failed), None)
             corners.append(np.asarray(flat, np.float32).reshape(-1, 4))
             rows.append(np.repeat(np.arange(len(counts)), counts))
         order = np.argsort(together := np.concatenate(rows), kind="stable")
         return Boxes(np.concatenate(corners)[order], together[order])
 
-    def fill(
-        self,
-        prepared: Prepared,
-        first: int,
-        stop: int,
-        errors: dict[int, Exception] | None,
-        skip: Set[int] = frozenset(),
-    ) -> list[int]:
-        start = perf_counter()
+    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         failed = self._damaged(prepared, first, prepared.views[first:stop], errors)
         refused = {*self._run_engine(prepared, first, stop)}
         left_out = {*failed, *prepared.failed, *skip}
@@ -147,18 +115,14 @@ class UnequalAssembler(Assembler):
                 raise
             except PackstoreError as error:
                 failed.append(self._note(errors, row, prepared.numbers[row], error))
-        if self._encoded:
+        if self._images.are_files:
             self._stats.add_decoded(stop - first - len(left_out))
-        self._stats.add("decode", perf_counter() - start)
         return failed
 
     def _refused_image(self, prepared: Prepared, row: int) -> torch.Tensor:
         """Decodes an image that the engine refuses, and runs all operations on it."""
-        view, header = prepared.views[row], prepared.headers[row]
-        if header is None and self._encoded:
-            header = self._header(view)
-        pixels = upright(self._pixels(prepared.numbers[row], view, header), prepared.turned.get(row, 1))
-        if self._column.layout != "CHW":
+        pixels = self._pixels(prepared, row, self._header(prepared, row))
+        if self._images.column.layout != "CHW":
             pixels = pixels.transpose(2, 0, 1)
         image = torch.from_numpy(np.array(pixels))[None]
         found, said = image.shape[-2:], prepared.sizes[row].tolist()

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import DecodeError, PackstoreError
-from packstore.core.manifest import Column
+from packstore.core.errors import PackstoreError
 from packstore.core.modes import RGB, Mode
-from packstore.images.engine import Requests, get_engine
+from packstore.images.engine import MODES, Requests, get_engine
 from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_operations
 from packstore.training.augment.views import View
-from packstore.training.loader.assemble import Assembler, wrong_header_error
+from packstore.training.loader.assemble import wrong_header_error
+from packstore.training.loader.fields import Failures
 from packstore.training.loader.finish import Finish
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.programs import Programs
+from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.rows import RowWriter, as_numpy
 from packstore.training.pictures import TENSOR_DTYPES, for_torch
 from packstore.training.random_draws import Draws
@@ -74,21 +74,17 @@ class _Planned:
     out: torch.Tensor
 
 
-class ViewAssembler(Assembler):
-    """Writes the views of records into a batch buffer ``(B, elements)``; see :class:`Assembler`."""
+class ViewAssembler(RecordAssembler):
+    """Writes the views of records into a batch buffer ``(B, elements)``."""
 
     def __init__(self, plans: Sequence[ViewPlan], *arguments: Any, **named: Any) -> None:
-        """``plans`` are the views; the other arguments are those of an :class:`Assembler` without operations."""
+        """``plans`` are the views; the other arguments are those of a :class:`RecordAssembler` without operations."""
         self._plans = plans
         super().__init__(*arguments, **named)
-        self.shape = (sum(plan.elements for plan in plans),)
         self.dtype = plans[0].made.dtype
 
-    def _row(self, image: Column) -> tuple[int, ...]:
-        return 0, 0, self._mode.channels
-
-    def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
-        return self.shape
+    def _row(self) -> tuple[int, ...]:
+        return (sum(plan.elements for plan in self._plans),)
 
     def sections(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Splits a buffer of B records into the crops of each view, ``(B * count, *row)``."""
@@ -108,38 +104,16 @@ class ViewAssembler(Assembler):
         places = [torch.from_numpy((kept[:, None] * count + np.arange(count)).reshape(-1)) for count in counts]
         return [section[rows] for section, rows in zip(found, places, strict=True)]
 
-    def prepare(
-        self,
-        out: torch.Tensor,
-        ids: NDArray[np.int64],
-        seed: int,
-        epoch: int,
-        errors: dict[int, Exception] | None,
-        absent: Set[int] = frozenset(),
-        check_all: bool = False,
-    ) -> Prepared:
-        none = torch.empty((len(out), 0, 0, self._mode.channels), dtype=self.dtype, device="cpu")
-        prepared = super().prepare(none, ids, seed, epoch, errors, absent, check_all)
-        start = perf_counter()
-        sizes = self.sizes(prepared).clip(1)
-        planned = []
-        for plan, section in zip(self._plans, self.sections(out), strict=True):
-            draws = Draws(plan.view.seed(seed), epoch, plan.view.ids(ids))
+    def _request_rows(self, prepared: Prepared, requests: Requests | None) -> None:
+        """Plans the crops of all views, which :meth:`fill` requests once the images are decoded."""
+        sizes, planned = prepared.sizes.clip(1), []
+        for plan, section in zip(self._plans, self.sections(prepared.out), strict=True):
+            draws = Draws(plan.view.seed(prepared.seed), prepared.epoch, plan.view.ids(prepared.ids))
             crops = plan_operations(plan.operations, np.repeat(sizes, plan.view.count, 0), draws)
             planned.append(_Planned(plan, crops, plan.programs.draw(draws, plan.size), section))
         prepared.views_planned = planned
-        self._stats.add("decode", perf_counter() - start)
-        return prepared
 
-    def fill(
-        self,
-        prepared: Prepared,
-        first: int,
-        stop: int,
-        errors: dict[int, Exception] | None,
-        skip: Set[int] = frozenset(),
-    ) -> list[int]:
-        start = perf_counter()
+    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         failed: list[int] = []
         pixels: dict[int, NDArray[Any]] = {}
         for row, found in self._decode_rows(prepared, first, stop, errors, failed):
@@ -148,38 +122,25 @@ class ViewAssembler(Assembler):
             else:
                 pixels[row] = found
         for rows in _split_runs(sorted(pixels)):
-            images = [for_torch(np.ascontiguousarray(pixels[row]), self._column) for row in rows]
+            images = [for_torch(np.ascontiguousarray(pixels[row]), self._images.column) for row in rows]
             requests = None
-            if self._for_engine:
+            if self._images.mode in MODES:
                 requests = Requests(images, np.array([image.shape[:2] for image in images], np.int64))
             for planned in prepared.views_planned:
                 self._cut(planned, rows, images, requests)
-        self._stats.add("decode", perf_counter() - start)
         return failed
 
     def _decode_rows(
-        self, prepared: Prepared, first: int, stop: int, errors: dict[int, Exception] | None, failed: list[int]
+        self, prepared: Prepared, first: int, stop: int, errors: Failures, failed: list[int]
     ) -> Iterator[tuple[int, NDArray[Any] | PackstoreError]]:
         """Yields the pixels of each sound row, ``(H, W, C)``, or its error."""
-        if self._whole is not None:
-            views: Any = [self._whole[n] for n in prepared.numbers[first:stop]]
-        else:
-            views = prepared.views[first:stop]
+        images, views = self._images, prepared.views[first:stop]
         failed += self._damaged(prepared, first, views, errors)
         sound = [row for row in range(first, stop) if row not in failed and row not in prepared.failed]
-        files = [views[row - first] for row in sound]
-        if not self._encoded:
-            for row, view in zip(sound, files, strict=True):
-                try:
-                    yield row, view if self._whole is not None else self._pixels(prepared.numbers[row], view, None)
-                except PackstoreError as error:
-                    yield row, error
-            return
+        numbers, files = [prepared.numbers[row] for row in sound], [views[row - first] for row in sound]
         decoded = 0
-        for row, found in zip(
-            sound, self._decoder.decode_each(files, exif_transpose=self._exif_transpose), strict=True
-        ):
-            if isinstance(found, DecodeError):
+        for row, found in zip(sound, images.pixels_of_each(numbers, files), strict=True):
+            if isinstance(found, PackstoreError) or not images.are_files:
                 yield row, found
                 continue
             decoded += 1
@@ -223,7 +184,7 @@ class ViewAssembler(Assembler):
             requests = sources.repeated(count)
             array, form = as_numpy(out), plan.made.form(crops)
             requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
-            left = np.flatnonzero(get_engine().run(requests, 0, len(out), self._decoder.max_pixels))
+            left = np.flatnonzero(get_engine().run(requests, 0, len(out), self._max_pixels))
         if not len(left):
             return
         bytes_of = (

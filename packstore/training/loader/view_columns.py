@@ -69,7 +69,7 @@ class ViewFields:
                 prepared.epoch,
                 failed=[*_crop_rows(prepared.failed, view.count)],
             )
-            crops.sizes = np.repeat(assembler.sizes(prepared), view.count, 0)
+            crops.sizes = np.repeat(prepared.sizes, view.count, 0)
             found.append((view, fields.gather(crops, assembler, _numbered_from(new_buffer, place), errors)))
             place += len(fields)
         return ViewColumns(plain, found, self._as_list)

@@ -1,0 +1,95 @@
+"""Assembles images of one mapped array: the engine crops them, or they are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.images.engine import get_engine
+from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.checks import Checks
+from packstore.training.loader.fields import Failures
+from packstore.training.loader.finish import Finish
+from packstore.training.loader.kernel import Kernel, height_width
+from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.rows import as_numpy
+from packstore.training.loader.stats import Stats
+from packstore.training.loader.stored_images import MappedImages
+from packstore.training.random_draws import MASK, Draws
+
+
+class CropAssembler(Assembler):
+    """Lets the engine crop, augment and finish the images in one pass."""
+
+    def __init__(
+        self, images: MappedImages, kernel: Kernel, stats: Stats, checks: Checks | None, finish: Finish | None
+    ) -> None:
+        """``kernel`` is the work of the engine; the other arguments are those of an :class:`Assembler`."""
+        super().__init__(images, stats, checks, finish)
+        self._array = images.array
+        self._kernel = kernel
+        self.shape = kernel.shape
+
+    def _plan(self, prepared: Prepared, records: NDArray[np.int64], errors: Failures) -> float:
+        draws = Draws(prepared.seed, prepared.epoch, prepared.ids)
+        prepared.sizes = self._kernel.sizes(len(records))
+        planned = self._kernel.plan(draws)
+        prepared.first_crops = planned[1] if len(planned) > 1 else None
+        prepared.requests = self._kernel.make_requests(self._array, records, planned[-1], prepared.out, draws)
+        return perf_counter()
+
+    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
+        assert prepared.requests is not None
+        failed = self._damaged(prepared, first, _Images(self._array, prepared.ids[first:stop] & MASK), errors)
+        if get_engine().run(prepared.requests, first, stop, 0).any():
+            raise MemoryError(f"the engine has no memory for images of {self._array.shape[1:]}")
+        return failed
+
+
+class CopyAssembler(Assembler):
+    """Copies the images."""
+
+    _stage = "read"
+
+    def __init__(self, images: MappedImages, stats: Stats, checks: Checks | None, finish: Finish | None) -> None:
+        super().__init__(images, stats, checks, finish)
+        self._array = images.array
+        self._size = height_width(images.column)
+        self.shape = (images.stored if finish is None else finish).shape(self._size)
+
+    def _plan(self, prepared: Prepared, records: NDArray[np.int64], errors: Failures) -> float:
+        prepared.sizes = np.tile(np.array(self._size, np.int64), (len(records), 1))
+        return perf_counter()
+
+    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
+        records = prepared.ids[first:stop] & MASK
+        out = prepared.out[first:stop] if self._finish is None else prepared.rows.pixels[first:stop]
+        copies = as_numpy(out)
+        if copies.dtype == self._array.dtype:
+            np.take(self._array, records, axis=0, out=copies, mode="clip")
+        else:  # torch has no such dtype
+            stored = np.take(self._array, records, axis=0)
+            copies[:], copies = stored, stored
+        failed = self._damaged(prepared, first, copies, errors)  # the copies, which nothing changes any more
+        if self._finish is not None:
+            self._finish.rows(out, prepared.out[first:stop])
+        return failed
+
+
+class _Images:
+    """Some images of an array, each looked up on access."""
+
+    def __init__(self, images: NDArray[Any], places: NDArray[np.int64]) -> None:
+        self._images = images
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: int) -> NDArray[Any]:
+        image: NDArray[Any] = self._images[self._places[number]]
+        return image

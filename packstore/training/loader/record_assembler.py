@@ -1,0 +1,282 @@
+"""Assembles images that are read record by record: files, which are decoded, and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError, PackstoreError, UsageError
+from packstore.images.decoders import Box
+from packstore.images.decoders.orientation import stored_box, upright
+from packstore.images.engine import Form, Requests, get_engine
+from packstore.images.sniff import too_many_pixels
+from packstore.training.augment.base import Crops, GeometricOperation
+from packstore.training.augment.operations import output_size, plan_each
+from packstore.training.loader.assemble import Assembler, wrong_header_error
+from packstore.training.loader.checks import Checks
+from packstore.training.loader.fields import Failures
+from packstore.training.loader.finish import Finish
+from packstore.training.loader.kernel import Kernel
+from packstore.training.loader.prepared import Header, Prepared
+from packstore.training.loader.programs import NO_PROGRAMS, Programs
+from packstore.training.loader.rows import RowWriter, SizeError, as_numpy
+from packstore.training.loader.stats import Stats
+from packstore.training.loader.stored_images import COLD_BATCHES, StoredImages
+from packstore.training.pictures import locate_error
+from packstore.training.random_draws import Draws
+
+try:
+    import resource
+
+    _THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)  # Linux
+except ImportError:  # Windows
+    _THREAD = None
+
+
+class RecordAssembler(Assembler):
+    """Reads, decodes, crops and resizes each record; the engine does all it can in one pass."""
+
+    def __init__(
+        self,
+        images: StoredImages,
+        operations: Sequence[GeometricOperation],
+        max_pixels: int,
+        stats: Stats,
+        alone: bool = True,
+        checks: Checks | None = None,
+        finish: Finish | None = None,
+        programs: Programs = NO_PROGRAMS,
+    ) -> None:
+        """
+        Args:
+            images: Images of the records.
+            operations: First operations of the user's list, which run here.
+            max_pixels: An image with more pixels is not decoded.
+            stats: Collects the seconds of each stage.
+            alone: No other column is cropped with the images. Else a file must have the size of its header, by which
+                crops are planned.
+            checks: Policy of checksum verification; None for none.
+            finish: Final format of cropped pixels; None for none.
+            programs: Operations after the crops.
+
+        Raises:
+            UsageError: The images have different sizes, and no operation makes them equal.
+        """
+        super().__init__(images, stats, checks, finish)
+        self._operations = operations
+        self._max_pixels = max_pixels
+        self._alone = alone
+        self._programs = programs
+        self._own_sizes = False
+        self._of_one_size = Kernel.for_column(images.column, operations, finish, programs)
+        self.shape = self._row()
+
+    def _row(self) -> tuple[int, ...]:
+        """Returns the shape of a row."""
+        if self._of_one_size is not None:
+            return self._of_one_size.shape
+        image, finish = self._images.column, self._finish
+        if image.layout == "CHW":
+            return image.shape if finish is None else finish.shape(image.shape[1:])
+        size = self._common_size()
+        return (*size, self._images.mode.channels) if finish is None else finish.shape(size)
+
+    def _common_size(self) -> tuple[int, int]:
+        """Returns height and width of all rows."""
+        images = self._images
+        stored = images.column.shape[:2] if images.column.kind == "fixed" else None
+        size = output_size(self._operations, (stored[0], stored[1]) if stored else None)
+        if size is not None:
+            return size
+        self._own_sizes = True
+        if any(not operation.mirrors for operation in self._operations):
+            names = ", ".join(type(operation).__name__ for operation in self._operations)
+            raise UsageError(
+                f"the images differ in size after {names}, and other operations work on whole batches: begin with "
+                "RandomResizedCrop, or with Resize and then CenterCrop or RandomCrop (no padding, or pad_if_needed)"
+            )
+        # Nothing brings them to one size; they may have one all the same, which every image is held to.
+        view = images.view(0)
+        if not images.are_files:
+            height, width = images.pixels(0, view, None).shape[:2]
+            return height, width
+        height, width = self._shown_size(0, view)
+        reason = too_many_pixels(width, height, self._max_pixels)
+        if reason is not None:
+            raise locate_error(DecodeError(reason), images.reader, 0, images.column.name)
+        return max(1, height), max(1, width)
+
+    def _shown_size(self, record: int, view: Any) -> tuple[int, int]:
+        """Returns height and width of an upright image by its header."""
+        images = self._images
+        alone = Prepared(torch.empty(0), np.array([record]), 0, 0, views=[view], turned=images.orientations([view]))
+        images.measure(alone.ids, alone)
+        height, width = alone.sizes[0].tolist()
+        return height, width
+
+    def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
+        if not self._own_sizes or len(records) != 1:
+            return self.shape
+        record = int(records[0])
+        try:
+            height, width = self._shown_size(record, self._images.view(record))
+        except PackstoreError:
+            return self.shape
+        if not height or too_many_pixels(width, height, self._max_pixels) is not None:
+            return self.shape
+        if self._finish is None:
+            return height, width, self._images.mode.channels
+        return self._finish.shape((height, width))
+
+    def _plan(self, prepared: Prepared, records: NDArray[np.int64], errors: Failures) -> float:
+        images = self._images
+        fetch = images.cold > 0
+        images.cold -= fetch
+        if fetch or prepared.failed or not self._try_view_all(prepared, records):
+            self._view_each(prepared, errors, fetch=fetch)
+        read = perf_counter()
+        prepared.turned = images.orientations(prepared.views)
+        requests = images.file_requests(records, prepared)
+        images.measure(records, prepared, requests)
+        self._replace_unread(prepared)
+        if self._operations:
+            planned = self._plan_crops(prepared, prepared.ids, prepared.sizes)
+            prepared.first_crops, prepared.crops = planned[1], planned[-1]
+        prepared.requests = self._request_rows(prepared, requests)
+        return read
+
+    def _try_view_all(self, prepared: Prepared, records: NDArray[np.int64]) -> bool:
+        """Views all records of the batch at once; False if any fails, which :meth:`_view_each` then finds."""
+        try:
+            prepared.views = self._images.views(records)
+        except PackstoreError:
+            return False  # one by one it shows which
+        return True
+
+    def _view_each(self, prepared: Prepared, errors: Failures, *, fetch: bool) -> None:
+        """Views the records one by one; notes those that fail. ``fetch`` may fetch shards."""
+        left_out, images = {*prepared.failed}, self._images
+        for row, record in enumerate(prepared.numbers):
+            if row in left_out:
+                prepared.views.append(b"")
+                continue
+            try:
+                view = images.view(record)
+                if fetch:
+                    images.will_need(record, view)
+                prepared.views.append(view)
+            except PackstoreError as error:
+                prepared.failed.append(self._note(errors, row, record, error))
+                prepared.views.append(b"")
+
+    def _replace_unread(self, prepared: Prepared) -> None:
+        """Gives images with unreadable headers a size with which no operation finds them too small; decoding
+        raises."""
+        unread = prepared.sizes[:, 0] == 0
+        if unread.any():
+            prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
+
+    def _request_rows(self, prepared: Prepared, requests: Requests | None) -> Requests | None:
+        """Fills in the requests to the engine for the rows of a batch; None if it cannot do them."""
+        crops, sizes, out = prepared.crops, prepared.sizes, as_numpy(prepared.out)
+        window = out.shape[2:] if self.planes else out.shape[1:3]
+        draws = Draws(prepared.seed, prepared.epoch, prepared.ids)
+        prepared.program = self._programs.draw(draws, (window[0], window[1]))
+        if crops is None:
+            crops = Crops.full(sizes)
+        if (crops.window[:, 2:] != window).any():
+            return None  # the row that has another size says so
+        if requests is None:
+            requests = self._images.array_requests(prepared.views, sizes)
+        if requests is None:
+            return None
+        form = Form(self.planes, crops.pads, crops.fill) if self._finish is None else self._finish.form(crops)
+        requests.want(crops.box, crops.size, crops.window, crops.flip, out, form, prepared.program, crops.sampling)
+        return requests
+
+    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
+        faults = _major_faults()
+        failed = self._damaged(prepared, first, prepared.views[first:stop], errors)
+        for row in self._run_engine(prepared, first, stop):
+            if row in prepared.failed or row in failed or row in skip:
+                continue
+            try:
+                self._write(prepared, row)
+                if prepared.program is not None:
+                    self._programs.run(prepared.rows.array[row : row + 1], prepared.program[row : row + 1])
+                if self._finish is not None:
+                    self._finish.rows(prepared.rows.pixels[row : row + 1], prepared.out[row : row + 1])
+            except SizeError:
+                raise
+            except PackstoreError as error:
+                failed.append(self._note(errors, row, prepared.numbers[row], error))
+        if self._images.are_files:
+            left_out = {*failed, *prepared.failed, *skip}
+            self._stats.add_decoded(stop - first - sum(first <= row < stop for row in left_out))
+        if _major_faults() - faults > stop - first:
+            self._images.cold = COLD_BATCHES
+        return failed
+
+    def _run_engine(self, prepared: Prepared, first: int, stop: int) -> Sequence[int]:
+        """Lets the engine write the rows; returns the rows that it has refused."""
+        if prepared.requests is None:
+            return range(first, stop)
+        engine = get_engine()
+        refused = engine.run(prepared.requests, first, stop, self._max_pixels)
+        if engine.unindexed:
+            self._stats.add_unindexed(engine.unindexed)
+        return (first + np.flatnonzero(refused)).tolist()
+
+    def _write(self, prepared: Prepared, row: int) -> None:
+        """Writes a row that the engine has refused."""
+        rows, view, header = prepared.rows, prepared.views[row], self._header(prepared, row)
+        if self._operations and self._images.decodes_part(header):
+            part = self._images.crop(view, _stored_crop_box(prepared, row), header)
+            rows.write_box(row, upright(part, prepared.turned.get(row, 1)))
+            return
+        pixels = self._pixels(prepared, row, header)
+        if self._of_one_size is not None and prepared.requests is not None:  # refused, but its shape is right
+            raise MemoryError(f"the engine has no memory for an image of {pixels.shape}")
+        if not self._operations:
+            if pixels.shape != rows.array.shape[1:]:
+                raise SizeError.between(pixels.shape, rows.array.shape[1:])
+            rows.array[row] = pixels
+        elif pixels.shape[:2] == tuple(prepared.sizes[row].tolist()):
+            rows.write_image(row, pixels)
+        elif not self._alone:
+            raise wrong_header_error(prepared.sizes[row].tolist(), pixels.shape)
+        else:
+            # Its header says another size than it has: planned again, by what it has.
+            found = np.array([pixels.shape[:2]], np.int64)
+            alone = self._plan_crops(prepared, prepared.ids[row : row + 1], found)[-1]
+            RowWriter(rows.pixels[row : row + 1], alone).write_image(0, pixels)
+
+    def _header(self, prepared: Prepared, row: int) -> Header:
+        """Returns the header of a row's image file; parses it unless that was done."""
+        header = prepared.headers[row]
+        return self._images.header(prepared.views[row]) if header is None else header
+
+    def _pixels(self, prepared: Prepared, row: int, header: Header) -> NDArray[Any]:
+        """Returns the pixels of a row's whole image, turned upright."""
+        pixels = self._images.pixels(prepared.numbers[row], prepared.views[row], header)
+        return upright(pixels, prepared.turned.get(row, 1))
+
+    def _plan_crops(self, prepared: Prepared, ids: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Crops]:
+        """Plans the crops of records whose images have ``sizes``, before the first operation and after each."""
+        return plan_each(self._operations, sizes, Draws(prepared.seed, prepared.epoch, ids))
+
+
+def _stored_crop_box(prepared: Prepared, row: int) -> Box:
+    """Returns the crop box of a row in its image as stored, before EXIF orientation."""
+    box, orientation = prepared.rows.boxes[row], prepared.turned.get(row, 1)
+    return box if orientation == 1 else stored_box(box, orientation, *prepared.sizes[row].tolist())
+
+
+def _major_faults() -> int:
+    """Returns how often this thread has waited for a page from disk."""
+    return resource.getrusage(_THREAD).ru_majflt if _THREAD is not None else 0
