@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from packstore import coco_masks
 from packstore.core.errors import AmbiguousSourceError, SampleError
 from packstore.sources import open_source
-from packstore.sources.table.columns import read_runs
+from packstore.sources.table.columns import convert_runs
 from tests.makers.annotated import fill, jpeg
 
 
@@ -34,7 +34,7 @@ def test_runs_are_masks_and_boxes(mask: Any) -> None:
     if not text:
         return
     height, width = mask.shape
-    box, segmentation = read_runs(text, width, height)
+    box, segmentation = convert_runs(text, width, height)
     assert coco_masks([segmentation], height, width)[0].tolist() == mask.astype(bool).tolist()
     ys, xs = np.nonzero(mask)
     assert box == [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
@@ -43,7 +43,7 @@ def test_runs_are_masks_and_boxes(mask: Any) -> None:
 @pytest.mark.parametrize("text", ["1 0", "5 2 3 1", "1 129", "0 3", "128 2"])
 def test_runs_out_of_the_image_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not in order, or not within 16 x 8 pixels"):
-        read_runs(text, 16, 8)
+        convert_runs(text, 16, 8)
 
 
 def rows(path: Path) -> dict[str, dict[str, Any]]:

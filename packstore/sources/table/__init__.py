@@ -1,1 +1,1 @@
-"""Tables of anything beside images: which column names the images is told by the files that are there."""
+"""Tables beside images: the files that exist decide which column names the images."""

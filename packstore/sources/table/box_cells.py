@@ -1,4 +1,4 @@
-"""Boxes of tables: the columns and the cells that hold them, and what their names say of their convention."""
+"""Parses boxes in tables: the columns and cells that have them, and the convention that their names imply."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _NO_BOX = ("no_box", "nobox", "no box", "none", "nan")
 """Cells of images without a box; Global Wheat's is ``no_box``."""
 
 
-def plain_name(name: str) -> str:
-    """The letters and digits of a name, in lower case."""
+def letters_and_digits(name: str) -> str:
+    """Returns the letters and digits of a name, in lower case."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def number_of(value: Any) -> float | None:
-    """A number that a cell holds; None for anything else, NaN among it."""
+def parse_number_cell(value: Any) -> float | None:
+    """Returns the number in a cell; None for other values and NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -46,13 +46,13 @@ def number_of(value: Any) -> float | None:
 
 
 def is_blank(value: Any) -> bool:
-    """Whether a cell says nothing."""
+    """Tells if a cell has no value."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
-def columns_of_boxes(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """The four columns that are called like numbers of a box, and their convention; none if there are no four."""
-    plain = {plain_name(name): name for name in names}
+def find_box_columns(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
+    """Finds the four columns with names of a box's numbers, and their convention; empty if there are no four."""
+    plain = {letters_and_digits(name): name for name in names}
     for convention, sets in (("xyxy", _CORNERS), ("cxcywh", _CENTRES), ("xywh", _SIZES)):
         for four in sets:
             if all(name in plain for name in four):
@@ -61,21 +61,21 @@ def columns_of_boxes(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
 
 
 def is_box_name(name: str) -> bool:
-    """Whether a column is called like boxes."""
-    return _NAMES.fullmatch(plain_name(name)) is not None
+    """Tells if a column has a name for boxes."""
+    return _NAMES.fullmatch(letters_and_digits(name)) is not None
 
 
-def read_boxes(value: Any) -> tuple[list[list[float]], str] | None:
-    """The boxes of a cell, and their convention if the cell names it; None for anything else.
+def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
+    """Parses the boxes in a cell, and their convention if the cell names it; None for other values.
 
     A cell is a box ``[1, 2, 3, 4]`` or ``1 2 3 4``; several, ``[[1, 2, 3, 4], …]`` or with ``;`` between them; or a
-    list of objects such as ``{"xmin": 1, …}``, also as Python writes them."""
+    list of objects such as ``{"xmin": 1, …}``, also in Python's notation."""
     if isinstance(value, str):
         text = value.strip()
         if text.lower() in _NO_BOX:
             return [], ""
         if text[:1] in "[{(" and text:
-            value = _parse(text)
+            value = _parse_list(text)
         else:
             value = [re.split(r"[\s,]+", part.strip()) for part in text.split(";") if part.strip()]
     if isinstance(value, Mapping):
@@ -88,11 +88,15 @@ def read_boxes(value: Any) -> tuple[list[list[float]], str] | None:
     for each in value:
         convention = ""
         if isinstance(each, Mapping):
-            names, convention = columns_of_boxes(map(str, each))
+            names, convention = find_box_columns(map(str, each))
             if len(each) != len(names):
                 return None
             each = [each[name] for name in names]
-        numbers = [number for part in each if (number := number_of(part)) is not None] if isinstance(each, list) else []
+        numbers = (
+            [number for part in each if (number := parse_number_cell(part)) is not None]
+            if isinstance(each, list)
+            else []
+        )
         if len(numbers) != 4 or len(each) != 4:
             return None
         found.append(numbers)
@@ -100,14 +104,14 @@ def read_boxes(value: Any) -> tuple[list[list[float]], str] | None:
     return (found, "".join(conventions)) if len(conventions) < 2 else None
 
 
-def texts_of(value: Any) -> list[str] | None:
-    """The texts of a cell that is a list of them, also as JSON or Python writes it; None for anything else."""
-    found = _parse(value) if isinstance(value, str) and value[:1] == "[" else value
+def parse_text_list(value: Any) -> list[str] | None:
+    """Parses a cell with a list of texts, also in the notation of JSON or Python; None for other values."""
+    found = _parse_list(value) if isinstance(value, str) and value[:1] == "[" else value
     return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
 
 
-def _parse(text: str) -> Any:
-    """A list or an object of JSON, or as Python and numpy write it; None for anything else."""
+def _parse_list(text: str) -> Any:
+    """Parses a list or an object in the notation of JSON, Python or numpy; None for other texts."""
     plain = text if '"' in text else text.replace("'", '"')
     whole = re.sub(r"(?<=\d)\.(?!\d)", "", plain)
     for each in (plain, plain.replace("(", "[").replace(")", "]"), re.sub(r"(?<=\d)\s+(?=[-\d])", ", ", whole)):

@@ -1,4 +1,4 @@
-"""Boxes of tables: the four numbers of a row, and the convention that all rows of a table follow."""
+"""Boxes of tables: the numbers in each row, and the convention that all rows follow."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.boxes import BoxRanges
-from packstore.sources.table.box_cells import is_blank, number_of, read_boxes
+from packstore.sources.table.box_cells import is_blank, parse_boxes, parse_number_cell
 from packstore.sources.table.columns import Roles
-from packstore.sources.table.images import blocks
+from packstore.sources.table.images import batch_rows
 
 
 def find_convention(
     where: str, roles: Roles, rows: Iterable[Any], sized: Mapping[int, tuple[int, int]], said: str | None
 ) -> str:
-    """Returns the convention of all boxes, told by the names of their columns and by where boxes would lie.
+    """Finds the convention that all boxes follow, by the names of their columns and by the sizes of images.
 
     Args:
         where: Name of the table, for messages.
         roles: Names the columns of the boxes.
         rows: Place and cells of each row.
-        sized: Sides of the images of some rows, which exclude conventions by which boxes would lie outside.
-        said: The convention that the user names; then rows are checked alone.
+        sized: Sides of the images of some rows; a convention that puts boxes outside of them is wrong.
+        said: Convention that the user names; then rows are only checked.
 
     Raises:
         AmbiguousSourceError: The boxes fit several conventions.
         SourceError: A row has no box.
     """
     ranges, measured = BoxRanges(), BoxRanges()
-    for number, block in enumerate(blocks(rows)):
+    for number, block in enumerate(batch_rows(rows)):
         boxes, sides = [], []
         for n, (place, cells) in enumerate(block, number * 4096):
             try:
-                own = boxes_of(cells, roles.boxes)
+                own = read_row_boxes(cells, roles.boxes)
             except ValueError as error:
                 raise SourceError(f"{place}: {error}") from None
             for box in own:
                 boxes.append(box)
                 if n in sized:
                     measured.add(np.array([box]), np.array([sized[n]], np.float64))
-                width, height = (number_of(cells.get(name)) for name in ("width", "height"))
+                width, height = (parse_number_cell(cells.get(name)) for name in ("width", "height"))
                 sides.append((width, height) if {"width", "height"}.isdisjoint(roles.boxes) else (None, None))
         full = all(w and h for w, h in sides)
         ranges.add(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
@@ -71,18 +71,18 @@ def find_convention(
     )
 
 
-def boxes_of(cells: Mapping[str, Any], columns: Sequence[str]) -> list[list[float]]:
-    """The boxes of a row, none if all cells are blank. Raises :class:`ValueError`."""
+def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[list[float]]:
+    """Reads the boxes of a row; none if all cells are blank. Raises :class:`ValueError`."""
     values = [cells.get(name) for name in columns]
     if all(map(is_blank, values)):
         return []
     if len(columns) == 1:
-        found = read_boxes(values[0])
+        found = parse_boxes(values[0])
         if found is None:
             shown = printable(str(values[0])[:40])
             raise ValueError(f"{printable(columns[0])} is {shown!r}, and should be four numbers, or a list of such")
         return found[0]
-    numbers = [number_of(value) for value in values]
+    numbers = [parse_number_cell(value) for value in values]
     for name, value, number in zip(columns, values, numbers, strict=True):
         if number is None:
             raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")

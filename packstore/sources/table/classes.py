@@ -1,4 +1,4 @@
-"""Classes of tables: a column that names them, with one or several a cell, or a column for each class."""
+"""Reads classes in tables: a column of class names, one or several in each cell, or a column for each class."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Label, Labels
-from packstore.sources.table.box_cells import is_blank, texts_of
-from packstore.sources.table.columns import ColumnFacts, Roles, flag_of
+from packstore.sources.table.box_cells import is_blank, parse_text_list
+from packstore.sources.table.columns import ColumnFacts, Roles, parse_flag
 
 UNCERTAIN, BLANK = "uncertain", "unmentioned"
-"""Columns of the classes whose cell is -1, and of those whose cell is blank, as CheXpert has them."""
+"""Columns for classes with the cell -1, and for classes with a blank cell, as in CheXpert."""
 _MAX_CLASSES = 1 << 16
 
 
 class ClassColumn:
-    """A column whose cells are classes.
+    """Column whose cells are classes.
 
     Attributes:
         names: Names of the classes, sorted; None if the column holds their numbers.
     """
 
     def __init__(self, where: str, roles: Roles, facts: ColumnFacts, titles: Mapping[str, str]) -> None:
-        """``titles`` has names of classes by their texts in the table. Raises :class:`SourceError`."""
+        """``titles`` maps texts in the table to names of classes. Raises :class:`SourceError` for too many classes."""
         self._separator, self._titles = roles.separator, titles
         self._lists = bool(facts.filled) and facts.lists
         self.names: tuple[str, ...] | None = None
@@ -32,38 +32,40 @@ class ClassColumn:
             return
         if facts.texts is None:
             raise SourceError(f"{where}: more than {_MAX_CLASSES:,} classes in {printable(roles.label)}")
-        self.names = tuple(sorted({part for text in facts.texts for part in self._parts(text)}))
+        self.names = tuple(sorted({part for text in facts.texts for part in self._split_classes(text)}))
 
-    def one(self, value: Any) -> Any:
-        """The class of a cell. Raises :class:`ValueError` for none or several."""
-        return self.each(value, 1)[0]
+    def single_class(self, value: Any) -> Any:
+        """Returns the only class in a cell. Raises :class:`ValueError` for none or several."""
+        return self.class_per_box(value, 1)[0]
 
-    def each(self, value: Any, boxes: int) -> list[Any]:
-        """The class of each box of a cell: the only one there, or one each. Raises :class:`ValueError`."""
-        found = self.all(value)
+    def class_per_box(self, value: Any, boxes: int) -> list[Any]:
+        """Returns a class for each box of a row: the only class of the cell, or one for each. Raises
+        :class:`ValueError`."""
+        found = self.all_classes(value)
         if len(found) not in (1, boxes):
             raise ValueError(f"{boxes} boxes have {len(found)} classes" if found else "a box has no class")
         return found if len(found) == boxes else found * boxes
 
-    def all(self, value: Any) -> list[Any]:
-        """The classes of a cell, none for a blank one."""
+    def all_classes(self, value: Any) -> list[Any]:
+        """Returns all classes in a cell; none for a blank one."""
         if is_blank(value):
             return []
         if self._lists:
-            return texts_of(value) or []
-        return [int(value)] if self.names is None else self._parts(str(value))
+            return parse_text_list(value) or []
+        return [int(value)] if self.names is None else self._split_classes(str(value))
 
-    def _parts(self, text: str) -> list[str]:
+    def _split_classes(self, text: str) -> list[str]:
+        """Splits a cell into the names of classes."""
         if self._lists:
-            return texts_of(text) or []
+            return parse_text_list(text) or []
         separator = self._separator
         parts = [part.strip() for part in text.split(separator) if part.strip()] if separator else [text]
         return [self._titles.get(part, part) for part in parts]
 
 
 class FlagColumns:
-    """Columns of 0 and 1 that are a class each, and -1 for an uncertain one: ``label`` if each row has exactly one;
-    else ``labels``, and those of -1 and of blanks."""
+    """A column for each class, with 1, 0 or -1 for an uncertain class. Becomes ``label`` if each row has exactly one
+    1; else ``labels``, and columns for classes with -1 and with blank cells."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class FlagColumns:
         records: int,
         several: bool,
     ) -> None:
-        """``rows`` yields place and cells of each of all ``records`` rows, ``several`` of one image. Raises
+        """``rows`` yields place and cells of all ``records`` rows. ``several``: some image has several rows. Raises
         :class:`SourceError`."""
         self._names, self._rows, self._several = names, rows, several
         self._values: set[int | None] = set()
@@ -90,7 +92,7 @@ class FlagColumns:
         if (
             self._values <= {0, 1}
             and not self._several
-            and all(len(self._having(1, [c])) == 1 for _, c in self._rows())
+            and all(len(self._classes_flagged(1, [c])) == 1 for _, c in self._rows())
         ):
             return {"label": Label(tuple(self._names))}
         found: dict[str, Field] = {"labels": Labels(tuple(self._names), of=False)}
@@ -98,11 +100,16 @@ class FlagColumns:
         return found | ({BLANK: Labels(tuple(self._names), of=False)} if None in self._values else {})
 
     def values(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The values of an image, of its rows' cells."""
+        """Returns the values of an image, from the cells of its rows."""
         if "label" in self.fields:
-            return {"label": self._having(1, rows)[0]}
-        every = {"labels": self._having(1, rows), UNCERTAIN: self._having(-1, rows), BLANK: self._having(None, rows)}
+            return {"label": self._classes_flagged(1, rows)[0]}
+        every = {
+            "labels": self._classes_flagged(1, rows),
+            UNCERTAIN: self._classes_flagged(-1, rows),
+            BLANK: self._classes_flagged(None, rows),
+        }
         return {name: value for name, value in every.items() if name in self.fields}
 
-    def _having(self, wanted: int | None, rows: list[dict[str, Any]]) -> list[str]:
-        return [name for name in self._names if any(flag_of(cells.get(name)) == wanted for cells in rows)]
+    def _classes_flagged(self, wanted: int | None, rows: list[dict[str, Any]]) -> list[str]:
+        """Returns the classes that have a flag in one of the rows."""
+        return [name for name in self._names if any(parse_flag(cells.get(name)) == wanted for cells in rows)]

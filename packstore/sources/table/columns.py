@@ -1,4 +1,4 @@
-"""Columns of a table by their meaning: splits, boxes, classes, points, numbers; decided by the values of all rows."""
+"""Finds the meaning of a table's columns (splits, boxes, classes, points, numbers) by the values of all rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from typing import Any
 from packstore.core.errors import UsageError, printable
 from packstore.sources.huggingface.metadata import ColumnValues
 from packstore.sources.labels import LABEL_COLUMNS
-from packstore.sources.table.box_cells import columns_of_boxes, is_box_name, number_of, plain_name, read_boxes, texts_of
+from packstore.sources.table.box_cells import (
+    find_box_columns,
+    is_box_name,
+    letters_and_digits,
+    parse_boxes,
+    parse_number_cell,
+    parse_text_list,
+)
 from packstore.sources.text_labels import is_label_name, name_words
 
 _SPLIT_NAMES = ("split", "set", "subset", "partition", "usage", "phase", "dataset", "data_set")
@@ -25,20 +32,20 @@ _RUN_NAMES = ("encodedpixels", "rle", "rlemask", "maskrle")
 
 @dataclass(slots=True)
 class ColumnFacts:
-    """What all values of a column have in common.
+    """Facts about all values of a column.
 
     Attributes:
-        values: Their kinds.
-        texts: The different ones, if they are few.
-        flags: All are 0, 1, -1 or blank, and which of these there are; None for others.
-        split: All are names of splits.
-        low: Least number, and ``high`` the greatest.
-        boxes: All are boxes, and the conventions that they name; None for others.
-        lists: All are lists of texts.
-        runs: All are run lengths, ``start length start length …``.
-        empty: A value is an empty text.
-        numbers: How many are numbers.
-    """
+        values: Kinds of the values.
+        texts: Different values as texts; None if there are many.
+        flags: Which of 0, 1, -1 and blank occur; None if there are other values.
+        split: All values are names of splits.
+        low: Smallest number, at most 0.
+        high: Largest number, at least 0.
+        boxes: Conventions that the values name if all are boxes; else None.
+        lists: All values are lists of texts.
+        runs: All values are run lengths, ``start length start length …``.
+        empty: Some value is an empty text.
+        numbers: Number of values that are numbers."""
 
     values: ColumnValues = field(default_factory=ColumnValues)
     texts: set[str] | None = field(default_factory=set)
@@ -53,7 +60,7 @@ class ColumnFacts:
     numbers: int = 0
 
     def add(self, value: Any, *, text: bool) -> None:
-        """Adds a cell; ``text`` for one of a table of texts."""
+        """Adds the value of a cell; ``text`` for a table of texts."""
         self.values.add(value, text=text)
         blank = value in (None, "")
         self.empty |= value == ""
@@ -64,15 +71,15 @@ class ColumnFacts:
             return
         self.split = self.split and isinstance(value, str) and _SPLIT_VALUE.fullmatch(value) is not None
         if self.boxes is not None:
-            found = read_boxes(value)
+            found = parse_boxes(value)
             self.boxes = None if found is None else self.boxes | ({found[1]} if found[0] else set())
         self.runs = self.runs and isinstance(value, str) and _RUNS.fullmatch(value) is not None
-        self.lists = self.lists and texts_of(value) is not None
+        self.lists = self.lists and parse_text_list(value) is not None
         if self.texts is not None:
             self.texts.add(shown)
             if len(self.texts) > _MAX_TEXTS:
                 self.texts = None
-        if (number := number_of(value)) is not None:
+        if (number := parse_number_cell(value)) is not None:
             self.numbers += 1
             self.low, self.high = min(self.low, number), max(self.high, number)
 
@@ -83,7 +90,7 @@ class ColumnFacts:
 
     @property
     def mostly_numeric(self) -> bool:
-        """Most values are numbers; in a column of a box, the others are errors."""
+        """Most values are numbers; in a column of boxes, the others are errors."""
         return 0 < self.filled <= 2 * self.numbers
 
     @property
@@ -92,8 +99,8 @@ class ColumnFacts:
         return self.values.count - self.values.missing
 
     def separator(self) -> str:
-        """What separates the classes in a cell; empty if a cell is one class. Cells with several are told by parts
-        that are cells of their own, or by fewer different parts than cells."""
+        """Returns the separator of classes within cells; empty if each cell is one class. Cells have several classes
+        if their parts occur as whole cells, too, or if there are fewer different parts than cells."""
         for each in _SEPARATORS if self.texts else "":
             cells = [[part.strip() for part in text.split(each)] for text in self.texts or ()]
             several = [parts for parts in cells if len(parts) > 1]
@@ -108,19 +115,19 @@ class ColumnFacts:
 
 @dataclass(slots=True)
 class Roles:
-    """Which column means what; the rest are values of their own.
+    """Columns by their meaning; all others have values of their own.
 
     Attributes:
         split: Column of splits.
-        boxes: Four columns, or the one whose cells hold boxes.
-        convention: One of ``xyxy``, ``xywh``, ``cxcywh``, if the names of the columns say so.
-        runs: Column of masks by run lengths, as Kaggle's ``EncodedPixels``.
+        boxes: Four columns, or the one whose cells are boxes.
+        convention: ``xyxy``, ``xywh`` or ``cxcywh`` if the names of the columns imply it; else empty.
+        runs: Column of masks by run lengths, such as Kaggle's ``EncodedPixels``.
         label: Column of a class, or of several.
-        separator: What separates classes in its cells.
-        flags: Columns that are a class each.
+        several: Cells of ``label`` may have several classes.
+        separator: Separator of classes in its cells.
+        flags: Columns for a class each.
         points: Name, and columns of x and y, of each point.
-        rest: All others.
-    """
+        rest: All other columns."""
 
     split: str = ""
     boxes: tuple[str, ...] = ()
@@ -135,27 +142,27 @@ class Roles:
 
 
 def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> Roles:
-    """Decides what the columns but those of images mean. Raises :class:`UsageError` for given ones that are not
-    there."""
+    """Finds the meanings of all columns except those of images. Raises :class:`UsageError` for given columns that do
+    not exist."""
     unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
     if unknown:
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
     found = Roles()
     free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
-    found.split = next(iter(given.get("split", ())), "") or _take(free, _find_split(free))
+    found.split = next(iter(given.get("split", ())), "") or _remove(free, _find_split(free))
     found.boxes, found.convention, bare_label = tuple(given.get("boxes", ())), "", ""
     if not found.boxes:
         found.boxes, found.convention, bare_label = _find_boxes(free, header)
-        _drop(free, found.boxes)
+        _remove_all(free, found.boxes)
         if not found.boxes:
-            found.runs = _take(free, next((n for n in free if plain_name(n) == _RUN_NAMES[0] and free[n].runs
+            found.runs = _remove(free, next((n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs
                                            and free[n].filled), ""))  # fmt: skip
     if "keypoints" in given:
         names = given["keypoints"]
         found.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
     elif not found.boxes:
         found.points = _find_points(free)
-        _drop(free, [name for _, x, y in found.points for name in (x, y)])
+        _remove_all(free, [name for _, x, y in found.points for name in (x, y)])
     labels = given.get("labels", ())
     if len(labels) > 1:
         found.flags = tuple(labels)
@@ -164,7 +171,7 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
         found.several = bool(labels)
     else:
         found.label = bare_label or _find_label(free, header, bool(found.boxes or found.runs))
-        _drop(free, [found.label])
+        _remove_all(free, [found.label])
     if found.label:
         one = facts[found.label]
         plain = "label" not in given and one.values.kinds <= {"text"} and not one.lists
@@ -172,48 +179,51 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
         found.several |= bool(found.separator) or bool(one.filled and one.lists)
     elif not found.flags:
         found.flags = _find_flags(free, alone=not (found.split or found.boxes or found.points))
-        _drop(free, found.flags)
+        _remove_all(free, found.flags)
     found.rest = tuple(free)
     return found
 
 
-def _take(free: dict[str, ColumnFacts], name: str) -> str:
+def _remove(free: dict[str, ColumnFacts], name: str) -> str:
+    """Removes a column from ``free``, and returns its name."""
     free.pop(name, None)
     return name
 
 
-def _drop(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
+def _remove_all(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
+    """Removes columns from ``free``."""
     for name in names:
         free.pop(name, None)
 
 
 def _find_split(free: Mapping[str, ColumnFacts]) -> str:
+    """Finds the column of splits; empty for none."""
     return next(
         (name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.split and each.filled), ""
     )
 
 
 def _find_boxes(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
-    """Columns of boxes, their convention, and without a header the column of their classes."""
+    """Finds columns of boxes, their convention, and without a header the column of their classes."""
     if not header:
         listed = list(free)
         kinds = "".join(
             "n" if free[name].numeric else "t" if free[name].values.kinds == {"text"} else "?" for name in listed
         )
-        if kinds in ("nnnnt", "nnnntnn"):  # RetinaNet's; SKU-110K's, with width and height of the image
+        if kinds in ("nnnnt", "nnnntnn"):  # of RetinaNet; of SKU-110K, with width and height of the image
             return tuple(listed[:4]), "", listed[4]
-        return (tuple(listed[1:5]), "xywh", listed[0]) if kinds == "tnnnnnn" else ((), "", "")  # makesense's
-    four, convention = columns_of_boxes(name for name, each in free.items() if each.mostly_numeric)
+        return (tuple(listed[1:5]), "xywh", listed[0]) if kinds == "tnnnnnn" else ((), "", "")  # of makesense
+    four, convention = find_box_columns(name for name, each in free.items() if each.mostly_numeric)
     if four:
         return four, convention, ""
     cells = [name for name, each in free.items() if each.filled and each.boxes and is_box_name(name)]
-    cells = [name for name in cells if plain_name(name) == "bbox"] or cells
+    cells = [name for name in cells if letters_and_digits(name) == "bbox"] or cells
     said = free[cells[0]].boxes if len(cells) == 1 else None
     return ((cells[0],), "".join(said), "") if said is not None and len(said) == 1 else ((), "", "")
 
 
 def _find_points(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
-    """Pairs of columns ``nose_x`` and ``nose_y`` with pixels, three at least."""
+    """Finds pairs of columns, such as ``nose_x`` and ``nose_y``, with pixels; at least three pairs."""
     pairs = []
     by_name = {name.lower(): name for name in free}
     for name in free:
@@ -229,11 +239,15 @@ def _find_points(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str],
 
 
 def _point_name(column: str) -> str:
+    """Returns the name of a point from its column of x."""
     return re.sub(r"[ _.-]?x$|^x[ _.-]?", "", column, flags=re.I) or column
 
 
 def _find_label(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
-    kinds = {n: each.values.kinds for n, each in free.items() if each.filled and plain_name(n) not in _RUN_NAMES}
+    """Finds the column of classes by name and values; empty for none."""
+    kinds = {
+        n: each.values.kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES
+    }
     fitting = [
         name
         for name, its in kinds.items()
@@ -259,6 +273,7 @@ def _find_label(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool)
 
 
 def _find_flags(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]:
+    """Finds columns of 0 and 1 that are a class each; with ``alone``, two are enough if there are no other columns."""
     found = [name for name, each in free.items() if each.flags is not None and each.flags & {0, 1}]
     if not any(1 in (free[name].flags or ()) for name in found):
         return ()
@@ -266,15 +281,16 @@ def _find_flags(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]
     return tuple(found) if enough else ()
 
 
-def flag_of(value: Any) -> int | None:
-    """0, 1 or -1 of a cell; None for a blank one."""
+def parse_flag(value: Any) -> int | None:
+    """Returns the flag in a cell, 0, 1 or -1; None for a blank cell."""
     shown = "" if value is None else value if isinstance(value, str) else json.dumps(value)
     return _FLAGS.get(shown)
 
 
-def read_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str, Any]]:
-    """Box and run lengths of a mask: ``start length …`` column by column from 1, as Kaggle's ``EncodedPixels`` has it,
-    become COCO's, which begin with the background. Raises :class:`ValueError` for runs out of the image."""
+def convert_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str, Any]]:
+    """Converts the run lengths of a mask, and returns its box with them: ``start length …`` column by column from 1,
+    as in Kaggle's ``EncodedPixels``, become COCO's, which begin with the background. Raises :class:`ValueError` for
+    runs outside of the image."""
     counts, at = [], 0
     left, top, right, bottom = width, height, 0, 0
     numbers = list(map(int, text.split()))
@@ -285,7 +301,7 @@ def read_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str
         counts += [start - 1 - at, length]
         first, last = (start - 1) // height, (end - 1) // height
         left, right = min(left, first), max(right, last + 1)
-        spans = first < last  # then it has the bottom of one column and the top of the next
+        spans = first < last  # includes the bottom of one column and the top of the next
         top = 0 if spans else min(top, (start - 1) % height)
         bottom = height if spans else max(bottom, (end - 1) % height + 1)
         at = end

@@ -1,4 +1,4 @@
-"""Tables in a tree whose rows name the images there, found by reading all of their rows."""
+"""Finds tables in a tree whose rows name the images there; reads all of their rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.labels import FILE_COLUMNS
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, blocks, divide
-from packstore.sources.table.open_images import has_boxes
-from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, header_names, read_table
+from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, batch_rows, split_path
+from packstore.sources.table.open_images import is_open_images_boxes
+from packstore.sources.table.reading import MAX_BYTES, SUFFIXES, TEXT, TableRow, name_columns, read_table
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
 SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
-"""Tables that Kaggle gives as a form to fill in: their values mean nothing."""
+"""Names of Kaggle's sample submissions: forms to fill in, whose values mean nothing."""
 _NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|labels?_?names?|obj)\b.*\.(txt|json)", re.I)
 _FEW, _SEARCHED = 16, 48
 _WORDS = re.compile(r"[^\W\d_][^\d.]*(\.\D+)?")
@@ -31,17 +31,16 @@ _IDS = re.compile(r".*(image|img|file|path|name|photo|picture|^id|_id|uuid).*", 
 
 @dataclass(slots=True)
 class Table:
-    """A table and how it names images.
+    """Table, and how it names images.
 
     Attributes:
-        file: Its path in the tree.
-        header: Its first line names the columns.
+        file: Path in the tree.
+        header: The first line names the columns.
         image: Column of the main image.
         naming: How that column names images.
         further: Other columns that name other images.
-        split: Split that its path tells; ``""`` for none.
-        certain: Its rows name images beyond doubt.
-        joined: Tables of the same images whose columns are further ones of its rows.
+        split: Split that the path names; ``""`` for none.
+        joined: Tables of the same images whose columns are added to its rows.
     """
 
     file: str
@@ -50,21 +49,20 @@ class Table:
     naming: Naming
     further: dict[str, Naming] = field(default_factory=dict)
     split: str = ""
-    certain: bool = True
     joined: tuple[Table, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Its path, and those of the tables that are joined to it."""
+        """Path of the table, and those of the tables that are joined to it."""
         return (self.file, *(table.file for table in self.joined))
 
     def rows(self, tree: Tree) -> Iterator[TableRow]:
-        """All rows, without the header."""
+        """Yields all rows, without the header."""
         return read_table(tree, self.file, self.header)
 
 
-def candidates(tree: Tree) -> list[str]:
-    """Files that may be tables, by their names."""
+def list_candidates(tree: Tree) -> list[str]:
+    """Lists files that may be tables, by their names."""
     found = []
     for folder, contents in list_contents(tree).folders.items():
         for suffix in SUFFIXES:
@@ -74,8 +72,8 @@ def candidates(tree: Tree) -> list[str]:
     return found
 
 
-def samples(tree: Tree) -> list[str]:
-    """Kaggle's forms to fill in."""
+def find_sample_submissions(tree: Tree) -> list[str]:
+    """Finds Kaggle's forms to fill in."""
     return [
         join(folder, name)
         for folder, contents in list_contents(tree).folders.items()
@@ -85,23 +83,23 @@ def samples(tree: Tree) -> list[str]:
 
 
 def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> list[Table]:
-    """The tables whose rows name images. Reads all candidates whole.
+    """Finds the tables whose rows name images. Reads all candidates whole.
 
-    Raises :class:`SourceError` for one that names images and then is damaged, :class:`AmbiguousSourceError` if it is
-    not certain which column names them."""
-    files = candidates(tree)
+    Raises :class:`SourceError` for a damaged table that names images, and :class:`AmbiguousSourceError` if several
+    columns or folders are possible."""
+    files = list_candidates(tree)
     if not files:
         return []
     index = ImageIndex(tree)
     if not len(index):
         return []
-    found = [examine(tree, file, index, given, named) for file in files]
+    found = [examine_table(tree, file, index, given, named) for file in files]
     return [table for table in found if table is not None]
 
 
-def part_copies(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
-    """Parts from a table without a split those whose rows are, all together, the rows of the tables of the splits, with
-    the same columns: they say nothing more."""
+def separate_copies(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
+    """Separates tables that repeat others: a table without a split whose rows are all rows of the tables of splits
+    together. Returns the other tables, and the repeating ones."""
     parts = [table for table in tables if table.split]
     copies = []
     if len({table.split for table in parts}) > 1 and len(parts) < len(tables):
@@ -111,38 +109,43 @@ def part_copies(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[
 
 
 def _count_rows(tree: Tree, table: Table) -> Counter[int]:
+    """Counts equal rows of a table, by hash."""
     return Counter(hash(tuple(sorted(map(repr, row.cells.items())))) for row in table.rows(tree))
 
 
 def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
-    """Whether lines of a text file beside the tables begin with images: what it says of them would be left."""
+    """Tells if lines of a text file beside the tables begin with images, so that its content would be left out."""
     index, known = ImageIndex(tree), {file for table in tables for file in table.files}
-    for file in candidates(tree):
+    for file in list_candidates(tree):
         if file in known or suffix_of(file) not in (".txt", ".lst"):
             continue
         lines = read_whole(tree, file, MAX_BYTES).decode("utf-8", "replace").splitlines()
-        pairs = [pair for line in lines if (words := line.split(None, 1)) and (pair := divide(words[0])) is not None]
+        pairs = [
+            pair for line in lines if (words := line.split(None, 1)) and (pair := split_path(words[0])) is not None
+        ]
         if sum(map(bool, index.find(pairs, by_stem=False, whole_path=False))) > 1:
             return True
     return False
 
 
-def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequence[str]], named: bool) -> Table | None:
-    """Which column of a table names images; None if no column does."""
+def examine_table(
+    tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequence[str]], named: bool
+) -> Table | None:
+    """Finds the column of a table that names images; None if no column does. Raises :class:`AmbiguousSourceError`."""
     counters: dict[str, NamingCounter] = {}
     first: dict[str, Any] = {}
     rows = 0
     failure: SourceError | None = None
     try:
-        for block in blocks(read_table(tree, file, header=False)):
+        for block in batch_rows(read_table(tree, file, header=False)):
             first = first or block[0].cells
-            for name in _searched(dict.fromkeys(name for row in block for name in row.cells)):
+            for name in _limit_columns(dict.fromkeys(name for row in block for name in row.cells)):
                 counter = counters.setdefault(name, NamingCounter(index))
                 counter.add(row.cells.get(name) for row in block)
             rows += len(block)
     except SourceError as error:
         failure = error
-    ways = {name: way for name, counter in counters.items() if (way := counter.best(file)) is not None}
+    ways = {name: way for name, counter in counters.items() if (way := counter.best_naming(file)) is not None}
     if not ways:
         return None
     if failure is not None:
@@ -153,12 +156,12 @@ def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequen
     header = suffix_of(file) in TEXT and _is_header(first, ways)
     rows -= header
     text = suffix_of(file) in TEXT
-    named_by = dict(zip(first, header_names([str(cell) for cell in first.values()]), strict=True)) if header else {}
+    named_by = dict(zip(first, name_columns([str(cell) for cell in first.values()]), strict=True)) if header else {}
     names = {name: named_by.get(name, name) for name in first} if text else {}
     likely = {
         names.get(name, name): way
         for name, way in ways.items()
-        if 2 * way.hits >= rows and (has_boxes(file) or _names_images(names.get(name, name), way))
+        if 2 * way.hits >= rows and (is_open_images_boxes(file) or _is_image_column(names.get(name, name), way))
     }
     wanted = given.get("image", ())
     if wanted:
@@ -168,7 +171,7 @@ def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequen
         likely = {wanted[0]: by_name[wanted[0]]} | {n: w for n, w in likely.items() if n != wanted[0]}
     if not likely or rows < 1 or (len(first) < 2 and not named):
         return None
-    main = wanted[0] if wanted else _main(tree, file, likely)
+    main = wanted[0] if wanted else _find_main_column(tree, file, likely)
     way = likely[main]
     if way.rivals:
         shown = " or ".join(map(printable, way.rivals))
@@ -180,19 +183,19 @@ def examine(tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequen
     further = {
         name: other
         for name, other in likely.items()
-        if name != main and not other.by_stem and not _same(counters, names, name, main)
+        if name != main and not other.by_stem and not _name_same_images(counters, names, name, main)
     }
     return Table(file, header, main, way, further, split_of_file(file))
 
 
-def _searched(names: Mapping[str, Any]) -> list[str]:
-    """The columns in which names of images are looked for: of very many, the first and the last ones."""
+def _limit_columns(names: Mapping[str, Any]) -> list[str]:
+    """Returns the columns that are searched for names of images: of very many, the first and the last ones."""
     listed = list(names)
     return listed if len(listed) <= _SEARCHED else [*listed[: _SEARCHED // 2], *listed[-_SEARCHED // 2 :]]
 
 
 def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
-    """Whether the first line names the columns: it names no image, and its cell is a word without a suffix."""
+    """Tells if the first line names the columns: it names no image, and its cell is a word without a suffix."""
     name = max(ways, key=lambda each: (ways[each].images, ways[each].hits))
     cell = str(first.get(name, ""))
     if cell.lower().endswith(IMAGE_SUFFIXES) or re.search(r"[\\/]", cell):
@@ -200,8 +203,8 @@ def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
     return _WORDS.fullmatch(cell) is not None or cell.lower() in FILE_COLUMNS or not cell
 
 
-def _names_images(name: str, way: Naming) -> bool:
-    """Whether a column names images, and not only has numbers that some of them are called by."""
+def _is_image_column(name: str, way: Naming) -> bool:
+    """Tells if a column names images, and does not only have numbers that some images have as names."""
     if not way.by_stem:
         return True
     if way.images < 2:
@@ -209,15 +212,15 @@ def _names_images(name: str, way: Naming) -> bool:
     return (way.words > 1 and way.images == way.hits) or _IDS.fullmatch(name) is not None
 
 
-def _main(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
-    """The column of the main image. Raises :class:`AmbiguousSourceError`."""
+def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
+    """Finds the column of the main image. Raises :class:`AmbiguousSourceError`."""
     best = max((way.images, not way.by_stem) for way in likely.values())
     names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
     usual = [name for name in names if name.lower() in FILE_COLUMNS]
     with_suffix = [name for name, way in likely.items() if not way.by_stem]
     images = [name for name in likely if not looks_like_mask(name.lower())]
     if images and len(images) < len(likely):  # a row for each mask of an image
-        return _main(tree, file, {name: likely[name] for name in images})
+        return _find_main_column(tree, file, {name: likely[name] for name in images})
     if len(with_suffix) > 1 and not [name for name in with_suffix if name.lower() in FILE_COLUMNS]:
         shown = " or ".join(map(printable, with_suffix))
         raise AmbiguousSourceError(
@@ -227,13 +230,13 @@ def _main(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
     return (usual or [name for name in with_suffix if name.lower() in FILE_COLUMNS] or names)[0]
 
 
-def _same(counters: Mapping[str, NamingCounter], names: Mapping[str, str], one: str, other: str) -> bool:
-    """Whether two columns name the same images, row by row."""
+def _name_same_images(counters: Mapping[str, NamingCounter], names: Mapping[str, str], one: str, other: str) -> bool:
+    """Tells if two columns name the same images, row by row."""
     back = {shown: name for name, shown in names.items()}
-    return counters[back.get(one, one)].named() == counters[back.get(other, other)].named()
+    return counters[back.get(one, one)].list_named() == counters[back.get(other, other)].list_named()
 
 
 def refuse_unknown_image_column(given: Mapping[str, Sequence[str]], tables: Sequence[Table], tree: Tree) -> None:
-    """Raises :class:`UsageError` if no table has the column of images that was given."""
+    """Raises :class:`UsageError` if the user names a column of images that no table has."""
     if given.get("image") and not tables:
         raise UsageError(f"{tree.name()}: no table has a column {printable(given['image'][0])} that names images")

@@ -1,4 +1,4 @@
-"""Images of a tree by name and stem, and which of them the values of a column name."""
+"""Indexes the images of a tree by name and stem, and finds the images that the values of a column name."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _BLOCK = 4096
 
 
 class ImageIndex:
-    """All images of a tree by the hashes of their names and stems, alone and behind the names of one folder and of two:
-    some 100 bytes an image."""
+    """Index of all images of a tree by hashes of their names and stems: alone, and with the last folder, and with
+    the last two. Takes some 100 bytes an image."""
 
     def __init__(self, tree: Tree) -> None:
         self.folders: list[str] = []
@@ -42,10 +42,10 @@ class ImageIndex:
                     self._suffixes.append(suffix)
                 names.append(hash(name))
                 stems.append(hash(stem))
-                tails[0].append(hash(_tail(folder, name)))
-                tails[1].append(hash(_tail(folder, stem)))
-                longer[0].append(hash(_tail(folder, name, 2)))
-                longer[1].append(hash(_tail(folder, stem, 2)))
+                tails[0].append(hash(_last_folders_and_name(folder, name)))
+                tails[1].append(hash(_last_folders_and_name(folder, stem)))
+                longer[0].append(hash(_last_folders_and_name(folder, name, 2)))
+                longer[1].append(hash(_last_folders_and_name(folder, stem, 2)))
                 folders.append(len(self.folders) - 1)
                 suffixes.append(self._suffixes.index(suffix))
         self._folder, self._suffix = np.array(folders, np.int32), np.array(suffixes, np.int16)
@@ -57,8 +57,9 @@ class ImageIndex:
         return len(self._folder)
 
     def find(self, pairs: Sequence[tuple[str, str]], by_stem: bool, whole_path: bool) -> Iterator[Sequence[int]]:
-        """Yields for each folder and name the numbers of the images called so; with ``whole_path``, in a folder of the
-        same last names. Of more than 64, as of bare names in many folders, the first."""
+        """Yields the numbers of the images that each pair of folder and name may mean; with ``whole_path``, only
+        images in a folder with the same last names. Yields at most 64 for each pair: many folders may have a bare
+        name."""
         hashes, order = self._hashes[by_stem], self._orders[by_stem]
 
         def search(keys: Iterable[str]) -> list[tuple[int, int]]:
@@ -66,29 +67,30 @@ class ImageIndex:
             begins, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
             return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
-        near = search(_tail(folder, name) if whole_path and folder else name for folder, name in pairs)
+        near = search(_last_folders_and_name(folder, name) if whole_path and folder else name for folder, name in pairs)
         deep = any("/" in folder for folder, _ in pairs) if whole_path else False
-        far = search(_tail(folder, name, 2) for folder, name in pairs) if deep else near
+        far = search(_last_folders_and_name(folder, name, 2) for folder, name in pairs) if deep else near
         for (folder, _), one, other in zip(pairs, near, far, strict=True):
             begin, end = other if "/" in folder and other[0] < other[1] else one
             found = order[begin : min(end, begin + _MOST_ALIKE)]
             yield (found % len(self)).tolist() if end > begin else ()
 
     def folder(self, number: int) -> str:
-        """The folder of an image."""
+        """Returns the folder of an image."""
         return self.folders[int(self._folder[number])]
 
     def path(self, number: int, name: str, by_stem: bool) -> str:
-        """The path of an image that is called ``name``."""
+        """Returns the path of an image whose name, or stem, is ``name``."""
         return join(self.folder(number), name + (self._suffixes[int(self._suffix[number])] if by_stem else ""))
 
 
-def _tail(folder: str, name: str, folders: int = 1) -> str:
+def _last_folders_and_name(folder: str, name: str, folders: int = 1) -> str:
+    """Joins a name to the last folders of its path."""
     return "/".join((*folder.split("/")[-folders:], name))
 
 
-def divide(value: Any) -> tuple[str, str] | None:
-    """Folder and name that a cell may mean; None for one that is no path."""
+def split_path(value: Any) -> tuple[str, str] | None:
+    """Splits a cell into folder and name; None for a cell that is not a path."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value or len(value) > 4096 or "\n" in value or "\0" in value:
@@ -102,13 +104,13 @@ class Naming:
     """How a column names images.
 
     Attributes:
-        by_stem: Without their suffixes.
-        whole_path: The folders in its values are those of the images, below one of ``bases``.
-        rows: Rows with a value.
-        hits: Rows that name an image.
-        images: The different images among them.
-        words: Rows whose value is no whole number, a header among them.
-        bases: Folders to which the values are relative, those of most hits first.
+        by_stem: Values are names without suffixes.
+        whole_path: Folders in the values are those of the images, below one of ``bases``.
+        rows: Number of rows with a value.
+        hits: Number of rows that name an image.
+        images: Number of different images that rows name.
+        words: Number of rows whose value is not a whole number, including a header.
+        bases: Folders to which the values are relative, those with most hits first.
         rivals: Two folders that fit equally well; empty if one fits better.
     """
 
@@ -122,17 +124,17 @@ class Naming:
     rivals: tuple[str, ...] = ()
 
     def resolve(self, index: ImageIndex, values: Sequence[Any]) -> Iterator[str | None]:
-        """Yields the path of the image that each value names; None for none."""
-        divided = [divide(value) or ("", "") for value in values]
+        """Yields the path of the image that each value names; None if it names none."""
+        divided = [split_path(value) or ("", "") for value in values]
         numbers = index.find(divided, self.by_stem, self.whole_path)
         for (folder, name), found in zip(divided, numbers, strict=True):
-            places = {self.base_of(index.folder(number), folder): number for number in found}
+            places = {self.find_base(index.folder(number), folder): number for number in found}
             chosen = next((base for base in self.bases if base in places), None)
             yield None if chosen is None else index.path(places[chosen], name, self.by_stem)
 
-    def base_of(self, place: str, folder: str) -> str | None:
-        """The folder to which ``folder`` is relative if it is ``place``; for one of another machine, whose first parts
-        are not here, ``..`` for each of these; None if it cannot be."""
+    def find_base(self, place: str, folder: str) -> str | None:
+        """Returns the folder below which ``folder`` is ``place``; None if there is none. If the first parts of
+        ``folder`` are of another machine, returns ``..`` for each of them."""
         if not self.whole_path or not folder:
             return place
         if place == folder:
@@ -143,7 +145,7 @@ class Naming:
 
 
 class NamingCounter:
-    """Counts in which ways the values of one column name images."""
+    """Counts the ways in which the values of a column name images."""
 
     def __init__(self, index: ImageIndex) -> None:
         self._index = index
@@ -152,8 +154,8 @@ class NamingCounter:
         self._images = [array("q") for _ in self._ways]
 
     def add(self, values: Iterable[Any]) -> None:
-        """Adds values, some at a time."""
-        divided = [pair for value in values if (pair := divide(value)) is not None]
+        """Adds some values of the column."""
+        divided = [pair for value in values if (pair := split_path(value)) is not None]
         for n, way in enumerate(self._ways):
             way.rows += len(divided)
             way.words += sum(not name.isdigit() for _, name in divided)
@@ -162,39 +164,39 @@ class NamingCounter:
             ):
                 bases: dict[str, int] = {}
                 for number in numbers:
-                    if (base := way.base_of(self._index.folder(number), folder)) is not None:
+                    if (base := way.find_base(self._index.folder(number), folder)) is not None:
                         bases.setdefault(base, number)
                 if bases:
                     way.hits += 1
                     self._images[n].append(next(iter(bases.values())))
                     self._bases[n].update(bases.keys())
 
-    def named(self) -> list[int]:
-        """The images that the rows name, in order."""
-        return self._images[self._ways.index(self._best())].tolist()
+    def list_named(self) -> list[int]:
+        """Returns the numbers of the images that the rows name, in order."""
+        return self._images[self._ways.index(self._best_way())].tolist()
 
-    def best(self, hint: str) -> Naming | None:
-        """The way that fits best; ``hint`` is the path of the table, whose words decide between folders."""
-        found = self._best()
+    def best_naming(self, hint: str) -> Naming | None:
+        """Returns the way that fits best; ``hint`` is the path of the table, whose words decide between folders."""
+        found = self._best_way()
         n = self._ways.index(found)
         found.images = len(np.unique(np.array(self._images[n], np.int64)))
         found.bases = _order_bases(self._bases[n], hint)
         found.rivals = _find_rivals(found.bases, self._bases[n], found.hits, hint)
         return found if found.hits else None
 
-    def _best(self) -> Naming:
-        """The first way by which half of the rows name an image, else the one of most: a path that is not there is no
-        image of the same name elsewhere."""
+    def _best_way(self) -> Naming:
+        """Returns the first way by which half of the rows name an image, else the way with most hits: a path that
+        does not exist must not mean an image of the same name elsewhere."""
         half = (way for way in self._ways if 2 * way.hits >= way.rows > 0)
         return next(half, max(self._ways, key=lambda way: way.hits))
 
 
 def _order_bases(bases: Counter[str], hint: str) -> list[str]:
-    """Folders by hits; of equal ones that with the words of the table's name, then the nearest. Folders of a split
-    other than the table's are left out if another folder is there."""
+    """Sorts folders by hits; of equal ones, first those that share words with the table's path, then near ones.
+    Leaves out folders of other splits than the table's, unless there are no others."""
     words = words_of_path(hint)
-    splits = split_words(words)
-    fitting = [base for base in bases if not splits or not split_words(words_of_path(base)) - splits]
+    splits = find_split_words(words)
+    fitting = [base for base in bases if not splits or not find_split_words(words_of_path(base)) - splits]
     beside = hint.rpartition("/")[0]
     return sorted(
         fitting or bases,
@@ -205,7 +207,8 @@ def _order_bases(bases: Counter[str], hint: str) -> list[str]:
 
 
 def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) -> tuple[str, ...]:
-    """The first two folders, if the same rows name images in both and nothing but the order of names decides."""
+    """Returns the first two folders if the same rows name images in both and only the order of names decides; else
+    empty."""
     if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
         return ()
     one, other = ordered[:2]
@@ -221,17 +224,17 @@ _SPLIT_WORDS = {
 
 
 def words_of_path(path: str) -> set[str]:
-    """The words of a path in lower case."""
+    """Returns the words of a path in lower case."""
     return set(re.split(r"[^a-z]+", path.lower())) - {""}
 
 
-def split_words(words: Iterable[str]) -> set[str]:
-    """The splits that words mean."""
+def find_split_words(words: Iterable[str]) -> set[str]:
+    """Returns the splits that words mean."""
     return {_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS}
 
 
-def blocks(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """Rows, some thousand at a time. Those before a :class:`SourceError` come before it."""
+def batch_rows(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yields lists of some thousand rows. Rows before a :class:`SourceError` are yielded before it is raised."""
     block: list[Any] = []
     try:
         for row in rows:

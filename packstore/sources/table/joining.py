@@ -1,4 +1,4 @@
-"""Tables of the same images with other columns as one: ISIC's classes and metadata, Open Images' boxes and images."""
+"""Joins tables of the same images: ISIC's classes and metadata, Open Images' boxes and images."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.contents import suffix_of
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.table.finding import Table
-from packstore.sources.table.images import ImageIndex, blocks
+from packstore.sources.table.images import ImageIndex, batch_rows
 from packstore.sources.table.reading import TEXT
 from packstore.sources.tree import Tree
 
 
 def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
-    """Puts tables with a row an image behind the first table of these images that has none of their columns."""
+    """Joins each table with one row an image to the first table of the same images that has none of its columns."""
     found: list[Table] = []
     columns: list[set[str]] = []
     for table in tables:
-        own = {name for row in list(_first(tree, table)) for name in row} - {table.image}
-        place = next((n for n, each in enumerate(found) if _fits(each, table) and not columns[n] & own), None)
+        own = {name for row in list(_first_cells(tree, table)) for name in row} - {table.image}
+        place = next((n for n, each in enumerate(found) if _can_join(each, table) and not columns[n] & own), None)
         if place is None:
             found.append(table)
             columns.append(own)
@@ -31,36 +31,37 @@ def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
     return found
 
 
-def _first(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
-    """The cells of the first rows of a table, whose names are its columns."""
-    return [row.cells for row in next(blocks(table.rows(tree)), [])]
+def _first_cells(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
+    """Returns the cells of the first rows of a table."""
+    return [row.cells for row in next(batch_rows(table.rows(tree)), [])]
 
 
-def _fits(one: Table, other: Table) -> bool:
+def _can_join(one: Table, other: Table) -> bool:
+    """Tells if a table has one row for each image of another one, and the same form."""
     named = all(table.header or suffix_of(table.file) not in TEXT for table in (one, other))
     alike = (suffix_of(one.file) in TEXT) == (suffix_of(other.file) in TEXT) and one.split == other.split
-    if not (named and alike and _has_one_each(other)) or other.further:
+    if not (named and alike and _has_row_per_image(other)) or other.further:
         return False
     enough = other.naming.images - one.naming.images
-    return enough == 0 if _has_one_each(one) else enough >= 0
+    return enough == 0 if _has_row_per_image(one) else enough >= 0
 
 
-def _has_one_each(table: Table) -> bool:
+def _has_row_per_image(table: Table) -> bool:
+    """Tells if a table has one row for each image."""
     return table.naming.hits == table.naming.images
 
 
 class JoinedRows:
-    """The rows of the tables that are joined to one, by image; in memory.
+    """Rows of the tables that are joined to one, by image; in memory.
 
-    A table with several rows an image may lack images that the others have: they have no boxes.
-    """
+    If the table has several rows an image, the others may have more images: these have no boxes."""
 
     def __init__(self, tree: Tree, table: Table, index: ImageIndex) -> None:
         self._tree, self._table = tree, table
         self._rows: list[dict[str, Mapping[str, Any]]] = []
         for other in table.joined:
             rows: dict[str, Mapping[str, Any]] = {}
-            for block in blocks(other.rows(tree)):
+            for block in batch_rows(other.rows(tree)):
                 images = other.naming.resolve(index, [row.cells.get(other.image) for row in block])
                 for row, image in zip(block, images, strict=True):
                     if image is not None:
@@ -68,27 +69,27 @@ class JoinedRows:
             self._rows.append(rows)
         self._taken: set[str] = set()
 
-    def take(self, image: str, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """Cells of an image with those in the other tables. Raises :class:`AmbiguousSourceError` if one does not name
-        it, or has a column of another."""
+    def join_cells(self, image: str, cells: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds the cells of an image in the joined tables to its own. Raises :class:`AmbiguousSourceError` if a
+        table does not name the image, or has an equal column."""
         found = dict(cells)
         for other, rows in zip(self._table.joined, self._rows, strict=True):
             more = rows.get(image)
             if more is None or found.keys() & more.keys():
-                raise self._differs(image, other)
+                raise self._mismatch_error(image, other)
             found |= more
         self._taken.add(image)
         return found
 
-    def rest(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields images that the table does not name, with their cells. Raises :class:`AmbiguousSourceError` for one if
-        the table has a row an image."""
+    def remaining_images(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields images that the table does not name, with their cells. Raises :class:`AmbiguousSourceError` if the
+        table should have one row for each image."""
         for image in dict.fromkeys(image for rows in self._rows for image in rows if image not in self._taken):
-            if _has_one_each(self._table):
-                raise self._differs(image, self._table.joined[0])
-            yield image, self.take(image, {})
+            if _has_row_per_image(self._table):
+                raise self._mismatch_error(image, self._table.joined[0])
+            yield image, self.join_cells(image, {})
 
-    def _differs(self, image: str, other: Table) -> AmbiguousSourceError:
+    def _mismatch_error(self, image: str, other: Table) -> AmbiguousSourceError:
         files = self._table.file, other.file
         return AmbiguousSourceError(
             f"{self._tree.name()}: {' and '.join(map(printable, files))} name as many images, but not the same, or "

@@ -1,7 +1,6 @@
-"""Tables of Open Images, whose classes are identifiers with names in files of their own.
+"""Reads tables of Open Images, whose classes are identifiers with names in other files.
 
-Source: https://storage.googleapis.com/openimages/web/download_v7.html
-"""
+Source: https://storage.googleapis.com/openimages/web/download_v7.html"""
 
 from __future__ import annotations
 
@@ -24,28 +23,30 @@ _DEEPEST = 64
 _NAMES = re.compile(r"[\w-]*class-descriptions[\w-]*\.csv", re.I)
 
 
-def has_boxes(file: str) -> bool:
-    """Whether a table is called as those of Open Images' boxes."""
+def is_open_images_boxes(file: str) -> bool:
+    """Tells if a table has the name of Open Images' tables of boxes."""
     return _BOXES.fullmatch(file) is not None
 
 
 def find_descriptions(tree: Tree, tables: Iterable[str]) -> list[str]:
-    """The files of names of classes beside Open Images' tables."""
-    return _beside(tree, tables, _NAMES)
+    """Finds the files with names of classes beside Open Images' tables."""
+    return _find_beside_tables(tree, tables, _NAMES)
 
 
 def find_hierarchies(tree: Tree, tables: Iterable[str]) -> list[str]:
-    """The files of which class is above which, beside Open Images' tables."""
-    return _beside(tree, tables, _HIERARCHY)
+    """Finds the files with the hierarchy of classes beside Open Images' tables."""
+    return _find_beside_tables(tree, tables, _HIERARCHY)
 
 
-def _beside(tree: Tree, tables: Iterable[str], names: re.Pattern[str]) -> list[str]:
+def _find_beside_tables(tree: Tree, tables: Iterable[str], names: re.Pattern[str]) -> list[str]:
+    """Finds files with a name that matches ``names`` in the folders of Open Images' tables."""
     folders = sorted({file.rpartition("/")[0] for file in tables if _TABLES.fullmatch(file)})
     return [join(folder, name) for folder in folders for name in tree.names(folder).files if names.fullmatch(name)]
 
 
 def read_descriptions(tree: Tree, files: Iterable[str]) -> dict[str, str]:
-    """Names of classes by their identifiers, of lines such as ``/m/011k07,Tortoise``. Raises :class:`SourceError`."""
+    """Reads names of classes by their identifiers, from lines such as ``/m/011k07,Tortoise``. Raises
+    :class:`SourceError`."""
     found: dict[str, str] = {}
     for file in files:
         text = read_text(tree, file, MAX_BYTES).decode("utf-8-sig")
@@ -57,19 +58,20 @@ def read_descriptions(tree: Tree, files: Iterable[str]) -> dict[str, str]:
 
 
 def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) -> dict[str, list[str]]:
-    """The classes above each class, the nearest first, by the names in ``titles``; above a part is its whole. Raises
-    :class:`SourceError`."""
+    """Reads the classes above each class, the nearest first, by the names in ``titles``; the class above a part is
+    its whole. Raises :class:`SourceError`."""
     found: dict[str, list[str]] = {}
     for file in files:
         try:
-            _descend(load_json(read_text(tree, file, MAX_BYTES)), [], titles, found)
+            _collect_parents(load_json(read_text(tree, file, MAX_BYTES)), [], titles, found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise SourceError(f"{tree.name(file)} is no hierarchy of classes ({printable(reason)[:80]})") from None
     return found
 
 
-def _descend(node: Any, above: list[str], titles: Mapping[str, str], found: dict[str, list[str]]) -> None:
+def _collect_parents(node: Any, above: list[str], titles: Mapping[str, str], found: dict[str, list[str]]) -> None:
+    """Adds the classes ``above`` a node to ``found``, and does the same for its children."""
     if len(above) > _DEEPEST:
         raise ValueError(f"more than {_DEEPEST} levels")
     name = titles.get(node["LabelName"], str(node["LabelName"]))
@@ -77,4 +79,4 @@ def _descend(node: Any, above: list[str], titles: Mapping[str, str], found: dict
     known += [each for each in above if each not in known]
     for kind in ("Subcategory", "Part"):
         for child in node.get(kind, ()):
-            _descend(child, [name, *above], titles, found)
+            _collect_parents(child, [name, *above], titles, found)

@@ -1,9 +1,9 @@
-"""Tables whose cells are pixels: FER2013 (a column ``pixels``), MNIST as CSV, ``sign_mnist``, HAM10000's ``hmnist``.
+"""Reads tables whose cells are pixels: FER2013 (a column ``pixels``), MNIST as CSV, ``sign_mnist``, HAM10000's
+``hmnist``.
 
-A row is an image: a column ``pixels`` with numbers parted by blanks, columns ``pixel0`` …, ``1x1`` …, or no header, a
-label and the numbers. Numbers are 0 to 255, row by row; as many as a square has pixels are gray, three times as many
-are red, green and blue of each pixel.
-"""
+A row is an image: a column ``pixels`` of numbers separated by blanks; columns ``pixel0`` …, ``1x1`` …; or, without a
+header, a label and the numbers. Numbers are 0 to 255, row by row. A square number of them is a gray image; three
+times as many are red, green and blue of each pixel."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from packstore.sources.ignoring import escape_pattern
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
 from packstore.sources.table.columns import ColumnFacts
-from packstore.sources.table.finding import SAMPLE, candidates, samples
-from packstore.sources.table.reading import cells_of
+from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_candidates
+from packstore.sources.table.reading import read_cells
 from packstore.sources.table.source import TableSource
 from packstore.sources.tree import Tree
 
@@ -49,14 +49,14 @@ _NOTES = re.compile(r"(readme|licen[cs]e|.*class|.*label_?names|.*mapping)[^/]*"
 
 @dataclass(slots=True)
 class PixelTable:
-    """A table of pixels.
+    """Table of pixels.
 
     Attributes:
-        file: Its path in the tree.
-        header: Its first line names the columns.
+        file: Path in the tree.
+        header: The first line names the columns.
         names: Names of all columns.
-        pixels: Places of those that are pixels, in their order; of one, each cell is an image.
-        split: Split that its name tells; ``""`` for none.
+        pixels: Places of the columns of pixels, in order; if there is only one, each cell is an image.
+        split: Split that the name of the file names; ``""`` for none.
     """
 
     file: str
@@ -69,12 +69,12 @@ class PixelTable:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Its path; no table is joined to it."""
+        """Path of the table; no table is joined to it."""
         return (self.file,)
 
 
 class PixelTableSource(TableSource):
-    """The rows of tables of pixels, in their order. Opening writes all pixels to a temporary file."""
+    """Rows of tables of pixels, in their order. Opening writes all pixels to a temporary file."""
 
     kind = "pixel_table"
     _tables: Sequence[Any]
@@ -98,19 +98,19 @@ class PixelTableSource(TableSource):
             )
 
     def _read_all(self) -> Iterator[Any]:
-        """Yields place and cells of each row; pixels go to a file of their own."""
+        """Yields place and cells of each row; writes pixels to a temporary file."""
         table_of = array("q")
         self._sizes = 0
         with tempfile.TemporaryFile() as kept:
             for place, table in enumerate(self._tables):
                 rest = [n for n in range(len(table.names)) if n not in set(table.pixels)]
-                for number, (line, cells) in enumerate(cells_of(self.tree, table.file)):
+                for number, (line, cells) in enumerate(read_cells(self.tree, table.file)):
                     where = f"{self.tree.name(table.file)}, line {line}"
                     if number == 0 and table.header:
                         continue
                     if len(cells) != len(table.names):
                         raise SourceError(f"{where}: {len(cells)} fields, the first line has {len(table.names)}")
-                    self._keep(kept, cells, table.pixels, where)
+                    self._write_pixels(kept, cells, table.pixels, where)
                     values = {table.names[n]: cells[n] for n in rest}
                     for name, value in values.items():
                         self._facts.setdefault(name, ColumnFacts()).add(value, text=True)
@@ -122,7 +122,8 @@ class PixelTableSource(TableSource):
             self._pixels: OpenFile | None = OpenFile(os.dup(kept.fileno()))
         self._table_of = table_of
 
-    def _keep(self, file: Any, cells: Sequence[str], pixels: Sequence[int], where: str) -> None:
+    def _write_pixels(self, file: Any, cells: Sequence[str], pixels: Sequence[int], where: str) -> None:
+        """Checks the pixels of a row and writes them to the file. Raises :class:`SourceError`."""
         texts = cells[pixels[0]].split() if len(pixels) == 1 else [cells[n] for n in pixels]
         try:
             raw = bytes(map(int, texts))
@@ -135,7 +136,7 @@ class PixelTableSource(TableSource):
         self._sizes = self._sizes or len(raw)
         if len(raw) != self._sizes:
             raise SourceError(f"{where}: {len(raw):,} pixels, the first image has {self._sizes:,}")
-        if shape_of(len(raw)) is None:
+        if find_square_shape(len(raw)) is None:
             raise SourceError(
                 f"{where}: {len(raw):,} pixels are no square in gray or RGB; pack them from Python (packstore guide "
                 "packing)"
@@ -157,15 +158,15 @@ class PixelTableSource(TableSource):
             raise ValueError("its source is closed")
         raw = self._pixels.read(self._sizes, ref * self._sizes)
         image: NDArray[np.uint8] = np.frombuffer(raw, np.uint8).reshape(self._shape)
-        return {"image": image} | self._columns([cells for _, cells in self._rows_of(ref)], b"")
+        return {"image": image} | self._build_values([cells for _, cells in self._image_rows(ref)], b"")
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        pass  # its pixels lie in the table
+        pass  # its pixels are in the table
 
     def claim_files(self, claims: Claims) -> None:
         for table in self._tables:
             claims.claim(table.file)
-        for file in samples(self.tree):
+        for file in find_sample_submissions(self.tree):
             claims.claim(file, Role.EVIDENCE)
 
     def locate_row(self, ref: Any) -> None:
@@ -177,11 +178,11 @@ class PixelTableSource(TableSource):
 
     @property
     def _shape(self) -> tuple[int, int, int]:
-        return shape_of(self._sizes) or (0, 0, 1)
+        return find_square_shape(self._sizes) or (0, 0, 1)
 
 
-def shape_of(count: int) -> tuple[int, int, int] | None:
-    """Height, width and colours of an image of so many numbers; None if it is no square."""
+def find_square_shape(count: int) -> tuple[int, int, int] | None:
+    """Returns height, width and colours of an image of so many numbers; None if it is not a square."""
     for colours in (1, 3):
         side = math.isqrt(count // colours)
         if colours * side * side == count and side * side >= _LEAST:
@@ -190,17 +191,18 @@ def shape_of(count: int) -> tuple[int, int, int] | None:
 
 
 def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[PixelTable]:
-    """The tables whose first line has columns of pixels. Raises :class:`AmbiguousSourceError` if there is no header and
-    the label could be the first or the last number."""
-    files = [file for file in candidates(tree) if suffix_of(file) in _SUFFIXES]
-    return [table for file in files if (table := _examine(tree, file, given)) is not None]
+    """Finds the tables whose first line has columns of pixels. Raises :class:`AmbiguousSourceError` if there is no
+    header, and the label could be the first or the last number."""
+    files = [file for file in list_candidates(tree) if suffix_of(file) in _SUFFIXES]
+    return [table for file in files if (table := _examine_table(tree, file, given)) is not None]
 
 
-def _examine(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> PixelTable | None:
+def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> PixelTable | None:
+    """Recognises a table of pixels by its first lines; None for another table. Raises :class:`AmbiguousSourceError`."""
     start = tree.start(file, _START)
     if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
         return None
-    lines = cells_of(tree, file, start[: start.rfind(b"\n") + 1] or start)
+    lines = read_cells(tree, file, start[: start.rfind(b"\n") + 1] or start)
     first = next(lines, (0, []))[1]
     split = split_of_file(file)
     one = [n for n, name in enumerate(first) if name.lower() in ("pixels", "pixel", "image_pixels")]
@@ -209,9 +211,9 @@ def _examine(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> Pixel
         full = len(second) == len(first) and len(second[one[0]].split()) >= _LEAST
         return PixelTable(file, True, first, one, split) if full else None
     many = [n for n, name in enumerate(first) if _PIXEL.fullmatch(name)]
-    if len(many) >= _LEAST and shape_of(len(many)) is not None:
+    if len(many) >= _LEAST and find_square_shape(len(many)) is not None:
         return PixelTable(file, True, first, many, split)
-    if not all(cell.isdecimal() and int(cell) <= 255 for cell in first) or shape_of(len(first) - 1) is None:
+    if not all(cell.isdecimal() and int(cell) <= 255 for cell in first) or find_square_shape(len(first) - 1) is None:
         return None
     names = [str(n) for n in range(1, len(first) + 1)]
     label = (*given.get("label", ()), "")[0]
@@ -226,7 +228,7 @@ def _examine(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> Pixel
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Tables of pixels and no images; other tables beside them are a question."""
+    """Recognises tables of pixels without images; partial if there are other tables."""
     tree = open_tree(path)
     if tree is None or (list_contents(tree).images and not options.named):
         return Certainty.NO
@@ -240,7 +242,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     others = Counter(
         file
-        for file in candidates(tree)
+        for file in list_candidates(tree)
         if file not in found and not _NOTES.fullmatch(name := file.rpartition("/")[2]) and not SAMPLE.fullmatch(name)
     )
     return Certainty.PARTIAL if others else Certainty.CERTAIN

@@ -1,4 +1,4 @@
-"""Rows of tables: CSV, TSV, JSON Lines, lists of objects in JSON, Parquet, and text lines ``path label``."""
+"""Reads rows of tables: CSV, TSV, JSON Lines, lists of objects in JSON, Parquet, and text lines ``path label``."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from packstore.sources.tree import Tree
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
 TEXT = (".csv", ".tsv", ".txt", ".lst")
-"""Suffixes of tables whose columns have no names but in a header."""
+"""Suffixes of tables whose columns have names only in a header."""
 MAX_BYTES, _MAX_COLUMNS, _MAX_LINE = 1 << 30, 1 << 14, 1 << 20
 _NAMED = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?:[ \t]+(.*))?", re.I)
-"""A line of text: an image, whose name may have blanks, and the rest."""
+"""Line of text: an image, whose name may have blanks, and the rest."""
 
 
 class TableRow(NamedTuple):
-    """One row: its line or number for messages, and its cells by name."""
+    """Row of a table: its line or number for messages, and its cells by name."""
 
     place: str
     cells: dict[str, Any]
 
 
 def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
-    """Yields all rows of a table. Raises :class:`SourceError` with the file and the line that is wrong.
+    """Yields all rows of a table. Raises :class:`SourceError` with the file and the wrong line.
 
-    One in an unknown encoding is a question behind its last row, so that it is known whether the rows name images.
-    Columns of text without a ``header`` are called ``1``, ``2`` …; cells are strings without blanks around them."""
+    An unknown encoding raises its question only after the last row, when the caller knows if the rows name images.
+    Columns of text without a ``header`` are named ``1``, ``2`` …; cells are stripped strings."""
     shown, suffix = tree.name(file), suffix_of(file)
     data = read_whole(tree, file, MAX_BYTES)
     fault = None
@@ -48,16 +48,17 @@ def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
 
 
 def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[TableRow]:
+    """Yields rows with named cells, by the suffix of the file. Raises :class:`SourceError`."""
     if suffix not in TEXT:
-        reader = {".json": _json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
+        reader = {".json": _read_json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
         for place, found in reader(data, shown):
             yield TableRow(f"{shown}, {place}", found)
         return
     names: list[str] = []
-    for number, cells in _lines_of_cells(data, shown, suffix):
+    for number, cells in _split_lines(data, shown, suffix):
         place = f"{shown}, line {number}"
         if not names:
-            names = header_names(cells) if header else [str(n) for n in range(1, len(cells) + 1)]
+            names = name_columns(cells) if header else [str(n) for n in range(1, len(cells) + 1)]
             if len(set(names)) < len(names):
                 raise SourceError(f"{place}: the header has a column twice")
             if len(names) > _MAX_COLUMNS:
@@ -69,8 +70,9 @@ def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[T
         yield TableRow(place, dict(zip(names, cells, strict=True)))
 
 
-def header_names(cells: Sequence[str]) -> list[str]:
-    """Names of the columns of a header: the number of a column without one, ``index`` if another is called so."""
+def name_columns(cells: Sequence[str]) -> list[str]:
+    """Names the columns of a header: an empty name becomes the number of the column, or ``index`` if another has
+    this name."""
     taken = set(cells)
     return [
         name or next(free for free in (str(n), "index", f"column {n}") if free not in taken)
@@ -78,17 +80,18 @@ def header_names(cells: Sequence[str]) -> list[str]:
     ]
 
 
-def cells_of(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Yields line and cells of each row of a text, its header among them; ``data`` is its beginning, None for all.
-    Raises :class:`SourceError`, behind the last row for an unknown encoding."""
+def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tuple[int, list[str]]]:
+    """Yields line and cells of each row of a text, including the header; ``data`` is its beginning, None for all.
+    Raises :class:`SourceError`; for an unknown encoding after the last row."""
     whole = read_whole(tree, file, MAX_BYTES) if data is None else data
     text, fault = try_utf8(whole, tree.encoding, tree.name(file))
-    yield from _lines_of_cells(text, tree.name(file), suffix_of(file))
+    yield from _split_lines(text, tree.name(file), suffix_of(file))
     if fault is not None:
         raise fault
 
 
-def _json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields place and values of each object in a JSON list. Raises :class:`SourceError`."""
     try:
         found = load_json(data)
     except ValueError as error:
@@ -101,18 +104,18 @@ def _json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"item {number}", value
 
 
-def _lines_of_cells(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, list[str]]]:
-    """Number and cells of each line that is not blank."""
+def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields number and stripped cells of each line that is not blank. Raises :class:`SourceError`."""
     first = data[:_MAX_LINE].lstrip(b"\xef\xbb\xbf\r\n \t").split(b"\n", 1)[0].decode("utf-8", "replace")
-    delimiter = _delimiter(first, suffix)
+    delimiter = _find_delimiter(first, suffix)
     if not delimiter:
-        yield from _plain_lines(_decoded(data, shown))
+        yield from _split_at_blanks(_decode_lines(data, shown))
         return
     last = 0
 
     def counted() -> Iterator[str]:
         nonlocal last
-        for number, line in _decoded(data, shown):
+        for number, line in _decode_lines(data, shown):
             last = number
             yield line
 
@@ -128,8 +131,8 @@ def _lines_of_cells(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int,
         raise SourceError(f"{shown}, line {begin}: not CSV: {reason}") from None
 
 
-def _delimiter(first: str, suffix: str) -> str:
-    """What separates the cells; empty for blanks."""
+def _find_delimiter(first: str, suffix: str) -> str:
+    """Finds the delimiter of cells by the first line and the suffix; empty for blanks."""
     if suffix == ".tsv":
         return "\t"
     counts = {each: first.count(each) for each in ",;\t"}
@@ -139,8 +142,9 @@ def _delimiter(first: str, suffix: str) -> str:
     return best if counts[best] and best != "\t" else ""
 
 
-def _plain_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    """Lines whose cells are parted by blanks; the first may be a name with blanks that ends like an image's."""
+def _split_at_blanks(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    """Yields number and cells of each line, split at blanks; the first cell may have blanks if it ends like an
+    image."""
     for number, line in lines:
         text = line.strip()
         if text:
@@ -148,8 +152,8 @@ def _plain_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[s
             yield number, [match[1], *(match[2] or "").split()] if match else text.split()
 
 
-def _decoded(data: bytes, shown: str) -> Iterator[tuple[int, str]]:
-    """Number and text of each line. Raises :class:`SourceError` for one that is no text."""
+def _decode_lines(data: bytes, shown: str) -> Iterator[tuple[int, str]]:
+    """Yields number and text of each line. Raises :class:`SourceError` for a line that is too long or not text."""
     for number, raw in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
         where = f"{shown}, line {number}"
         if len(raw) > _MAX_LINE:

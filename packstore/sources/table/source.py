@@ -1,4 +1,4 @@
-"""Images and a table that names them: CSV, TSV, JSON Lines, JSON, Parquet, or text lines."""
+"""Reads images and a table that names them: CSV, TSV, JSON Lines, JSON, Parquet, or text lines."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ from packstore.sources.labels import lower_known_split
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
-from packstore.sources.table.box_cells import is_blank, number_of
-from packstore.sources.table.boxes import boxes_of, find_convention
+from packstore.sources.table.box_cells import is_blank, parse_number_cell
+from packstore.sources.table.boxes import find_convention, read_row_boxes
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
-from packstore.sources.table.columns import ColumnFacts, find_roles, read_runs
-from packstore.sources.table.finding import find_tables, part_copies, refuse_unknown_image_column, samples
-from packstore.sources.table.images import ImageIndex, blocks
+from packstore.sources.table.columns import ColumnFacts, convert_runs, find_roles
+from packstore.sources.table.finding import (
+    find_sample_submissions,
+    find_tables,
+    refuse_unknown_image_column,
+    separate_copies,
+)
+from packstore.sources.table.images import ImageIndex, batch_rows
 from packstore.sources.table.joining import JoinedRows, join_tables
 from packstore.sources.table.open_images import (
     find_descriptions,
@@ -49,10 +54,9 @@ _MEASURED, _HEADER, _NAMED = 512, 1 << 16, 8
 
 
 class TableSource(FileRowSource):
-    """The images that tables name, in the order in which they name them first.
+    """Images that tables name, in the order in which they are named first.
 
-    Rows of one image are one sample: its boxes, or lists of what differs between them.
-    """
+    All rows of an image are one sample: its boxes, or lists of the values that differ between them."""
 
     kind = "table"
     left_images = "images that no row names"
@@ -77,20 +81,20 @@ class TableSource(FileRowSource):
         self._several = bool((np.diff(self._starts) > 1).any())
         self._further = {name: 1 for table in self._tables for name in table.further}
         for number in range(len(self._names)) if self._several and self._further else ():
-            for name, paths in self._further_files(number).items():
+            for name, paths in self._list_further_images(number).items():
                 self._further[name] = max(self._further[name], len(paths))
         if max(self._further.values(), default=1) > _MOST_FURTHER:
             raise SourceError(f"{self.tree.name()}: an image has more than {_MOST_FURTHER} further images in its rows")
         plain = {name: each for name, each in self._facts.items() if name not in self._further}
         self._roles = find_roles(plain, given, all(t.header or suffix_of(t.file) not in TEXT for t in self._tables))
-        self._place_splits()
+        self._assign_splits()
         self._convention = self._find_convention()
-        self.evidence = self._describe()
+        self.evidence = self._describe_evidence()
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
-        """Finds :attr:`_tables`. Raises :class:`SourceError` for none."""
+        """Finds the tables for ``_tables``. Raises :class:`SourceError` if there is none."""
         self._tables: Sequence[Any]
-        tables, self._copies = part_copies(self.tree, find_tables(self.tree, given, self.options.named))
+        tables, self._copies = separate_copies(self.tree, find_tables(self.tree, given, self.options.named))
         self._tables = join_tables(self.tree, tables)
         refuse_unknown_image_column(given, self._tables, self.tree)
         if not self._tables:
@@ -106,7 +110,7 @@ class TableSource(FileRowSource):
         self._table_of = array("q")
         for place, table in enumerate(self._tables):
             joined = JoinedRows(self.tree, table, index)
-            for block in blocks(table.rows(self.tree)):
+            for block in batch_rows(table.rows(self.tree)):
                 images = list(table.naming.resolve(index, [row.cells.get(table.image) for row in block]))
                 others = {
                     name: list(naming.resolve(index, [row.cells.get(name) for row in block]))
@@ -117,16 +121,16 @@ class TableSource(FileRowSource):
                         self._missing[table.file] += 1
                         continue
                     cells = {name: value for name, value in row.cells.items() if name != table.image}
-                    cells = joined.take(image, cells)
-                    self._note(image, cells, place, numbers)
+                    cells = joined.join_cells(image, cells)
+                    self._note_row(image, cells, place, numbers)
                     yield [row.place, cells | {name: found[n] for name, found in others.items()}]
-            for image, cells in joined.rest():
-                self._note(image, cells, place, numbers)
+            for image, cells in joined.remaining_images():
+                self._note_row(image, cells, place, numbers)
                 yield [self.tree.name(table.joined[0].file), cells]
 
-    def _note(self, image: str, cells: Mapping[str, Any], place: int, numbers: dict[bytes, int]) -> None:
-        """Notes the owner of a row of the table at ``place``, and what its cells are. Raises
-        :class:`AmbiguousSourceError` for an image of another table."""
+    def _note_row(self, image: str, cells: Mapping[str, Any], place: int, numbers: dict[bytes, int]) -> None:
+        """Records the owner of a row of the table at ``place``, and facts about its cells. Raises
+        :class:`AmbiguousSourceError` for an image that another table names."""
         table = self._tables[place]
         raw = image.encode("utf-8", "surrogateescape")
         number = numbers.setdefault(raw, len(numbers))
@@ -134,32 +138,33 @@ class TableSource(FileRowSource):
             self._names.append(raw)
             self._table_of.append(place)
         elif self._table_of[number] != place:
-            raise self._twice(image, self._tables[self._table_of[number]].file, table.file)
+            raise self._named_twice_error(image, self._tables[self._table_of[number]].file, table.file)
         text = suffix_of(table.file) in TEXT
         for name, value in cells.items():
             if name not in table.further:
                 self._facts.setdefault(name, ColumnFacts()).add(value, text=text)
         self._owners.append(number)
 
-    def _twice(self, image: str, first: str, second: str) -> AmbiguousSourceError:
+    def _named_twice_error(self, image: str, first: str, second: str) -> AmbiguousSourceError:
+        """Returns the error for an image that two tables name."""
         return AmbiguousSourceError(
             f"{self.tree.name(image)} is named by {printable(first)} and by {printable(second)}: leave one out with "
             "--ignore",
             [Answer(("--ignore", f"/{each}")) for each in (first, second)],
         )
 
-    def _place_splits(self) -> None:
-        """Gives each image its split: by the column, else by its table's path, else by its own."""
+    def _assign_splits(self) -> None:
+        """Assigns each image its split: by the column of splits, else by its table's path, else by its own path."""
         tables = [table.split for table in self._tables]
         by_path = not self._roles.split and not any(tables)
-        own = [_split_of_path(name) for name in self._names] if by_path else []
+        own = [_find_split_in_path(name) for name in self._names] if by_path else []
         for number in range(len(self._names)):
             split = tables[self._table_of[number]]
             if self._roles.split:
-                values = {str(cells.get(self._roles.split) or "") for _, cells in self._rows_of(number)}
+                values = {str(cells.get(self._roles.split) or "") for _, cells in self._image_rows(number)}
                 split = lower_known_split(min(values)) or split
                 if len(values) > 1:
-                    raise SourceError(f"{self._rows_of(number)[-1][0]}: its image is in two splits")
+                    raise SourceError(f"{self._image_rows(number)[-1][0]}: its image is in two splits")
             elif own and all(own):
                 split = own[number]
             if split not in self._split_names:
@@ -168,17 +173,18 @@ class TableSource(FileRowSource):
                 raise SourceError(f"{self.tree.name()}: more than {_MAX_SPLITS} splits in {self._roles.split!r}")
             self._split_of.append(self._split_names.index(split))
 
-    def _rows_of(self, number: int) -> list[Any]:
-        """Place and cells of the rows of an image, in their order. From any thread."""
+    def _image_rows(self, number: int) -> list[Any]:
+        """Returns place and cells of the rows of an image, in order. Thread-safe."""
         lines = self._order[self._starts[number] : self._starts[number + 1]].tolist()
         return [self._spool.read(line) for line in lines]
 
-    def _further_files(self, number: int) -> dict[str, list[str]]:
-        """Paths of the further images of an image by column, of all its rows."""
-        rows = [cells for _, cells in self._rows_of(number)]
+    def _list_further_images(self, number: int) -> dict[str, list[str]]:
+        """Returns paths of the further images of an image by column, from all its rows."""
+        rows = [cells for _, cells in self._image_rows(number)]
         return {name: list(dict.fromkeys(c[name] for c in rows if c.get(name) is not None)) for name in self._further}
 
-    def _describe(self) -> str:
+    def _describe_evidence(self) -> str:
+        """Returns the evidence of the source: tables, and columns by role."""
         roles = self._roles
         table = self._tables[0]
         parts = [f"image={table.image}", *(f"image={name}" for name in self._further)]
@@ -189,14 +195,16 @@ class TableSource(FileRowSource):
         parts += [f"labels={len(roles.flags)} columns from {roles.flags[0]}"] if roles.flags else []
         parts += [f"keypoints={len(roles.points)} pairs of columns"] if roles.points else []
         parts += [f"split={roles.split}"] if roles.split else []
-        files = ", ".join(self._files[:3]) + (" …" if len(self._files) > 3 else "")
+        files = ", ".join(self._table_files[:3]) + (" …" if len(self._table_files) > 3 else "")
         return f"{files} with the columns {', '.join(parts)}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         survey = super().survey(split, progress)
-        where = f" in {printable(self._files[0])}" if len(self._files) == 1 else ""
+        where = f" in {printable(self._table_files[0])}" if len(self._table_files) == 1 else ""
         changed = [
-            f"{called} ({printable(name)}{where})" for name, called in self._called.items() if called != name.lower()
+            f"{called} ({printable(name)}{where})"
+            for name, called in self._column_names.items()
+            if called != name.lower()
         ]
         if not changed:
             return survey
@@ -211,9 +219,9 @@ class TableSource(FileRowSource):
         number = self._split_names.index(split)
         for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
             values: dict[str, Any] = {"entry": image}
-            for name, paths in self._further_files(image).items() if self._further else ():
+            for name, paths in self._list_further_images(image).items() if self._further else ():
                 for n, path in enumerate(paths, 1):
-                    values[self._called[name if n == 1 else f"{name} {n}"]] = InTree(path)
+                    values[self._column_names[name if n == 1 else f"{name} {n}"]] = InTree(path)
             yield FileRow(self._names[image].decode("utf-8", "surrogateescape"), values)
 
     def fields(self) -> Mapping[str, Field]:
@@ -221,71 +229,74 @@ class TableSource(FileRowSource):
         found: dict[str, Field] = {"image": Image()}
         for name, most in self._further.items():
             for n in range(1, most + 1):
-                found[self._called[name if n == 1 else f"{name} {n}"]] = self._further_field(name)
+                found[self._column_names[name if n == 1 else f"{name} {n}"]] = self._declare_further_image(name)
         if roles.boxes or roles.runs:
             found["boxes"] = Boxes()
         if roles.runs:
             found["segmentations"] = Json()
         if roles.label:
-            classes = self._classes.names
+            classes = self._class_column.names
             if roles.boxes or roles.runs:
                 found["labels"] = Labels(classes, of="boxes")
-                if self._tags:
+                if self._has_tags:
                     found["tags"] = Labels(classes, of=False, optional=True)
-            elif roles.several or roles.label in self._differing:
+            elif roles.several or roles.label in self._varying_columns:
                 found["labels"] = Labels(classes, of=False, optional=True)
             else:
-                found["label"] = Label(classes, optional=self._is_partial(roles.label))
+                found["label"] = Label(classes, optional=self._lacks_values(roles.label))
         if self._parents:
             found["parents"] = Json()
         if roles.flags:
-            found |= self._flags.fields
+            found |= self._flag_columns.fields
         if roles.points:
             found["keypoints"] = Keypoints(3 if self._hides_points else 2, of=False)
             found["keypoint_labels"] = Labels(tuple(dict.fromkeys(n for n, _, _ in roles.points)), of=False)
         for name in roles.rest:
-            found[self._called[name]] = self._typed[name][0]
+            found[self._column_names[name]] = self._typed_columns[name][0]
         return found
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
-        rows = [cells for _, cells in self._rows_of(found.pop("entry"))]
-        return found | self._columns(rows, found[self.main])
+        rows = [cells for _, cells in self._image_rows(found.pop("entry"))]
+        return found | self._build_values(rows, found[self.main])
 
-    def _columns(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
+    def _build_values(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
+        """Builds the values of an image, without the image, from the cells of its rows. Raises :class:`ValueError`."""
         roles, first, counts = self._roles, rows[0], [1]
         found: dict[str, Any] = {}
         with_box = rows
         if roles.boxes:
-            raw = [boxes_of(cells, roles.boxes) for cells in rows]
+            raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
             with_box = [cells for cells, boxes in zip(rows, raw, strict=True) if boxes]
             counts = [len(boxes) for boxes in raw if boxes]
             found["boxes"] = to_corners([box for boxes in raw for box in boxes], self._convention, image)
         if roles.runs:
             with_box = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
-            masks = [read_runs(cells[roles.runs], *_sides(image)) for cells in with_box]
+            masks = [convert_runs(cells[roles.runs], *_read_sides(image)) for cells in with_box]
             counts = [1] * len(masks)
             found |= {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
         if roles.label:
             if roles.boxes or roles.runs:
                 pairs = zip(with_box, counts, strict=True)
-                found["labels"] = [each for cells, n in pairs for each in self._classes.each(cells.get(roles.label), n)]
+                found["labels"] = [
+                    each for cells, n in pairs for each in self._class_column.class_per_box(cells.get(roles.label), n)
+                ]
                 without = (cells for cells in rows if cells not in with_box)
-                tags = [each for cells in without for each in self._classes.all(cells.get(roles.label))]
-                found |= {"tags": tags} if self._tags and tags else {}
+                tags = [each for cells in without for each in self._class_column.all_classes(cells.get(roles.label))]
+                found |= {"tags": tags} if self._has_tags and tags else {}
             else:
-                classes = [each for cells in rows for each in self._classes.all(cells.get(roles.label))]
-                single = not roles.several and roles.label not in self._differing
+                classes = [each for cells in rows for each in self._class_column.all_classes(cells.get(roles.label))]
+                single = not roles.several and roles.label not in self._varying_columns
                 found |= {"label": classes[0] if classes else None} if single else {
-                    "labels": (classes if self._is_paired else list(dict.fromkeys(classes))) if classes else None
+                    "labels": (classes if self._pairs_classes else list(dict.fromkeys(classes))) if classes else None
                 }  # fmt: skip
         if self._parents:
             labels = found["labels"] if "labels" in found else [found["label"]]
             found["parents"] = [self._parents.get(each, ()) for each in labels or ()]
         if roles.flags:
-            found |= self._flags.values(rows)
+            found |= self._flag_columns.values(rows)
         if roles.points:
-            points = [(number_of(first.get(x)), number_of(first.get(y))) for _, x, y in roles.points]
+            points = [(parse_number_cell(first.get(x)), parse_number_cell(first.get(y))) for _, x, y in roles.points]
             hidden = [None in point for point in points]
             found["keypoints"] = [
                 ([0.0, 0.0, 0.0] if gone else [*point, 2.0]) if self._hides_points else list(point)
@@ -293,26 +304,27 @@ class TableSource(FileRowSource):
             ]
             found["keypoint_labels"] = [name for name, _, _ in roles.points]
         for name in roles.rest:
-            convert = self._typed[name][1]
+            convert = self._typed_columns[name][1]
             values = [convert(cells.get(name)) for cells in rows]
-            found[self._called[name]] = values if name in self._differing else values[0]
+            found[self._column_names[name]] = values if name in self._varying_columns else values[0]
         return found
 
     def describing_files(self) -> Iterable[str]:
-        return [*self._files, *self._described]
+        return [*self._table_files, *self._class_files]
 
     @property
-    def _files(self) -> list[str]:
+    def _table_files(self) -> list[str]:
         return [file for table in self._tables for file in table.files]
 
     @cached_property
-    def _described(self) -> list[str]:
-        hierarchies = find_hierarchies(self.tree, self._files) if self._parents else []
-        return [*find_descriptions(self.tree, self._files), *hierarchies]
+    def _class_files(self) -> list[str]:
+        """Files that describe classes, beside the tables."""
+        hierarchies = find_hierarchies(self.tree, self._table_files) if self._parents else []
+        return [*find_descriptions(self.tree, self._table_files), *hierarchies]
 
     def claim_files(self, claims: Claims) -> None:
         super().claim_files(claims)
-        for file in (*samples(self.tree), *(table.file for table in self._copies)):
+        for file in (*find_sample_submissions(self.tree), *(table.file for table in self._copies)):
             claims.claim(file, Role.EVIDENCE)
 
     def count_left_members(self) -> Mapping[str, int]:
@@ -324,8 +336,8 @@ class TableSource(FileRowSource):
         super().close()
 
     @cached_property
-    def _called(self) -> dict[str, str]:
-        """Names of the columns that keep their own."""
+    def _column_names(self) -> dict[str, str]:
+        """Names of columns in the store, by name in the table, for further images and values of their own."""
         taken = [
             "image",
             "boxes",
@@ -348,41 +360,43 @@ class TableSource(FileRowSource):
         names = make_column_names(own.values(), used)
         return {name: names[called] for name, called in own.items()}
 
-    def _further_field(self, name: str) -> Image | Mask:
+    def _declare_further_image(self, name: str) -> Image | Mask:
+        """Declares the column of further images: images, or masks by their name and files."""
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
         rows = (self._spool.read(line)[1].get(name) for line in range(min(_MEASURED, len(self._spool))))
         return infer_mask_field(self.tree, (path for path in rows if path is not None))
 
     @cached_property
-    def _is_paired(self) -> bool:
-        """Other values of an image's rows differ, too, so that its classes go with them row by row."""
-        return any(name in self._differing for name in self._roles.rest)
+    def _pairs_classes(self) -> bool:
+        """True if other values of an image's rows differ, too, so that classes belong to them row by row."""
+        return any(name in self._varying_columns for name in self._roles.rest)
 
-    def _is_partial(self, name: str) -> bool:
-        """Whether a row has no value of a column."""
+    def _lacks_values(self, name: str) -> bool:
+        """Tells if some row has no value of a column."""
         facts = self._facts[name]
         return facts.values.count < len(self._spool) or facts.values.missing > 0 or facts.empty
 
     @cached_property
-    def _differing(self) -> frozenset[str]:
-        """Columns that have several values for some image."""
+    def _varying_columns(self) -> frozenset[str]:
+        """Columns that have different values in the rows of some image."""
         found: set[str] = set()
         names = [*self._roles.rest, *([self._roles.label] if self._roles.label else [])]
         for number in np.flatnonzero(np.diff(self._starts) > 1).tolist() if self._several else ():
-            rows = [cells for _, cells in self._rows_of(number)]
+            rows = [cells for _, cells in self._image_rows(number)]
             found.update(n for n in names if n not in found and any(c.get(n) != rows[0].get(n) for c in rows))
             if len(found) == len(names):
                 break
         return frozenset(found)
 
     @cached_property
-    def _typed(self) -> dict[str, tuple[Field, Any]]:
+    def _typed_columns(self) -> dict[str, tuple[Field, Any]]:
+        """Field and conversion of each column with values of its own."""
         found: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
             declared, convert = self._facts[name].values.field("", None)
-            optional = self._is_partial(name)
-            if name in self._differing:
+            optional = self._lacks_values(name)
+            if name in self._varying_columns:
                 number = isinstance(declared, Array) and not declared.ragged and declared.shape == ()
                 dtype = declared.dtype if isinstance(declared, Array) and number and not optional else ""
                 declared = Array(dtype, ragged=True) if dtype else Json()
@@ -392,22 +406,22 @@ class TableSource(FileRowSource):
         return found
 
     @cached_property
-    def _classes(self) -> ClassColumn:
-        return ClassColumn(self.tree.name(), self._roles, self._facts[self._roles.label], self._titles)
+    def _class_column(self) -> ClassColumn:
+        return ClassColumn(self.tree.name(), self._roles, self._facts[self._roles.label], self._class_titles)
 
     @cached_property
-    def _titles(self) -> Mapping[str, str]:
-        return read_descriptions(self.tree, find_descriptions(self.tree, self._files))
+    def _class_titles(self) -> Mapping[str, str]:
+        return read_descriptions(self.tree, find_descriptions(self.tree, self._table_files))
 
     @cached_property
     def _parents(self) -> Mapping[str, Sequence[str]]:
-        """The classes above each class, by their names."""
-        if not self._roles.label or self._classes.names is None:
+        """Classes above each class, by their names."""
+        if not self._roles.label or self._class_column.names is None:
             return {}
-        return read_hierarchy(self.tree, find_hierarchies(self.tree, self._files), self._titles)
+        return read_hierarchy(self.tree, find_hierarchies(self.tree, self._table_files), self._class_titles)
 
     @cached_property
-    def _flags(self) -> FlagColumns:
+    def _flag_columns(self) -> FlagColumns:
         def rows() -> Iterator[Any]:
             return (self._spool.read(line) for line in range(len(self._spool)))
 
@@ -415,29 +429,31 @@ class TableSource(FileRowSource):
         return FlagColumns(where, flags, self._facts, rows, len(self._spool), self._several)
 
     @cached_property
-    def _tags(self) -> bool:
-        """A row has a class and no box."""
+    def _has_tags(self) -> bool:
+        """True if some row has a class and no box."""
         roles = self._roles
         rows = (self._spool.read(line)[1] for line in range(len(self._spool)))
         return any(
-            self._classes.all(cells.get(roles.label))
-            and (is_blank(cells.get(roles.runs)) if roles.runs else not boxes_of(cells, roles.boxes))
+            self._class_column.all_classes(cells.get(roles.label))
+            and (is_blank(cells.get(roles.runs)) if roles.runs else not read_row_boxes(cells, roles.boxes))
             for cells in rows
         )
 
     @cached_property
     def _hides_points(self) -> bool:
-        return any(self._is_partial(name) for _, x, y in self._roles.points for name in (x, y))
+        """True if some row lacks a coordinate of a point."""
+        return any(self._lacks_values(name) for _, x, y in self._roles.points for name in (x, y))
 
     def _find_convention(self) -> str:
+        """Finds the convention of boxes; empty without boxes."""
         if not self._roles.boxes:
             return ""
         where, rows = self.tree.name(self._tables[0].file), (self._spool.read(n) for n in range(len(self._spool)))
-        return find_convention(where, self._roles, rows, self._sized, self.options.layout)
+        return find_convention(where, self._roles, rows, self._measured_sides, self.options.layout)
 
     @cached_property
-    def _sized(self) -> dict[int, tuple[int, int]]:
-        """Sides of the images of some rows, which exclude conventions by which boxes would lie outside."""
+    def _measured_sides(self) -> dict[int, tuple[int, int]]:
+        """Sides of the images of some rows, by row, which exclude conventions that put boxes outside."""
         found: dict[int, tuple[int, int]] = {}
         step = max(1, len(self._names) // _MEASURED)
         for image in range(0, len(self._names), step):
@@ -450,8 +466,8 @@ class TableSource(FileRowSource):
         return found
 
 
-def _sides(image: bytes) -> tuple[int, int]:
-    """Width and height of the image as its file has it. Raises :class:`ValueError`."""
+def _read_sides(image: bytes) -> tuple[int, int]:
+    """Reads width and height in the header of an image file. Raises :class:`ValueError`."""
     try:
         info = sniff(image)
     except HeaderError as error:
@@ -459,6 +475,7 @@ def _sides(image: bytes) -> tuple[int, int]:
     return info.width, info.height
 
 
-def _split_of_path(path: bytes) -> str:
+def _find_split_in_path(path: bytes) -> str:
+    """Returns the first folder in a path that has a name of a split; ``""`` for none."""
     parts = path.decode("utf-8", "surrogateescape").split("/")[:-1]
     return next((part.lower() for part in parts if part.lower() in SPLIT_ORDER), "")
