@@ -131,7 +131,10 @@ def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that choose files, arrays and columns of SOURCE."""
     ignore_help = "Leave out files and folders of SOURCE, as .gitignore does: '*.txt', 'masks/'. Repeatable."
     layout_help = "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh."
-    column_help = "Tables: image=COL, label=COL, labels=COL, boxes=X1,Y1,X2,Y2, split=COL, keypoints=X,Y,… Repeatable."
+    column_help = (
+        "Tables: image=COL, label=COL, labels=COL, boxes=X1,Y1,X2,Y2, split=COL, keypoints=X,Y,… Further images: "
+        "NAME.mode=, NAME.depth=, NAME.alpha=, NAME.frames=. Repeatable."
+    )
     for option in (
         click.option("--ignore", multiple=True, metavar="PATTERN", help=ignore_help),
         click.option("--layout", metavar="AXES", help=layout_help),

@@ -86,3 +86,8 @@ def mode_of(channels: int, dtype: str) -> Mode:
 
 RGB = parse_mode("RGB")
 GRAY = parse_mode("L")
+
+
+def is_answer(option: str) -> bool:
+    """Whether an option of a manifest says how image files are read: of all columns, or of one (``NAME.depth``)."""
+    return option.rpartition(".")[2] in ("depth", "alpha", "frames")

@@ -107,9 +107,15 @@ class Reading:
 
     @classmethod
     def of_column(cls, column: Column, options: Mapping[str, Any]) -> Reading:
-        """Restores the reading of any column of image files. The number of a frame is for the main image alone."""
+        """Restores the reading of any column of image files: by its own answers, else by those of all columns. The
+        number of a frame among the latter is for the main image alone."""
         found = cls.recorded(column.mode, options)
-        return found if column.name == "image" or not found.frame else replace(found, frames=None)
+        if column.name != "image":
+            own = {name: options.get(f"{column.name}.{name}") for name in EXPECTED}
+            depth, alpha, frames = (value if isinstance(value, str) else None for value in own.values())
+            shared = None if found.frame else found.frames
+            found = replace(found, depth=depth or found.depth, alpha=alpha or found.alpha, frames=frames or shared)
+        return found
 
 
 PLAIN = Reading()

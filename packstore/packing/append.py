@@ -49,6 +49,7 @@ from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_unfinished
 from packstore.stores.remote.head import RemoteHead, read_writable_head
 from packstore.stores.remote.publish import LostRaceError, publish
+from packstore.stores.unify import join_answers
 
 _log = logging.getLogger(__name__)
 
@@ -310,7 +311,7 @@ def _publish_shards(
         parts = _join_shards(again, added, first_new).group_by_split(order)
         assert parts is not None
     totals = [replace(c, nbytes=c.nbytes + _nbytes_of_shards(other, c, added, plan)) for c in plan.columns]
-    options = dict(manifest.options)
+    options = {**manifest.options, **join_answers([(str(store), manifest), (str(plan.source.path), other)])}
     whole = int(added.rows["records"].sum()) == other.records  # else nobody has counted its part
     for name, count in record_counts(other).items() if whole else ():
         options[name] = int(options.get(name) or 0) + count

@@ -16,16 +16,18 @@ from packstore.core.arguments import check_bools, check_texts
 from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
+from packstore.core.modes import is_answer
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import UrlPath
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
+from packstore.packing.column_answers import split_columns
 from packstore.packing.keys import StoreKeys, repeated_keys
 from packstore.packing.known_records import count_same
-from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import Plan, encode_options, plan_source
+from packstore.packing.options import ConvertOptions, check_column_options
+from packstore.packing.plan import Plan, encode_options, plan_source, recorded_options
 from packstore.packing.records import store_columns
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Source, Survey
@@ -36,6 +38,7 @@ from packstore.stores.builder.assembly import ShardList, list_shards, merge_clas
 from packstore.stores.linked import links_from
 from packstore.stores.opening import read_manifest
 from packstore.stores.sharded import same_columns
+from packstore.stores.unify import join_answers
 
 OnDuplicate = Literal["raise", "skip", "unchecked"]
 _NO_LIMIT = 1 << 60
@@ -70,6 +73,7 @@ class AppendOptions:
     def __post_init__(self) -> None:
         check_texts(split=self.split, source_kind=self.source_kind)
         check_bools(restart=self.restart, no_new_classes=self.no_new_classes)
+        object.__setattr__(self, "columns", check_column_options(self.columns))
         if not isinstance(self.key_prefix, str):
             raise UsageError(f"key_prefix should be text, got {self.key_prefix!r}")
         if self.on_duplicate not in ("raise", "skip", "unchecked"):
@@ -157,6 +161,8 @@ def plan_append(
         )  # fmt: skip
         if not found.records:
             return replace(plan, added={})
+        if other is not None:
+            join_answers([(str(store), manifest), (str(source), other)])
         if other is not None and not duplicates and not options.key_prefix and _can_link(plan, other):
             return replace(plan, way="link")
         if other is not None and not options.key_prefix and _same_records(plan, other):
@@ -165,6 +171,8 @@ def plan_append(
         conversion = plan_source(wrapped, where, _convert_options(plan), progress)
         conversion = replace(conversion, links_from=links_from(manifest, store))
         _refuse_other_columns(plan, conversion)
+        asked = replace(manifest, options=recorded_options(conversion))
+        join_answers([(str(store), manifest), (str(source), asked)])  # before anything is packed
         return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
     except BaseException:
         opened.close()
@@ -185,7 +193,7 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
         label_key=options.label_key,
         layout=options.layout,
         ignore=options.ignore,
-        columns=options.columns,
+        columns=split_columns(options.columns)[0],
         frames=str(frames) if frames in OF_SOURCES else None,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
@@ -356,8 +364,17 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
         depth=options.depth or answered.depth,
         alpha=options.alpha or answered.alpha,
         frames=options.frames if options.frames is not None else answered.frames,
+        columns=_column_answers(plan),
         **shape,
     )
+
+
+def _column_answers(plan: AppendPlan) -> tuple[str, ...]:
+    """Returns the answers of single columns: the given ones, else those of the store."""
+    recorded = {name: value for name, value in plan.manifest.options.items() if "." in name and is_answer(name)}
+    given = split_columns(plan.options.columns)[1]
+    own = {f"{column}.{name}": value for column, answers in given.items() for name, value in answers.items()}
+    return tuple(f"{name}={value}" for name, value in (recorded | own).items())
 
 
 def new_shard_bytes(plan: AppendPlan) -> int:

@@ -117,7 +117,7 @@ def pack(
                 if isinstance(found, Sample):
                     number, listed = found.number, entry
                     # ``ref`` may contain the sample: drop it, to free its memory.
-                    entry = seen[-1] = Entry(entry.key, entry.split, entry.labels, entry.size_bytes, None)
+                    entry = seen[-1] = entry._replace(ref=None)
                     key = entry.key if found.key is None else found.key
                     source_bytes += converter.further_bytes(found)
                     stored_values = converter(key, found)

@@ -105,7 +105,8 @@ def convert(
             ``json`` to keep them unchanged.
         ignore: Patterns of files and folders to leave out, in the syntax of ``.gitignore``: ``*.txt``, ``masks/``.
         columns: Meanings of a table's columns that their values do not tell: ``["image=photo", "label=kind",
-            "boxes=x1,y1,x2,y2"]``.
+            "boxes=x1,y1,x2,y2"]``. And answers to the questions of one column of further image files: ``mode``,
+            ``depth``, ``alpha`` and ``frames`` as in ``["near.depth=keep", "thermal.depth=scale"]``.
         fields: Declarations of a dataset's values by name, such as ``{"image": "image", "label":
             packstore.Label(classes)}``; other values are left out. None infers them from the first samples. A later
             sample that does not fit is a bad sample.
@@ -228,7 +229,7 @@ def _plan_dataset(
 ) -> Plan:
     """Plans the conversion of datasets in memory. Raises :class:`UsageError` for options that only apply to paths."""
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
-    if options.ignore or options.columns or any(value is not None for value in for_paths):
+    if options.ignore or options.source_columns or any(value is not None for value in for_paths):
         raise UsageError(
             "source_kind, labels, image_key, label_key, layout, ignore and columns are for paths, not for a dataset"
         )

@@ -17,7 +17,8 @@ from packstore.images.encode import EncodeOptions, SourceImages
 from packstore.images.losses import examine
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header
-from packstore.packing.options import KEEP, ConvertOptions
+from packstore.packing.column_answers import KEEP, recorded_answers
+from packstore.packing.options import ConvertOptions
 from packstore.sources.base import Sample, Source, Survey
 
 _LOOKED_FOR = 1000
@@ -25,21 +26,49 @@ _LOOKED_FOR = 1000
 _EIGHT_BITS = "--depth scale, clip or window:LO,HI (8 bits, of all columns)"
 
 
-def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Survey:
-    """Returns the survey with the mode of the first file in each column of image files, as far as options say ``keep``.
+def _refuse_other_columns(files: Mapping[str, Column], options: ConvertOptions) -> None:
+    """Raises :class:`UsageError` for answers of columns that are no image files."""
+    for name, own in options.column_answers.items():
+        if name not in files:
+            known = ", ".join(files) or "none"
+            raise UsageError(
+                f"--column {printable(name)}.{next(iter(own))}: there is no column of image files {printable(name)!r} "
+                f"beside the main image; there are: {known}"
+            )
 
-    Reads samples until each column had a file, 1,000 at most. A column that is declared with a mode keeps that mode.
+
+def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Survey:
+    """Returns the survey with the mode of each column of image files: the one that is asked for it, or that of its
+    first file, as far as options say ``keep``.
+
+    Reads samples until each column had a file, 1,000 at most. A column that is declared with a mode keeps that mode,
+    unless an answer is of this column.
 
     Raises:
         SourceError: The first file of a column cannot be read.
+        UsageError: Answers of a column that does not exist, or ``keep`` for samples that are read once.
     """
     from packstore.packing.modes import mode_to_keep
 
-    wanted = {column.name: column for column in file_columns(survey.columns) if column.mode is None}
-    if not wanted or not survey.counted or KEEP not in (options.mode, options.depth, options.alpha):
-        return survey
+    files = {column.name: column for column in file_columns(survey.columns)}
+    _refuse_other_columns(files, options)
     modes: dict[str, str] = {}
-    for entry in islice(source.fetch(source.entries(options.split)), _LOOKED_FOR):
+    wanted: dict[str, Column] = {}
+    for name, column in files.items():
+        own, answers = options.column_answers.get(name, {}), options.answers_of(name)
+        if own.get("mode") not in (None, KEEP):
+            modes[name] = own["mode"]
+        elif KEEP in answers and (column.mode is None or KEEP in own.values()):
+            wanted[name] = column
+        elif "depth" in own:
+            modes[name] = RGB.name
+    if wanted and not survey.counted:
+        if any(KEEP in options.column_answers.get(name, {}).values() for name in wanted):
+            raise UsageError(
+                "keep reads the first file of a column beforehand, and an iterable can be read once; name the mode"
+            )
+        wanted = {}
+    for entry in islice(source.fetch(source.entries(options.split)), _LOOKED_FOR) if wanted else ():
         try:
             found = source.read(entry)
         except SampleError:
@@ -48,11 +77,12 @@ def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Surve
             break
         for name in wanted.keys() - modes.keys():
             value = found.values[name]
-            if files := _files_of(wanted[name], value, found.at_rest):
-                modes[name] = mode_to_keep(_mode_of(files[0], entry.key, name), options).name
-        if len(modes) == len(wanted):
+            if found_files := _files_of(wanted[name], value, found.at_rest):
+                mode = _mode_of(found_files[0], entry.key, name)
+                modes[name] = mode_to_keep(mode, options.answers_of(name)).name
+        if modes.keys() >= wanted.keys():
             break
-    kept = {name: mode for name, mode in modes.items() if mode != RGB.name}
+    kept = {name: None if mode == RGB.name else mode for name, mode in modes.items()}
     return replace(
         survey, columns=tuple(replace(c, mode=kept[c.name]) if c.name in kept else c for c in survey.columns)
     )
@@ -112,12 +142,15 @@ class FileChecks:
             # Of files in a store nothing is asked again, unless they are to be read in another way.
             and (store is None or store.column(column.name).mode != column.mode)
         ]
-        self._kept = KEEP in (options.mode, options.depth)
+        self._options = options
         self._counted = survey.counted
         self._columns = []
         for column in checked:
-            reading = Reading.of_column(column, encode.reading.answers())
-            reading = replace(reading, chosen=options.mode == RGB.name and column.mode is None)
+            recorded = encode.reading.answers() | recorded_answers(options.column_answers)
+            own = options.column_answers.get(column.name, {}).get("mode")
+            named = own if own is not None else options.mode
+            chosen = named == column.pixels.name if own is not None else named == RGB.name and column.mode is None
+            reading = replace(Reading.of_column(column, recorded), chosen=chosen)
             only_header = EncodeOptions(max_pixels=encode.max_pixels, reading=reading)
             self._columns.append((column, reading, SourceImages(only_header, ENCODINGS["original"])))
 
@@ -152,21 +185,27 @@ class FileChecks:
         mode = "" if described is None else described.mode.name
         has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "
         has += f"{reading.pixels}. "
-        if ("depth" in losses or "channels" in losses) and (self._kept or column.mode is not None):
-            eight = f", or {_EIGHT_BITS}" if self._kept or reading.pixels.dtype == "uint8" else ""
+        own = f"--column {column.name}"
+        eight = f"{own}.depth=scale, clip or window:LO,HI (8 bits)" if self._counted else _EIGHT_BITS
+        answers = self._options.answers_of(column.name)
+        kept = KEEP in (answers.mode, answers.depth)
+        if ("depth" in losses or "channels" in losses) and (kept or column.mode is not None):
+            instead = f", or {eight}" if kept or reading.pixels.dtype == "uint8" else ""
             return (
                 f"{has}A column has one mode, here that of its first file or of its declaration: leave such files out "
-                f"with --ignore{eight if 'depth' in losses else ''}"
+                f"with --ignore{instead if 'depth' in losses else ''}"
             )
         declared = f"fields={{…, {column.name!r}: packstore.{'Images' if column.form == 'files' else 'Image'}"
         keep = f"{declared}(mode={mode!r})}} (values as they are)"
-        answers = {
-            "depth": f"{'--depth keep (values as they are)' if self._counted else keep}, or {_EIGHT_BITS}",
-            "frames": "--frames first",
-            "channels": f"{'--mode keep (all channels)' if self._counted else keep}, or --mode RGB",
-            "alpha": f"{'--alpha keep' if self._counted else keep}, or --alpha drop or over:COLOUR",
+        offered = {
+            "depth": f"{f'{own}.depth=keep (values as they are)' if self._counted else keep}, or {eight}",
+            "frames": f"{own}.frames=first, or the number of a frame from 0" if self._counted else "--frames first",
+            "channels": f"{f'{own}.mode=keep (all channels)' if self._counted else keep}, or {own}.mode=RGB",
+            "alpha": f"{f'{own}.alpha=keep' if self._counted else keep}, or {own}.alpha=drop or over:COLOUR",
         }
+        if not self._counted:
+            offered |= {"channels": f"{keep}, or --mode RGB", "alpha": f"{keep}, or --alpha drop or over:COLOUR"}
         return (
-            f"{has}To pack this file and those like it: {'; '.join(answers[name] for name in losses)}; or leave them "
+            f"{has}To pack this file and those like it: {'; '.join(offered[name] for name in losses)}; or leave them "
             "out with --ignore"
         )

@@ -30,6 +30,7 @@ from packstore.stores.builder.assembly import ShardList, list_shards
 from packstore.stores.joining import class_mapping, join_columns
 from packstore.stores.linked import links_from
 from packstore.stores.sharded import same_columns
+from packstore.stores.unify import join_answers
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -162,9 +163,12 @@ def plan_merge(
     for reader in readers:
         for option, count in record_counts(reader.manifest).items():
             counts[option] = counts.get(option, 0) + count
-    options_kept = {k: v for k, v in first.options.items() if all(r.manifest.options.get(k) == v for r in readers)}
+    answers = join_answers([(str(reader.path), reader.manifest) for reader in readers])
+    same = {k: v for k, v in first.options.items() if all(r.manifest.options.get(k) == v for r in readers)}
     skipped = tuple(s for reader in readers for s in reader.manifest.skipped)
-    base = replace(first, format=format, origin=stores_origin(readers), options=options_kept | counts, skipped=skipped)
+    base = replace(
+        first, format=format, origin=stores_origin(readers), options=same | answers | counts, skipped=skipped
+    )
     plan = Composition(destination, base, columns, tuple(pieces), True, largest_shard_bytes(first), options.overwrite)
     return plan, sum(map(len, left_out))
 

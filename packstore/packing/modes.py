@@ -15,7 +15,8 @@ from packstore.images.decoders import native
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import HeaderError, check_header
 from packstore.packing.added_source import AddedSource
-from packstore.packing.options import KEEP, ConvertOptions
+from packstore.packing.column_answers import KEEP, Answers
+from packstore.packing.options import ConvertOptions
 from packstore.sources.base import Source, Survey
 
 
@@ -103,7 +104,7 @@ def _array_reading(reading: Reading, options: ConvertOptions) -> Reading:
     return replace(reading, mode=mode.name)
 
 
-def mode_to_keep(found: Mode, options: ConvertOptions) -> Mode:
+def mode_to_keep(found: Mode, options: ConvertOptions | Answers) -> Mode:
     """Returns the mode with those parts of ``found`` that the options keep; the rest becomes 8 bits, RGB, without
     alpha."""
     if options.mode == KEEP:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from packstore.core.arguments import check_bools, check_texts, whole_number
-from packstore.core.errors import UsageError
+from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Normalization
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
@@ -17,11 +17,10 @@ from packstore.core.sizes import parse_bytes
 from packstore.images.normalization import MeanAndStd, parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.column_answers import KEEP, Answers, split_columns
 from packstore.sources.column_options import check_columns
 from packstore.sources.ignoring import check_patterns
 
-KEEP = "keep"
-"""Value of ``mode``, ``depth`` and ``alpha``: as in the first image."""
 _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
 
 
@@ -78,7 +77,7 @@ class ConvertOptions:
             if name == "max_pixels" or getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
-        object.__setattr__(self, "columns", check_columns(self.columns))
+        object.__setattr__(self, "columns", check_column_options(self.columns))
         one = None if self.frames in (None, *OF_SOURCES) else str(self.frames)
         _check_mode(self.mode, self.depth, self.alpha, one)
         if self.frames in OF_SOURCES and (self.exif_transpose or self.link):
@@ -102,9 +101,42 @@ class ConvertOptions:
             )
 
     @property
+    def source_columns(self) -> tuple[str, ...]:
+        """:attr:`columns` without answers: the meanings of the source's columns."""
+        return split_columns(self.columns)[0]
+
+    @property
+    def column_answers(self) -> dict[str, dict[str, str]]:
+        """Answers of single columns, by column and name."""
+        return split_columns(self.columns)[1]
+
+    def answers_of(self, column: str) -> Answers:
+        """Returns the answers that hold for a column beside the main image: its own, else those of all columns, of
+        whose modes only ``keep`` is for other columns than the main one."""
+        own = self.column_answers.get(column, {})
+        mode = KEEP if self.mode == KEEP and own.get("depth") in (None, KEEP) else None
+        depth = None if own.get("mode") == KEEP and self.depth != KEEP else self.depth
+        return Answers(mode, depth, self.alpha)._replace(**own)
+
+    @property
     def shard_bytes(self) -> int | None:
         """:attr:`shard_size` in bytes."""
         return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
+
+
+def check_column_options(columns: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the values of ``--column`` as a tuple. Raises :class:`UsageError` for invalid ones."""
+    given = (columns,) if isinstance(columns, str) else columns
+    if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
+        return check_columns(columns)  # says what is wrong
+    meanings, answers = split_columns(given)
+    check_columns(meanings)
+    for column, own in answers.items():
+        try:
+            _check_mode(*Answers(**own))
+        except UsageError as error:
+            raise UsageError(f"--column {printable(column)}: {error}") from None
+    return tuple(given)
 
 
 def _check_mode(mode: str | None, depth: str | None, alpha: str | None, frames: str | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
-from packstore.core.modes import RGB, parse_mode
+from packstore.core.modes import RGB, is_answer, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath, find_bridge, location
@@ -23,6 +23,7 @@ from packstore.images.normalization import parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import wants_index
 from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.column_answers import recorded_answers
 from packstore.packing.further_images import keep_modes
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
@@ -106,7 +107,7 @@ def make_plan(
         label_key=options.label_key,
         layout=options.layout,
         ignore=options.ignore,
-        columns=options.columns,
+        columns=options.source_columns,
         frames=str(options.frames) if options.frames in OF_SOURCES else None,
         max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
@@ -443,6 +444,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         **({} if encode.progressive is None else {"progressive": encode.progressive}),
         **({"link": "absolute" if plan.links_from is None else "relative"} if plan.options.link else {}),
         **encode.reading.answers(),
+        **_column_answers(plan),
         **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),
         **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
     }
@@ -460,6 +462,17 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
             if "progressive" in store.options:
                 options["progressive"] = store.options["progressive"]
     return options
+
+
+def _column_answers(plan: Plan) -> dict[str, str]:
+    """Returns the answers of single columns: the given ones, and those of a store for columns without any."""
+    given = recorded_answers(plan.options.column_answers)
+    store = plan.survey.store
+    if store is None:
+        return given
+    asked = plan.options.column_answers
+    kept = {name: value for name, value in store.options.items() if "." in name and is_answer(name)}
+    return {name: str(value) for name, value in kept.items() if name.partition(".")[0] not in asked} | given
 
 
 def record_counts(manifest: Manifest) -> dict[str, int]:

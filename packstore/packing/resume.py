@@ -18,6 +18,7 @@ import xxhash
 import packstore
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Skipped
+from packstore.core.modes import is_answer
 from packstore.images.encode import Encoder
 from packstore.images.reading import EXPECTED
 from packstore.images.seek_index import make_indexes
@@ -50,9 +51,9 @@ def conversion_fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Colum
         "bytes of the source": survey.size_bytes,
         "format": plan.format,
         "encoding": plan.encode.encoding,
-        "options": {name: value for name, value in options.items() if name not in EXPECTED},
+        "options": {name: value for name, value in options.items() if not is_answer(name)},
         # The answer to a question changes no record that was packed before it was asked.
-        **{f"{name}?": options.get(name) for name in EXPECTED},
+        **{f"{name}?": options.get(name) for name in dict.fromkeys([*EXPECTED, *filter(is_answer, options)])},
         "normalization": dataclasses.asdict(normalization) if normalization else None,
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
+from packstore.core.modes import is_answer
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
 
 _NETPBM = {1: b"P5", 3: b"P6"}
-_ANSWERS = ("depth", "alpha", "frames")
-"""The options of a manifest that say how image files are read."""
 _EXIF = "exif_transpose"
 _SIZES = ("size", "resize", "max_side")
 
@@ -33,7 +32,8 @@ def unify(readers: Sequence[Reader]) -> list[Reader]:
     """
     manifests = [reader.manifest for reader in readers]
     alike = len({(m.encoding, m.image.declaration) for m in manifests}) == 1
-    if alike and len({tuple(m.options.get(name) for name in _ANSWERS) for m in manifests}) == 1:
+    answers = {option for m in manifests for option in filter(is_answer, m.options)}
+    if alike and len({tuple(m.options.get(name) for name in answers) for m in manifests}) == 1:
         return [*readers]
     if alike and not manifests[0].holds_files:
         return [*readers]
@@ -65,22 +65,32 @@ def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
     """Returns the options by which all image files are read. Raises :class:`StoreError` if stores contradict."""
     files = [reader for reader in readers if reader.manifest.holds_files] or [*readers]
     lead = next((reader for reader in files if reader.manifest.encoding == "original"), files[0])
-    options = {name: value for name, value in lead.manifest.options.items() if name not in (*_ANSWERS, *_SIZES)}
+    options = {name: value for name, value in lead.manifest.options.items() if not (is_answer(name) or name in _SIZES)}
     for reader in readers[1:]:
         if bool(reader.manifest.options.get(_EXIF)) != bool(readers[0].manifest.options.get(_EXIF)):
             raise StoreError(f"the images of {_both(readers[0], reader)} differ in EXIF rotation; convert one of them")
-    answers: dict[str, tuple[Any, Reader]] = {}
-    for reader in files:
-        for name in _ANSWERS:
-            value = reader.manifest.options.get(name)
-            before, owner = answers.setdefault(name, (value, reader))
-            if before is None:
-                answers[name] = value, reader
-            elif value not in (None, before):
-                raise StoreError(
-                    f"{_both(owner, reader)} are read with {name} {before} and {value}; convert one of them"
-                )
-    return options | {name: value for name, (value, _) in answers.items() if value is not None}
+    return options | join_answers([(str(reader.path), reader.manifest) for reader in files])
+
+
+def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
+    """Returns the options of stores that say how image files are read, in the main column and in others.
+
+    Args:
+        manifests: Path and manifest of each store.
+
+    Raises:
+        StoreError: Two stores contradict each other.
+    """
+    answers: dict[str, tuple[Any, str]] = {}
+    for path, manifest in manifests:
+        for name, value in manifest.options.items():
+            if value is None or not is_answer(name) or not ("." in name or manifest.holds_files):
+                continue
+            before, owner = answers.setdefault(name, (value, path))
+            if value != before:
+                both = f"{printable(owner)} and {printable(path)}"
+                raise StoreError(f"{both} are read with {name} {before} and {value}; convert one of them")
+    return {name: value for name, (value, _) in answers.items()}
 
 
 def _as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:

@@ -78,7 +78,7 @@ SETS = {"modalities": modalities, "table": table, "conversations": conversations
 def test_a_deep_column_is_a_question_and_keep_gives_its_values(kind: str, tmp_path: Path) -> None:
     given, name = SETS[kind](tmp_path / "set"), "further_images" if kind == "conversations" else "depth"
     with pytest.raises(
-        UsageError, match=rf"0.*column '{name}'.* \(depth/0\.png\): it has values of uint16 .*--depth keep"
+        UsageError, match=rf"0.*column '{name}'.* \(depth/0\.png\): it has values of uint16 .*depth=keep"
     ):
         convert(**given, destination=tmp_path / "s.lmdb")
     assert not (tmp_path / "s.lmdb").exists()
@@ -135,12 +135,14 @@ def test_a_later_file_of_another_mode_is_a_question(tmp_path: Path) -> None:
     given = modalities(tmp_path / "set")
     put(tmp_path / "set" / "depth" / "2.png", rgb(7))
     with pytest.raises(
-        UsageError, match=r"column 'depth' \(depth/2\.png\): it has values of uint8 .*one mode.*--depth scale"
+        UsageError,
+        match=r"column 'depth' \(depth/2\.png\): it has values of uint8 .*--column depth\.depth=scale",
     ):
         convert(**given, destination=tmp_path / "s.lmdb", depth="keep")
     put(tmp_path / "set" / "depth" / "0.png", rgb(7))  # now the first has 8 bits, and the second more
     with pytest.raises(
-        UsageError, match=r"column 'depth' \(depth/1\.png\): it has values of uint16 .*one mode.*--depth scale"
+        UsageError,
+        match=r"column 'depth' \(depth/1\.png\): it has values of uint16 .*--column depth\.depth=scale",
     ):
         convert(**given, destination=tmp_path / "s.lmdb", depth="keep")
     assert convert(**given, destination=tmp_path / "s.lmdb", depth="scale").manifest.records == 3
@@ -160,7 +162,7 @@ def test_alpha_and_frames_of_a_column(tmp_path: Path) -> None:
     put(tmp_path / "set" / "depth" / "0.png", clear)
     put(tmp_path / "set" / "depth" / "1.png", clear)
     put(tmp_path / "set" / "depth" / "2.png", clear)
-    with pytest.raises(UsageError, match=r"column 'depth' \(depth/0\.png\): it has transparent pixels.*--alpha keep"):
+    with pytest.raises(UsageError, match=r"column 'depth' \(depth/0\.png\): it has transp.*--column depth\.alpha=keep"):
         convert(**given, destination=tmp_path / "s.lmdb")
     assert convert(**given, destination=tmp_path / "a.lmdb", alpha="keep").manifest.column("depth").mode == "RGBA"
     convert(**given, destination=tmp_path / "b.lmdb", alpha="over:white")
@@ -170,7 +172,9 @@ def test_alpha_and_frames_of_a_column(tmp_path: Path) -> None:
         path = tmp_path / "set" / "depth" / f"{number}.png"
         path.unlink()
         frames[0].save(path.with_suffix(".gif"), save_all=True, append_images=frames[1:])
-    with pytest.raises(UsageError, match=r"column 'depth' \(depth/0\.gif\): it has 2 frames or pages.*--frames first"):
+    with pytest.raises(
+        UsageError, match=r"column 'depth' \(depth/0\.gif\): it has 2 frames.*--column depth\.frames=first"
+    ):
         convert(**given, destination=tmp_path / "s.lmdb")
     assert convert(**given, destination=tmp_path / "s.lmdb", frames="first").manifest.records == 3
 

@@ -1,0 +1,241 @@
+"""Answers to the questions of one column: ``--column NAME.depth=scale``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from numpy.typing import NDArray
+from PIL import Image
+
+import packstore
+from packstore import PackedDataset, append, convert, merge, verify
+from packstore.cli import cli
+from packstore.core.errors import StoreError, UsageError
+from packstore.packing import records
+from packstore.stores.builder import journal
+
+SIZE = 12, 16
+
+
+def rgb(number: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(number).integers(0, 256, (*SIZE, 3), np.uint8)
+
+
+def deep(number: int) -> NDArray[np.uint16]:
+    return np.random.default_rng(number).integers(5_611, 45_597, SIZE, np.uint16)
+
+
+def clear(number: int) -> NDArray[np.uint8]:
+    return np.dstack([rgb(number), np.zeros(SIZE, np.uint8)])
+
+
+def put(path: Path, pixels: NDArray[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def modalities(folder: Path, first: int = 0, **columns: Callable[[int], NDArray[Any]]) -> dict[str, Any]:
+    """A folder of images for each column, beside ``rgb``."""
+    for number in range(first, first + 3):
+        for name, pixels in {"rgb": rgb, **columns}.items():
+            put(folder / name / f"{number}.png", pixels(number))
+    return {"source": folder, "source_kind": "modalities"}
+
+
+def test_columns_get_answers_of_their_own(tmp_path: Path) -> None:
+    given = modalities(tmp_path / "set", depth=deep, thermal=deep, overlay=clear)
+    answers = ["depth.depth=keep", "thermal.depth=window:0,51000", "overlay.alpha=over:white"]
+    manifest = convert(**given, destination=tmp_path / "s.lmdb", columns=answers).manifest
+    modes = {name: manifest.column(name).mode for name in ("image", "depth", "thermal", "overlay")}
+    assert modes == {"image": None, "depth": "I;16", "thermal": None, "overlay": None}
+    assert manifest.options["thermal.depth"] == "window:0,51000"
+    assert manifest.options["overlay.alpha"] == "over:white"
+    assert "depth" not in manifest.options
+    columns = ("image", "depth", "thermal", "overlay")
+    for number, (image, depth, thermal, overlay) in enumerate(PackedDataset(tmp_path / "s.lmdb", columns=columns)):
+        np.testing.assert_array_equal(image, rgb(number).transpose(2, 0, 1))
+        np.testing.assert_array_equal(depth, deep(number)[None])
+        np.testing.assert_array_equal(thermal[0], np.rint(deep(number) / 200).astype(np.uint8))
+        assert int(overlay.min()) == 255
+    assert verify(tmp_path / "s.lmdb", decode=True, against=tmp_path / "set", source_kind="modalities").ok
+
+
+MODES: dict[str, tuple[list[str], str | None]] = {
+    "keep": (["depth.mode=keep"], "I;16"),
+    "named": (["depth.mode=I;16"], "I;16"),
+    "gray": (["depth.mode=L", "depth.depth=scale"], "L"),
+    "colour": (["depth.mode=RGB", "depth.depth=clip"], None),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_mode_of_a_column(name: str, tmp_path: Path) -> None:
+    answers, mode = MODES[name]
+    given = modalities(tmp_path / "set", depth=deep)
+    assert convert(**given, destination=tmp_path / "s.h5", columns=answers).manifest.column("depth").mode == mode
+    found = PackedDataset(tmp_path / "s.h5", columns=("depth",))[1]
+    assert found.shape == ({"L": 1, "I;16": 1, None: 3}[mode], *SIZE)
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "mode"),
+    [({"depth": "scale"}, ["depth.depth=keep"], "I;16"), ({"depth": "keep"}, ["depth.depth=scale"], None),
+     ({"mode": "keep"}, ["depth.depth=scale"], None), ({"depth": "scale"}, ["depth.mode=keep"], "I;16")],
+)  # fmt: skip
+def test_an_answer_of_a_column_comes_before_that_of_all(
+    options: dict[str, Any], columns: list[str], mode: str | None, tmp_path: Path
+) -> None:
+    given = modalities(tmp_path / "set", depth=deep, thermal=deep)
+    manifest = convert(**given, destination=tmp_path / "s.lmdb", columns=columns, **options).manifest
+    assert manifest.column("depth").mode == mode
+    assert manifest.column("thermal").mode == (None if mode else "I;16")
+    assert verify(tmp_path / "s.lmdb", decode=True).ok
+
+
+def test_frames_of_a_column(tmp_path: Path) -> None:
+    given = modalities(tmp_path / "set")
+    frames = [Image.fromarray(rgb(number)) for number in range(3)]
+    (tmp_path / "set" / "more").mkdir()
+    for number in range(3):
+        frames[0].save(tmp_path / "set" / "more" / f"{number}.png", save_all=True, append_images=frames[1:])
+    with pytest.raises(UsageError, match=r"column 'more'.*3 frames.*--column more\.frames=first"):
+        convert(**given, destination=tmp_path / "s.lmdb")
+    convert(**given, destination=tmp_path / "s.lmdb", columns="more.frames=2")
+    np.testing.assert_array_equal(PackedDataset(tmp_path / "s.lmdb", columns=("more",))[0], rgb(2).transpose(2, 0, 1))
+
+
+def test_a_question_has_the_options_that_answer_it(tmp_path: Path) -> None:
+    modalities(tmp_path / "set", depth=deep, overlay=clear)
+    command = ["convert", str(tmp_path / "set"), str(tmp_path / "s.lmdb"), "--source", "modalities"]
+    for name, answer in (("depth", "depth.depth=keep"), ("overlay", "overlay.alpha=keep")):
+        asked = CliRunner().invoke(cli, command)
+        assert isinstance(asked.exception, UsageError)
+        assert f"column {name!r}" in str(asked.exception)
+        offered = re.findall(r"--column ([a-z.=]+)", str(asked.exception))
+        assert answer in offered
+        command += ["--column", answer]
+    said = CliRunner().invoke(cli, command).output
+    assert "mode I;16" in said
+    assert "mode RGBA" in said
+    shown = CliRunner().invoke(cli, ["info", str(tmp_path / "s.lmdb")]).output
+    assert re.search(r"column depth .*mode I;16", shown)
+
+
+def test_info_shows_the_answers(tmp_path: Path) -> None:
+    given = modalities(tmp_path / "set", depth=deep)
+    convert(**given, destination=tmp_path / "s.lmdb", columns="depth.depth=window:0,51000")
+    shown = CliRunner().invoke(cli, ["info", str(tmp_path / "s.lmdb")]).output
+    assert re.search(r"column depth .*depth window:0,51000", shown)
+
+
+def test_a_run_resumes_with_another_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for first in range(10, 40, 3):
+        given = modalities(tmp_path / "set", first, depth=rgb)
+    put(tmp_path / "set" / "depth" / "39.png", clear(2))
+    monkeypatch.setattr(records, "PASS_RECORDS", 1)
+    monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
+    with pytest.raises(UsageError, match=r"--column depth\.alpha=keep"):
+        convert(**given, destination=tmp_path / "s.h5")
+    report = convert(**given, destination=tmp_path / "s.h5", columns="depth.alpha=drop")
+    assert report.resumed > 9
+    assert report.manifest.options["depth.alpha"] == "drop"
+
+
+def test_append_does_as_the_store_was_packed_and_asks_the_same(tmp_path: Path) -> None:
+    convert(**modalities(tmp_path / "a", depth=deep), destination=tmp_path / "s.lmdb", columns="depth.depth=scale")
+    modalities(tmp_path / "b", 5, depth=deep)
+    append(tmp_path / "s.lmdb", tmp_path / "b", source_kind="modalities")
+    assert PackedDataset(tmp_path / "s.lmdb", columns=("depth",))[3].shape == (3, *SIZE)
+    modalities(tmp_path / "c", 9, depth=clear)
+    with pytest.raises(UsageError, match=r"column 'depth'.*transparent.*--column depth\.alpha="):
+        append(tmp_path / "s.lmdb", tmp_path / "c", source_kind="modalities")
+    append(tmp_path / "s.lmdb", tmp_path / "c", source_kind="modalities", columns="depth.alpha=over:black")
+    assert int(PackedDataset(tmp_path / "s.lmdb", columns=("depth",))[6].max()) == 0
+    assert packstore.open(tmp_path / "s.lmdb").manifest.options["depth.alpha"] == "over:black"
+
+
+def test_other_answers_of_what_is_appended_are_refused(tmp_path: Path) -> None:
+    convert(**modalities(tmp_path / "a", depth=deep), destination=tmp_path / "s.lmdb", columns="depth.depth=scale")
+    given = modalities(tmp_path / "b", 5, depth=deep)
+    with pytest.raises(StoreError, match=r"are read with depth\.depth scale and clip"):
+        append(tmp_path / "s.lmdb", **given, columns="depth.depth=clip")
+    convert(**given, destination=tmp_path / "t.lmdb", columns="depth.depth=clip")
+    with pytest.raises(StoreError, match=r"are read with depth\.depth scale and clip"):
+        append(tmp_path / "s.lmdb", tmp_path / "t.lmdb")
+
+
+def of_main_image(path: Path, first: int, pixels: Callable[[int], NDArray[Any]]) -> Path:
+    for number in range(first, first + 2):
+        put(path / "a" / f"{number}.png", pixels(number))
+    return path
+
+
+def test_an_answer_about_the_main_image_is_kept_by_append_and_merge(tmp_path: Path) -> None:
+    convert(of_main_image(tmp_path / "a", 0, rgb), tmp_path / "s.lmdb")
+    append(tmp_path / "s.lmdb", of_main_image(tmp_path / "b", 5, deep), depth="scale")
+    wanted = np.rint(deep(6) / 257).astype(np.uint8)
+    np.testing.assert_array_equal(PackedDataset(tmp_path / "s.lmdb")[3][0][0], wanted)
+    convert(of_main_image(tmp_path / "c", 8, rgb), tmp_path / "t.lmdb")
+    merge([tmp_path / "t.lmdb", tmp_path / "s.lmdb"], tmp_path / "m.lmdb")
+    np.testing.assert_array_equal(PackedDataset(tmp_path / "m.lmdb")[5][0][0], wanted)
+    convert(of_main_image(tmp_path / "d", 20, deep), tmp_path / "u.lmdb", depth="clip")
+    for other in ("s.lmdb", "m.lmdb"):
+        with pytest.raises(StoreError, match="are read with depth clip and scale"):
+            merge([tmp_path / "u.lmdb", tmp_path / other], tmp_path / "n.lmdb")
+    with pytest.raises(StoreError, match="are read with depth scale and clip"):
+        append(tmp_path / "s.lmdb", tmp_path / "d", depth="clip")
+
+
+def test_merged_stores_have_one_answer(tmp_path: Path) -> None:
+    for number, answer in enumerate(("scale", "scale", "clip")):
+        given = modalities(tmp_path / f"set{number}", number * 5, depth=deep)
+        convert(**given, destination=tmp_path / f"{number}.lmdb", columns=f"depth.depth={answer}")
+    manifest = merge([tmp_path / "0.lmdb", tmp_path / "1.lmdb"], tmp_path / "m.lmdb").manifest
+    assert manifest.options["depth.depth"] == "scale"
+    with pytest.raises(StoreError, match=r"are read with depth\.depth scale and clip"):
+        merge([tmp_path / "0.lmdb", tmp_path / "2.lmdb"], tmp_path / "n.lmdb")
+
+
+def test_a_store_is_packed_again_in_another_mode(tmp_path: Path) -> None:
+    convert(**modalities(tmp_path / "set", depth=deep), destination=tmp_path / "s.lmdb", depth="keep")
+    again = convert(tmp_path / "s.lmdb", tmp_path / "again.lmdb").manifest
+    assert again.column("depth").mode == "I;16"
+    eight = convert(tmp_path / "s.lmdb", tmp_path / "eight.lmdb", columns="depth.depth=window:0,51000").manifest
+    assert eight.column("depth").mode is None
+    np.testing.assert_array_equal(
+        PackedDataset(tmp_path / "eight.lmdb", columns=("depth",))[0][0], np.rint(deep(0) / 200).astype(np.uint8)
+    )
+    third = convert(tmp_path / "eight.lmdb", tmp_path / "third.lmdb").manifest
+    assert third.options["depth.depth"] == "window:0,51000"
+
+
+def test_samples_of_python_have_them(tmp_path: Path) -> None:
+    modalities(tmp_path / "set", depth=deep)
+    samples = [{"image": tmp_path / "set/rgb/0.png", "depth": tmp_path / "set/depth/0.png"}]
+    convert(samples, tmp_path / "s.lmdb", fields={"image": "image", "depth": "image"}, columns="depth.depth=scale")
+    assert PackedDataset(tmp_path / "s.lmdb", columns=("depth",))[0].shape == (3, *SIZE)
+
+
+REFUSED = {
+    "column": ("near.depth=keep", r"no column of image files 'near' beside the main image.*depth"),
+    "main image": ("image.depth=keep", r"main image.*--depth keep"),
+    "value": ("depth.depth=deep", r"depth should be scale, clip or window"),
+    "mode": ("depth.mode=17", "mode"),
+    "frames": ("depth.frames=all", "frames should be"),
+    "twice": (["depth.alpha=keep", "depth.alpha=drop"], "twice"),
+    "contradiction": (["depth.mode=keep", "depth.depth=scale"], "mode keep keeps all bits"),
+    "other": ("depth.size=5", "expected image=COL"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_answer(name: str, tmp_path: Path) -> None:
+    columns, message = REFUSED[name]
+    with pytest.raises(UsageError, match=message):
+        convert(**modalities(tmp_path / "set", depth=deep), destination=tmp_path / "s.lmdb", columns=columns)
