@@ -16,8 +16,8 @@ from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record, ShardWriter
 from packstore.exports.folder import FilesExport, image_file
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.sniff import HeaderError, sniff
+from packstore.images.decoders.orientation import upright_size
+from packstore.images.sniff import HeaderError
 
 _COCO_COLUMN = "json"
 """Column in which the source ``coco`` keeps polygons."""
@@ -171,7 +171,7 @@ class ObjectsWriter(ShardWriter):
         path = self._export.image_path(record)
         self.make_folder(path)
         self._export.write_file(path, data)
-        return {"file": path, **self._export.write_labels(record, path, upright_size(data))}
+        return {"file": path, **self._export.write_labels(record, path, _size_for_labels(data))}
 
     def make_folder(self, path: str) -> None:
         """Creates the folder of a file."""
@@ -184,13 +184,12 @@ class ObjectsWriter(ShardWriter):
         return
 
 
-def upright_size(data: bytes) -> tuple[int, int]:
+def _size_for_labels(data: bytes) -> tuple[int, int]:
     """Returns width and height of the upright image; (0, 0) if ``data`` is no image."""
     try:
-        info = sniff(data)
+        return upright_size(data)
     except HeaderError:
         return 0, 0
-    return (info.height, info.width) if swaps_sides(read_orientation(data, info)) else (info.width, info.height)
 
 
 def find_captions_column(columns: Sequence[Column]) -> str | None:

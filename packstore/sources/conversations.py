@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 from packstore.core.errors import printable
 from packstore.core.fields import Field, Images, Json, Text
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
-from packstore.sources.annotation_formats.objects import Annotation, Sides, load_json
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.objects import Annotation, SizeReader, parse_json
 from packstore.sources.base import SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.contents import list_contents
@@ -40,18 +40,21 @@ class ConversationSource(DocumentSource):
     kind = "conversations"
     title = "a list of conversations"
     left_images = "images that no conversation is about"
-    repeats = True
-    absent = "conversations whose images are not here"
+    allows_repeats = True
+    absent_reason = "conversations whose images are not here"
     alone = "conversations without images"
     marked = "conversations with more marks <image> than images"
     signature = re.compile(
         rb'\A\s*\[?\s*\{.*?"(conversations|messages)"\s*:\s*\[\s*\{\s*"(from|role|value|content)"\s*:', re.S
     )
-    further: ClassVar[Mapping[str, Field]] = {"id": Text(optional=True), **dict.fromkeys(_TURNS, Json(optional=True))}
+    further_fields: ClassVar[Mapping[str, Field]] = {
+        "id": Text(optional=True),
+        **dict.fromkeys(_TURNS, Json(optional=True)),
+    }
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        for what, done in ((self.absent, " are left out"), (self.alone, " are left out"), (self.marked, "")):
+        for what, done in ((self.absent_reason, " are left out"), (self.alone, " are left out"), (self.marked, "")):
             if first := self.first_ignored[what]:
                 count = self.ignored[what]
                 named = ", ".join(map(printable, first)) + (" …" if count > len(first) else "")
@@ -68,36 +71,36 @@ class ConversationSource(DocumentSource):
                 found += [each for each in paths if cls.signature.search(convert_start(tree.start(each, _START)))]
         return found
 
-    def load(self, data: bytes) -> Any:
+    def parse_document(self, data: bytes) -> Any:
         text = convert_start(data).lstrip()
-        return load_json(text) if text.startswith(b"[") else [*map(load_json, filter(bytes.strip, text.split(b"\n")))]
+        return parse_json(text) if text.startswith(b"[") else [*map(parse_json, filter(bytes.strip, text.split(b"\n")))]
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         for number, entry in enumerate(document, 1):
             try:
                 images, raw = _parse_conversation(entry)
             except ValueError as error:
                 raise ValueError(f"conversation {number} {error}") from None
-            called = f"id {entry['id']}" if "id" in raw[0] else f"number {number}"
+            identifier = f"id {entry['id']}" if "id" in raw[0] else f"number {number}"
             if any("://" in image for image in images):
-                self.ignore(self.absent, called)
+                self.count_ignored(self.absent_reason, identifier)
             elif images:
                 if _count_marks(raw[0]) > len(images):
-                    self.ignore(self.marked, called)
-                yield Entry(images[0], raw, further=images[1:], called=called)
+                    self.count_ignored(self.marked, identifier)
+                yield AnnotationEntry(images[0], raw, further_images=images[1:], identifier=identifier)
             else:
-                self.ignore(self.alone, called)
+                self.count_ignored(self.alone, identifier)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
         return Annotation(values=raw[0], json=raw[1])
 
     def fields(self) -> Mapping[str, Field]:
         image, *others = super().fields().items()
-        return dict([image, *([(_FURTHER, Images())] if self.most_further else []), *others])
+        return dict([image, *([(_FURTHER, Images())] if self.max_further else []), *others])
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for row in super().file_rows(split):
-            further = self.further_of(row.values["entry"]) if self.most_further else None
+            further = self.read_further_images(row.values["entry"]) if self.max_further else None
             yield row if further is None else row._replace(values={**row.values, _FURTHER: [*map(InTree, further)]})
 
 

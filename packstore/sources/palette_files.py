@@ -13,7 +13,7 @@ import io
 import re
 from pathlib import Path
 
-from packstore.sources.annotation_formats.objects import load_json
+from packstore.sources.annotation_formats.objects import parse_json
 from packstore.sources.beside import read_whole
 from packstore.sources.encodings import try_utf8
 from packstore.sources.tree import Tree
@@ -72,7 +72,7 @@ def _parse_csv(text: str) -> ClassColours:
 
 def _parse_json(text: str) -> ClassColours:
     """Parses classes with a title or name, and a colour."""
-    document = load_json(text.encode())
+    document = parse_json(text.encode())
     found: ClassColours = []
     for each in document["classes"] if isinstance(document, dict) else document:
         name = each.get("title", each.get("name"))

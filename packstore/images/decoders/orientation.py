@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from packstore.images.decoders import pillow
 from packstore.images.heif import BadBoxesError, heif_header
-from packstore.images.sniff import ImageInfo
+from packstore.images.sniff import ImageInfo, sniff
 
 Box = tuple[int, int, int, int]
 Buffer = bytes | bytearray | memoryview
@@ -94,6 +94,13 @@ def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 def swaps_sides(orientation: int) -> bool:
     """Tells if the orientation swaps height and width."""
     return orientation >= 5
+
+
+def upright_size(data: bytes) -> tuple[int, int]:
+    """Reads width and height of the upright image from the header of its file. Raises :class:`HeaderError`."""
+    info = sniff(data)
+    swapped = swaps_sides(read_orientation(data, info))
+    return (info.height, info.width) if swapped else (info.width, info.height)
 
 
 def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:

@@ -1,1 +1,1 @@
-"""Formats of annotations, a file each: a table of fields over the readers of this folder."""
+"""Formats of annotations, one a file; :mod:`.source` and :mod:`.documents` have their base classes."""

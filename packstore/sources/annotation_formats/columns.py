@@ -1,4 +1,4 @@
-"""Columns of annotations: of all that a set of images is annotated with, the columns, and the values of each image."""
+"""Columns of annotated images: their declarations, from all annotations of a data set, and the values of each image."""
 
 from __future__ import annotations
 
@@ -11,18 +11,30 @@ from typing import Any, ClassVar
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Label, Labels
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.annotation_formats.objects import NO_CLASS, Annotation, Sides
+from packstore.images.decoders.orientation import upright_size
+from packstore.images.sniff import HeaderError
+from packstore.sources.annotation_formats.objects import NO_CLASS, Annotation, SizeReader
 
 _MAX_CLASSES = 1 << 16
 _HOSTILE = (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
-"""What reading a value of another shape than a format's raises."""
+"""Errors from reading a value that lacks the structure of the format."""
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What the annotations of a whole set have."""
+class _Summary:
+    """Summary of all annotations of a data set.
+
+    Attributes:
+        classes: Classes of objects and points.
+        tag_classes: Classes of whole images.
+        unlabelled: An object or point has no class.
+        boxes: An image has objects.
+        segmentations: An object has polygons or a mask.
+        points: An image has points.
+        tags: Most tags of an image.
+        values: Names of further columns with a value.
+        json: An image has a value for the column ``json``.
+    """
 
     classes: set[str] = field(default_factory=set)
     tag_classes: set[str] = field(default_factory=set)
@@ -36,39 +48,45 @@ class _Seen:
 
 
 class AnnotationColumns(ABC):
-    """Images with annotations of one format.
+    """Base of annotation formats: converts the annotations of a data set to columns.
 
-    Columns: ``boxes`` with their ``labels``, and ``segmentations`` (for each box its polygons in pixels or run lengths,
-    as COCO has them, or null); ``keypoints`` with ``keypoint_labels``, single points; ``label`` of the whole image, or
-    ``tags`` if one has several; further ones of the format; ``json``. A column that no annotation has is left out.
+    Columns: ``boxes`` with their ``labels``, and ``segmentations`` (for each box polygons in pixels or run lengths, as
+    in COCO, or null); single points in ``keypoints`` with ``keypoint_labels``; ``label`` of the whole image, or
+    ``tags`` if an image has several; the format's further columns; ``json``. A column without any value is left out.
 
     Attributes:
-        path: Where they come from.
+        path: Path of the data set, for messages.
         title: Name of the format.
-        further: Declarations of its further columns.
-        per_object: Those of them that have a value for each box; -1 for none, or null in JSON.
+        further_fields: Declarations of the format's further columns.
+        per_object: Names of the further columns with a value for each box; -1, or null in JSON, if a box has none.
     """
 
     path: Path
     title: ClassVar[str]
-    further: ClassVar[Mapping[str, Field]] = {}
+    further_fields: ClassVar[Mapping[str, Field]] = {}
     per_object: ClassVar[Sequence[str]] = ()
+    _listed: tuple[str, ...] = ()
 
     @abstractmethod
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        """What is said of an image. May raise anything that reading ``raw`` raises where it has another shape."""
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts the raw annotation of an image. May raise any error of reading a value that lacks the structure of
+        the format."""
 
     @abstractmethod
-    def raws(self) -> Iterator[Any]:
-        """The annotations of all rows, those that can be read."""
+    def raw_annotations(self) -> Iterator[Any]:
+        """Yields the raw annotations of all rows; skips those that cannot be read."""
 
     def class_order(self) -> Sequence[str]:
-        """Classes that the format lists, in their order; further ones follow by name."""
-        return ()
+        """Returns the classes that the data set lists, in their order; other classes follow by name."""
+        return self._listed
+
+    def add_listed_classes(self, names: Iterable[str]) -> None:
+        """Appends to the classes that :meth:`class_order` returns."""
+        self._listed = (*self._listed, *names)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declarations of the columns, of which ``image`` is the first. Reads all annotations."""
-        seen, classes = self._seen, self._classes
+        """Declares the columns, ``image`` first. Reads all annotations."""
+        seen, classes = self._summary, self._classes
         found: dict[str, Field] = {"image": Image()}
         if seen.boxes or not (seen.points or seen.tags or seen.values):
             found["boxes"] = Boxes(optional=True)
@@ -84,27 +102,29 @@ class AnnotationColumns(ABC):
             found["label"] = Label(self._tag_classes, optional=True)
         elif seen.tags:
             found["tags"] = Labels(self._tag_classes, of=False, optional=True)
-        found |= {name: each for name, each in self.further.items() if name in seen.values}
+        found |= {name: each for name, each in self.further_fields.items() if name in seen.values}
         return found | ({"json": Json(optional=True)} if seen.json else {})
 
-    def columns_of(self, raw: Any, image: bytes) -> dict[str, Any]:
-        """The values of an image by column. Raises :class:`ValueError`."""
-        found = self._columns(self._annotation(raw, lambda: _sides(image)))
-        return {name: value for name, value in found.items() if name in self._names}
+    def column_values(self, raw: Any, image: bytes) -> dict[str, Any]:
+        """Converts the raw annotation of an image to values by column. Raises :class:`ValueError`."""
+        found = self._all_columns(self._parse_checked(raw, lambda: upright_size(image)))
+        return {name: value for name, value in found.items() if name in self._column_names}
 
-    def _annotation(self, raw: Any, sides: Sides) -> Annotation:
+    def _parse_checked(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Parses a raw annotation; raises :class:`ValueError` for any fault in it."""
         try:
-            annotation = self.parse(raw, sides)
+            annotation = self.parse(raw, read_size)
             labels = [*(each.label for each in annotation.objects), *(point[0] for point in annotation.points)]
-            _check_names((*labels, *annotation.tags))
+            _check_class_names((*labels, *annotation.tags))
             return annotation
         except HeaderError as error:
             raise ValueError(error.reason) from error
         except _HOSTILE as error:
             found = f"{type(error).__name__}: {printable(str(error))[:80]}"
-            raise ValueError(f"its annotation is not as {self.title} has it ({found})") from error
+            raise ValueError(f"its annotation is not in the format of {self.title} ({found})") from error
 
-    def _columns(self, annotation: Annotation) -> dict[str, Any]:
+    def _all_columns(self, annotation: Annotation) -> dict[str, Any]:
+        """Converts an annotation to values of all columns, also of those that are left out."""
         objects = annotation.objects
         single = annotation.tags[0] if annotation.tags else None
         found = {
@@ -118,68 +138,65 @@ class AnnotationColumns(ABC):
             "json": annotation.json,
         }
         for name in self.per_object:
-            other = None if isinstance(self.further[name], Json) else -1
+            other = None if isinstance(self.further_fields[name], Json) else -1
             found[name] = [each.values.get(name, other) for each in objects]
         return found | annotation.values
 
     @cached_property
-    def _names(self) -> frozenset[str]:
+    def _column_names(self) -> frozenset[str]:
         return frozenset(self.fields())
 
     @cached_property
     def _listed_classes(self) -> Mapping[str, None]:
         listed = self.class_order()
         try:
-            _check_names(listed)
+            _check_class_names(listed)
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: its list of classes: {error}") from None
         return dict.fromkeys(listed)
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Classes of boxes and points: those that the format lists, further ones by name, and that of all others."""
+        """Classes of boxes and points: listed ones in their order, others by name, and last :data:`NO_CLASS` if
+        needed."""
         listed = self._listed_classes
-        found = (*listed, *sorted(self._seen.classes - listed.keys()))
-        return (*found, NO_CLASS) if found and self._seen.unlabelled and NO_CLASS not in found else found
+        found = (*listed, *sorted(self._summary.classes - listed.keys()))
+        return (*found, NO_CLASS) if found and self._summary.unlabelled and NO_CLASS not in found else found
 
     @cached_property
     def _tag_classes(self) -> tuple[str, ...]:
-        """Classes of whole images; those that the format lists if one of them is among them."""
-        listed = self._listed_classes if self._listed_classes.keys() & self._seen.tag_classes else {}
-        return (*listed, *sorted(self._seen.tag_classes - listed.keys()))
+        """Classes of whole images: listed ones in their order, if any tag is one of these, then others by name."""
+        listed = self._listed_classes if self._listed_classes.keys() & self._summary.tag_classes else {}
+        return (*listed, *sorted(self._summary.tag_classes - listed.keys()))
 
     @cached_property
-    def _seen(self) -> _Seen:
-        seen = _Seen()
-        for raw in self.raws():
+    def _summary(self) -> _Summary:
+        """Summary of all annotations. Reads all of them; skips damaged ones."""
+        seen = _Summary()
+        for raw in self.raw_annotations():
             try:
-                found = self._annotation(raw, lambda: (1, 1))
+                annotation = self._parse_checked(raw, lambda: (1, 1))
             except ValueError:
-                continue  # a bad sample when its turn comes
-            labels = [*(each.label for each in found.objects), *(point[0] for point in found.points)]
+                continue  # reported as a bad sample when it is read
+            labels = [*(each.label for each in annotation.objects), *(point[0] for point in annotation.points)]
             seen.classes.update(label for label in labels if label)
-            seen.tag_classes.update(found.tags)
+            seen.tag_classes.update(annotation.tags)
             seen.unlabelled |= not all(labels)
-            seen.boxes |= bool(found.objects)
-            seen.segmentations |= any(each.segmentation is not None for each in found.objects)
-            seen.points |= bool(found.points)
-            seen.tags = max(seen.tags, len(found.tags))
-            seen.values.update(found.values, *(each.values for each in found.objects))
-            seen.json |= found.json is not None
+            seen.boxes |= bool(annotation.objects)
+            seen.segmentations |= any(each.segmentation is not None for each in annotation.objects)
+            seen.points |= bool(annotation.points)
+            seen.tags = max(seen.tags, len(annotation.tags))
+            seen.values.update(annotation.values, *(each.values for each in annotation.objects))
+            seen.json |= annotation.json is not None
             if max(len(seen.classes), len(seen.tag_classes)) > _MAX_CLASSES:
-                raise SourceError(f"{printable(str(self.path))}: its annotations name more than {_MAX_CLASSES} classes")
+                raise SourceError(
+                    f"{printable(str(self.path))}: its annotations name more than {_MAX_CLASSES:,} classes"
+                )
         return seen
 
 
-def _check_names(names: Iterable[Any]) -> None:
-    """Raises :class:`ValueError` for a name of a class that is no text; None is none."""
+def _check_class_names(names: Iterable[Any]) -> None:
+    """Raises :class:`ValueError` if the name of a class is neither a text nor None."""
     odd = [name for name in names if name is not None and not isinstance(name, str)]
     if odd:
-        raise ValueError(f"found {printable(repr(odd[0])[:60])} as the name of a class")
-
-
-def _sides(image: bytes) -> tuple[int, int]:
-    """Width and height of the upright image. Raises :class:`HeaderError`."""
-    info = sniff(image)
-    turned = swaps_sides(read_orientation(image, info))
-    return (info.height, info.width) if turned else (info.width, info.height)
+        raise ValueError(f"found {printable(repr(odd[0])[:60])} as the name of a class, expected a text")

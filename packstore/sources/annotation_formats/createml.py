@@ -1,4 +1,5 @@
-"""Create ML (https://developer.apple.com/documentation/createml): a JSON list of images with boxes by their centres."""
+"""Create ML (https://developer.apple.com/documentation/createml): a JSON list of images with boxes, given by centre and
+size."""
 
 from __future__ import annotations
 
@@ -6,12 +7,18 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
-from packstore.sources.annotation_formats.objects import Annotation, Sides, from_centre, of_box, text_or_none
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.objects import (
+    Annotation,
+    SizeReader,
+    box_from_centre,
+    nonempty_text,
+    object_from_box,
+)
 
 
 class CreateMLSource(DocumentSource):
-    """Images that the lists of Create ML name, one list for each split."""
+    """Images of Create ML's lists, one for each split."""
 
     kind = "createml"
     title = "Create ML"
@@ -20,16 +27,16 @@ class CreateMLSource(DocumentSource):
         rb'\[\s*(\]|\{\s*("(label|coordinates)"\s*:))'
     )
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         for image in document:
-            yield Entry(image.get("image", image.get("imagefilename")), image)
+            yield AnnotationEntry(image.get("image", image.get("imagefilename")), image)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        found = Annotation(json=raw)
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        annotation = Annotation(json=raw)
         for each in raw.get("annotations", raw.get("annotation")):
-            box = from_centre(*(each["coordinates"][name] for name in ("x", "y", "width", "height")))
-            found.objects.append(of_box(text_or_none(each["label"]), box))
-        return found
+            box = box_from_centre(*(each["coordinates"][name] for name in ("x", "y", "width", "height")))
+            annotation.objects.append(object_from_box(nonempty_text(each["label"]), box))
+        return annotation
 
 
 KIND = document_kind(CreateMLSource, "Create ML: _annotations.createml.json beside the images")

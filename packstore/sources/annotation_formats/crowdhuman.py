@@ -1,6 +1,6 @@
 """CrowdHuman (https://www.crowdhuman.org): ``annotation_train.odgt``, a line of JSON for each image.
 
-``boxes`` are those of whole persons (``fbox``); visible parts and heads (``vbox``, ``hbox``) are in ``json``.
+``boxes`` enclose whole persons (``fbox``); boxes of visible parts and heads (``vbox``, ``hbox``) are in ``json``.
 """
 
 from __future__ import annotations
@@ -9,35 +9,37 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
-    Sides,
-    from_corner,
-    load_json,
-    of_box,
-    text_or_none,
+    SizeReader,
+    box_from_corner,
+    nonempty_text,
+    object_from_box,
+    parse_json,
 )
 
 
 class CrowdHumanSource(DocumentSource):
-    """Images that an ``.odgt`` file names; ``mask`` is the class of regions to ignore."""
+    """Images of ``.odgt`` files; the class ``mask`` marks regions to ignore."""
 
     kind = "crowdhuman"
     title = "CrowdHuman"
-    names = re.compile(r".*\.odgt", re.I)
+    name_pattern = re.compile(r".*\.odgt", re.I)
     signature = re.compile(rb'^\s*\{(?=[^\n]*"ID"\s*:)[^\n]*"gtboxes"\s*:')
 
-    def load(self, data: bytes) -> Any:
-        return [load_json(line) for line in data.splitlines() if line.strip()]
+    def parse_document(self, data: bytes) -> Any:
+        return [parse_json(line) for line in data.splitlines() if line.strip()]
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         for image in document:
-            yield Entry(f"{image['ID']}.jpg", image)
+            yield AnnotationEntry(f"{image['ID']}.jpg", image)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
         boxes = raw["gtboxes"]
-        return Annotation([of_box(text_or_none(e["tag"]), from_corner(*e["fbox"])) for e in boxes], json=raw)
+        return Annotation(
+            [object_from_box(nonempty_text(e["tag"]), box_from_corner(*e["fbox"])) for e in boxes], json=raw
+        )
 
 
 KIND = document_kind(CrowdHumanSource, "CrowdHuman: annotation_train.odgt with images")

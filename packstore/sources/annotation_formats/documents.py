@@ -1,4 +1,4 @@
-"""Formats with a file of annotations for many images: found by name and first bytes, and kept in a temporary file."""
+"""Base of formats with a file of annotations for many images; keeps the annotations in a temporary file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.annotation_formats.objects import load_json
+from packstore.sources.annotation_formats.objects import parse_json
 from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import clean_path, find_base_folder, join, read_text
+from packstore.sources.beside import find_base_folder, join, clean_path, read_text
 from packstore.sources.encodings import convert_start
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, Row, in_packing_order
@@ -42,48 +42,50 @@ _IMAGES = (
 )
 
 
-class Entry(NamedTuple):
-    """What a file of annotations says of an image.
+class AnnotationEntry(NamedTuple):
+    """Annotation of one image, in a file with annotations of many.
 
     Attributes:
-        name: Of the image: a path, or what it was called on another machine.
-        raw: For :meth:`AnnotatedSource.parse`; anything that JSON holds.
-        split: Its split; None for that of the file.
-        further: Names of further images that it is about.
-        called: Its id, for messages.
+        name: Name of the image: a path, which may be that of another machine.
+        raw: Raw annotation for :meth:`AnnotationColumns.parse`; any JSON value.
+        split: Split; None for that of the file.
+        further_images: Names of further images that it describes.
+        identifier: Its id in the file, for messages.
     """
 
     name: str
     raw: Any
     split: str | None = None
-    further: Sequence[str] = ()
-    called: str = ""
+    further_images: Sequence[str] = ()
+    identifier: str = ""
 
 
 class DocumentSource(AnnotatedSource):
-    """A source with one file of annotations, or one for each split.
+    """Source with one file of annotations, or one for each split.
 
-    Images lie where the file names them: relative to it, to folders beside it, or under their bare names anywhere, if
-    only one image there is called so. Images that no file names are left.
+    The names of images are relative to the file, or to a folder beside it or above it; a bare name may lie in any
+    folder if no other image has that name. Images that no file names are left out.
 
     Attributes:
-        names: Matches the names of its files.
-        signature: What the beginning of each has.
-        deep: So many folders below the top they may lie.
-        most: So many may lie in a folder; more are files for each image.
-        repeats: An image may have several entries, which are samples of their own: their keys end in ``#1`` ….
-        absent: What entries are counted as whose images are not here; empty if these are bad samples.
-        most_further: Most further images of an entry.
+        name_pattern: Matches the names of files of annotations.
+        signature: Matches the beginning of each of them.
+        max_depth: Number of levels below the top folder in which they are looked for.
+        max_files: Most of them in a folder; more are taken for files of single images, and ignored.
+        allows_repeats: An image may have several entries, each a sample; later ones have keys with ``#1``, ``#2`` ….
+        absent_reason: Reason for which entries without their images are left out; if empty, these are bad samples.
+        max_further: Most further images of an entry.
+        ignored: Number of things that are left out, by reason.
+        first_ignored: Identifiers of the first entries that are left out, by reason.
     """
 
     left_images = "images that no annotations name"
-    names: ClassVar[re.Pattern[str]] = re.compile(r".*\.json", re.I)
+    name_pattern: ClassVar[re.Pattern[str]] = re.compile(r".*\.json", re.I)
     signature: ClassVar[re.Pattern[bytes]]
-    deep: ClassVar[int] = 2
-    most: ClassVar[int] = 16
-    repeats: ClassVar[bool] = False
-    absent: ClassVar[str] = ""
-    most_further = 0
+    max_depth: ClassVar[int] = 2
+    max_files: ClassVar[int] = 16
+    allows_repeats: ClassVar[bool] = False
+    absent_reason: ClassVar[str] = ""
+    max_further = 0
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -95,47 +97,51 @@ class DocumentSource(AnnotatedSource):
         self._images: list[bytes] = []
         self._splits: list[str] = []
         self._split_of = bytearray()
-        self._earlier = array("q")  # entries about the same image
+        self._earlier = array("q")  # by entry, number of earlier entries of the same image
         try:
-            self._spool = Spool(self._read_all())
+            self._spool = Spool(self._read_files())
         except OSError as error:
-            raise SourceError(f"{self.tree.name()}: its annotations need a temporary file: {error.strerror}") from None
+            raise SourceError(
+                f"{self.tree.name()}: its annotations cannot be written to a temporary file: {error.strerror}"
+            ) from None
         self.evidence = ", ".join(map(printable, self._files))
 
     @abstractmethod
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        """What a file says of each image. Counts in ``ignored`` what no entry has. May raise anything that reading a
-        document of another shape raises."""
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image of a parsed file. Counts in ``ignored`` what is in no entry. May raise any
+        error of reading a value that lacks the structure of the format."""
 
-    def ignore(self, reason: str, called: str) -> None:
-        """Counts an entry that is left out, and keeps the first few ids."""
+    def count_ignored(self, reason: str, identifier: str) -> None:
+        """Counts an entry that is left out, in ``ignored``, and adds it to ``first_ignored`` if it is one of the
+        first."""
         self.ignored[reason] += 1
-        if called and len(self.first_ignored[reason]) < _NAMED:
-            self.first_ignored[reason].append(called)
+        if identifier and len(self.first_ignored[reason]) < _NAMED:
+            self.first_ignored[reason].append(identifier)
 
-    def load(self, data: bytes) -> Any:
-        """The document of a file. Raises :class:`ValueError`."""
-        return load_json(data)
+    def parse_document(self, data: bytes) -> Any:
+        """Parses the bytes of a file of annotations. Raises :class:`ValueError`."""
+        return parse_json(data)
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
-        """The files of annotations, by their names and first bytes; with them those of the same name in other folders,
-        which are damaged if they begin otherwise."""
-        paths = [path for folder in _folders(tree, cls.deep) for path in _candidates(tree, folder, cls.names, cls.most)]
+        """Finds the files of annotations by names and first bytes. Includes files of the same name in other folders:
+        with another beginning they are damaged, and must not be missed."""
+        folders = _folders_to_depth(tree, cls.max_depth)
+        paths = [path for each in folders for path in _matching_files(tree, each, cls.name_pattern, cls.max_files)]
         found = {path for path in paths if cls.signature.search(convert_start(tree.start(path, _START)))}
         names = {path.rpartition("/")[2] for path in found}
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 
-    def _read_all(self) -> Iterator[Any]:
-        """Yields further images and raw annotation of each entry, and notes names and splits."""
+    def _read_files(self) -> Iterator[Any]:
+        """Reads all files: yields further images and raw annotation of each entry, and collects its image and split."""
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
         for file in self._files:
             where = self.tree.name(file)
             try:
-                entries = list(self.entries_of(file, self.load(read_text(self.tree, file, _MAX_BYTES))))
-                of = [entry for entry in entries for _ in (entry.name, *entry.further)]
-                names = [_plain_name(name) for entry in entries for name in (entry.name, *entry.further)]
+                entries = list(self.read_entries(file, self.parse_document(read_text(self.tree, file, _MAX_BYTES))))
+                of = [entry for entry in entries for _ in (entry.name, *entry.further_images)]
+                names = [_image_path(name) for entry in entries for name in (entry.name, *entry.further_images)]
             except AmbiguousSourceError:
                 raise
             except (
@@ -148,25 +154,25 @@ class DocumentSource(AnnotatedSource):
                 RecursionError,
             ) as error:
                 found = f"{type(error).__name__}: {printable(str(error))[:200]}"
-                raise SourceError(f"{where} is not as {self.title} has it ({found})") from None
-            paths = self._resolve(file, names, of)
-            there = self._files_of(paths) if self.absent else {}
+                raise SourceError(f"{where} is not in the format of {self.title} ({found})") from None
+            paths = self._resolve_images(file, names, of)
+            there = self._list_folders_of(paths) if self.absent_reason else {}
             places = iter(paths)
             for entry in entries:
-                name, *further = islice(places, 1 + len(entry.further))
-                if self.absent and not all(_is_in(there, each) for each in (name, *further)):
-                    self.ignore(self.absent, entry.called)
+                name, *further = islice(places, 1 + len(entry.further_images))
+                if self.absent_reason and not all(_is_listed(there, each) for each in (name, *further)):
+                    self.count_ignored(self.absent_reason, entry.identifier)
                     continue
                 image = name.encode("utf-8", "surrogateescape")
                 if image in seen:
-                    raise self._twice(name, seen[image], file)
+                    raise self._repeated_image(name, seen[image], file)
                 self._earlier.append(times[image])
-                if self.repeats:
+                if self.allows_repeats:
                     times[image] += 1
                 else:
                     seen[image] = file
-                self.most_further = max(self.most_further, len(further))
-                split = (split_of_file(file) if entry.split is None else entry.split).lower()
+                self.max_further = max(self.max_further, len(further))
+                split = (split_from_file(file) if entry.split is None else entry.split).lower()
                 if split not in self._splits:
                     self._splits.append(split)
                 if len(self._splits) > 255:
@@ -175,9 +181,10 @@ class DocumentSource(AnnotatedSource):
                 self._split_of.append(self._splits.index(split))
                 yield [further, entry.raw]
 
-    def _twice(self, image: str, first: str, second: str) -> SourceError:
+    def _repeated_image(self, image: str, first: str, second: str) -> SourceError:
+        """Returns the error for an image that two entries describe, in the files ``first`` and ``second``."""
         if first == second:
-            return SourceError(f"{self.tree.name(first)} names {printable(image)} twice")
+            return SourceError(f"{self.tree.name(first)} has two annotations of {printable(image)}: remove one")
         answers = [Answer(("--ignore", f"/{each}")) for each in (first, second)]
         return AmbiguousSourceError(
             f"{self.tree.name(image)} is annotated twice, by {printable(first)} and {printable(second)}: leave one "
@@ -185,43 +192,48 @@ class DocumentSource(AnnotatedSource):
             answers,
         )
 
-    def _resolve(self, file: str, names: Sequence[str], entries: Sequence[Entry]) -> list[str]:
-        """Where images lie that a file names; the name below its folder for one that is not there. Images of a split
-        that an entry says may lie in a folder of its name."""
+    def _resolve_images(self, file: str, names: Sequence[str], entries: Sequence[AnnotationEntry]) -> list[str]:
+        """Finds the paths of the images that a file names; a missing image gets a path in the folder of most others.
+        If an entry has a split of its own, its image may lie in a folder of that name."""
         beside = file.rpartition("/")[0]
         above = beside.rpartition("/")[0]
-        split = split_of_file(file)
+        split = split_from_file(file)
         bases = [join(base, place) if place else base for base in (beside, above) for place in _IMAGES]
         folders = [*(join(base, split) for base in bases if split), *bases]
         deeper = [join(entry.split or "", name) for entry, name in zip(entries, names, strict=True)]
-        found = self._below(names, folders)
+        found = self._join_to_folder(names, folders)
         if any(entry.split for entry in entries):
-            pairs = zip(found, self._below(deeper, folders), strict=True)
-            found = [own if self._lies(own) else other for other, own in pairs]
-        there = {} if self.absent else self._files_of(found)
+            pairs = zip(found, self._join_to_folder(deeper, folders), strict=True)
+            found = [own if self._is_listed_file(own) else other for other, own in pairs]
+        there = {} if self.absent_reason else self._list_folders_of(found)
         parts = [path.rpartition("/") for path in found]
         absent = [(n, folder) for n, (folder, _, name) in enumerate(parts) if there and name not in there[folder]]
-        # An image that is gone from the folder that its name says is not the one of another folder.
+        # If the folder in a name exists and lacks the image, an image of that name in another folder is another one.
         missing = [n for n, folder in absent if "/" not in names[n] or not there[folder]]
-        if missing:
-            wanted: dict[str, list[str]] = {names[n].rpartition("/")[2]: [] for n in missing}
-            for place, listed in self.tree.folders(is_passed_over):
-                for name in wanted.keys() & set(listed.files):
-                    wanted[name].append(join(place, name))
-            for n in missing:
-                places = wanted[names[n].rpartition("/")[2]]
-                found[n] = places[0] if len(places) == 1 else found[n]
+        by_name = self._find_by_name({names[n].rpartition("/")[2] for n in missing}) if missing else {}
+        for n in missing:
+            places = by_name[names[n].rpartition("/")[2]]
+            found[n] = places[0] if len(places) == 1 else found[n]
         return found
 
-    def _files_of(self, paths: Iterable[str]) -> dict[str, frozenset[str]]:
-        """The names of files in the folders of paths."""
+    def _find_by_name(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """Finds all files with one of the ``names``, in any folder: their paths by name."""
+        found: dict[str, list[str]] = {name: [] for name in names}
+        for folder, listed in self.tree.folders(is_passed_over):
+            for name in found.keys() & set(listed.files):
+                found[name].append(join(folder, name))
+        return found
+
+    def _list_folders_of(self, paths: Iterable[str]) -> dict[str, frozenset[str]]:
+        """Lists the folders in which paths lie: names of files by folder."""
         return {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in paths}}
 
-    def _below(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
+    def _join_to_folder(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
+        """Joins names of images to the one of ``folders`` that has most of them."""
         folder = (find_base_folder(self.tree, names, folders) if names else None) or ""
         return [join(folder, name) for name in names]
 
-    def _lies(self, path: str) -> bool:
+    def _is_listed_file(self, path: str) -> bool:
         return path.rpartition("/")[2] in self.tree.names(path.rpartition("/")[0]).files
 
     def splits(self) -> Sequence[str]:
@@ -239,15 +251,15 @@ class DocumentSource(AnnotatedSource):
             entry = row.ref[3]["entry"] if isinstance(row.ref[3], Mapping) else None
             yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.size(entry))
 
-    def raw(self, values: dict[str, Any]) -> Any:
+    def take_annotation(self, values: dict[str, Any]) -> Any:
         return self._spool.read(values.pop("entry"))[1]
 
-    def further_of(self, entry: int) -> list[str]:
-        """Paths of the further images of an entry."""
-        found: list[str] = self._spool.read(entry)[0]
-        return found
+    def read_further_images(self, entry: int) -> list[str]:
+        """Reads the paths of the further images of an entry."""
+        paths: list[str] = self._spool.read(entry)[0]
+        return paths
 
-    def raws(self) -> Iterator[Any]:
+    def raw_annotations(self) -> Iterator[Any]:
         return (self._spool.read(number)[1] for number in range(len(self._spool)))
 
     def describing_files(self) -> Iterable[str]:
@@ -262,50 +274,52 @@ class DocumentSource(AnnotatedSource):
         super().close()
 
 
-def _is_in(there: Mapping[str, frozenset[str]], path: str) -> bool:
+def _is_listed(there: Mapping[str, frozenset[str]], path: str) -> bool:
+    """Tells if the names of files by folder include the file ``path``."""
     folder, _, name = path.rpartition("/")
     return name in there[folder]
 
 
-def _folders(tree: Tree, deep: int) -> Iterator[str]:
-    """The top folder, and those up to ``deep`` levels below, without hidden ones."""
+def _folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
+    """Yields the top folder, and the folders up to ``max_depth`` levels below it; skips hidden ones."""
     level = [""]
-    for depth in range(deep + 1):
+    for depth in range(max_depth + 1):
         yield from level
-        if depth < deep:
+        if depth < max_depth:
             level = [
                 join(each, name) for each in level for name in tree.names(each).folders if not is_passed_over(name)
             ]
 
 
-def _candidates(tree: Tree, folder: str, names: re.Pattern[str], most: int) -> list[str]:
-    """Files in a folder whose names fit; of more than ``most``, as of one for each image, none."""
-    suffix = re.search(r"\\[.](\w+)$", names.pattern)
+def _matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_files: int) -> list[str]:
+    """Returns the files in a folder whose names match; none if there are more than ``max_files``, since these are
+    annotations of single images."""
+    suffix = re.search(r"\\[.](\w+)$", pattern.pattern)
     listed = tree.names(folder).ending(f".{suffix[1]}") if suffix else tree.names(folder).files
-    found = [name for name in listed if names.fullmatch(name) and not is_passed_over(name)]
-    return [join(folder, name) for name in found] if len(found) <= most else []
+    found = [name for name in listed if pattern.fullmatch(name) and not is_passed_over(name)]
+    return [join(folder, name) for name in found] if len(found) <= max_files else []
 
 
-def _plain_name(name: Any) -> str:
-    """A path of an image within the source, of what a tool wrote; a path of another machine or of the web becomes its
-    last part. Raises :class:`ValueError` for one that leads out of the source."""
+def _image_path(name: Any) -> str:
+    """Converts the name that a tool wrote for an image to a path within the source: of an absolute path or a URL it
+    takes the last part. Raises :class:`ValueError` for a path that leads out of the source."""
     if not isinstance(name, str):
-        raise ValueError(f"found {name!r:.60} as the name of an image")
+        raise ValueError(f"found {name!r:.60} as the name of an image, expected a text")
     bare = name
     if re.match(r"\w{2,}:|[A-Za-z]:[\\/]|[\\/]", name):
         bare = re.split(r"[\\/]", re.split(r"[?#](?!d=)", name)[0])[-1]
     return clean_path(bare)
 
 
-def split_of_file(file: str) -> str:
-    """The split that the name of a file says, or else one of its folders; ``""`` for none."""
+def split_from_file(file: str) -> str:
+    """Returns the split in the name of a file, or else in the name of one of its folders; ``""`` if there is none."""
     *folders, name = file.lower().split("/")
     words = [*re.split(r"[_.\-\s]+", name)[:-1], *reversed(folders)]
     return next((word for word in words if word in SPLIT_ORDER), "")
 
 
 def document_kind(source: type[DocumentSource], help: str) -> Kind:
-    """The kind of a format, which is certain of a path where it finds files of it; what it leaves is asked about."""
+    """Makes the kind of a format, which recognises a path with certainty if it finds files of annotations there."""
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:
         tree = open_tree(path)

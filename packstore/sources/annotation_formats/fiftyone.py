@@ -1,7 +1,8 @@
 """FiftyOne (https://docs.voxel51.com/user_guide/export_datasets.html): ``data/`` with ``labels.json``.
 
-Of the three layouts that FiftyOne writes so: classes, boxes as fractions of the sides, and samples of any labels
-(``samples.json``), of whose fields ``detections`` and ``classification`` become columns and all are in ``json``.
+FiftyOne writes three such layouts: classes; boxes, as fractions of the image's sides; and samples with any labels
+(``samples.json``). Of the fields of a sample, classes, detections, polylines and keypoints become columns; all fields
+are in ``json``.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from packstore.sources.annotation_formats.columns import AnnotationColumns
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
-    Sides,
-    from_corner,
-    of_box,
-    of_polygon,
-    reals,
-    text_or_none,
+    SizeReader,
+    box_from_corner,
+    nonempty_text,
+    object_from_box,
+    object_from_polygons,
+    to_floats,
 )
 from packstore.sources.beside import is_file, join
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -29,96 +30,105 @@ _SPLITS = ("train", "val", "validation", "test")
 
 
 class FiftyOneFormat(AnnotationColumns):
-    """FiftyOne's JSON, wherever it comes from."""
+    """FiftyOne's JSON, from a file or from its database."""
 
     title = "FiftyOne"
     ignored: Counter[str]
 
-    def samples_of(self, document: Any) -> Iterator[Entry]:
-        """The samples of a document, and its classes. Tags are splits if each sample has one of them."""
-        self._listed = (*getattr(self, "_listed", ()), *map(str, document.get("classes") or ()))
+    def read_samples(self, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each sample, and adds the document's classes to the listed ones. A tag with the name of a
+        split is one if every sample has exactly one."""
+        self.add_listed_classes(map(str, document.get("classes") or ()))
         samples = document.get("samples", ())
         tags = [[tag for tag in sample.get("tags") or () if tag in _SPLITS] for sample in samples]
         split = all(len(each) == 1 for each in tags)
         self.ignored["splits, since not each sample has one"] += not split and any(tags)
         for sample, own in zip(samples, tags, strict=True):
-            yield Entry(sample["filepath"], sample, own[0] if split else None)
+            yield AnnotationEntry(sample["filepath"], sample, own[0] if split else None)
 
-    def class_order(self) -> Sequence[str]:
-        return self._listed
-
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
         if "filepath" in raw:
-            found = Annotation(json=raw)
+            annotation = Annotation(json=raw)
             for value in raw.values():
-                self._add(found, value, sides)
-            return found
+                self._add_labels(annotation, value, read_size)
+            return annotation
         labels, classes = raw["labels"], raw["classes"]
-        found = Annotation(json=labels)
+        annotation = Annotation(json=labels)
         for each in labels if isinstance(labels, list) else [labels]:
             if isinstance(each, Mapping) and "bounding_box" in each:
-                self._add_object(found, _named(each["label"], classes), each, sides)
+                self._add_object(annotation, _class_name(each["label"], classes), each, read_size)
             elif isinstance(each, Mapping):
-                self._add(found, each, sides)
+                self._add_labels(annotation, each, read_size)
             elif each is not None:
-                found.tags.append(_named(each, classes))
-        return found
+                annotation.tags.append(_class_name(each, classes))
+        return annotation
 
-    def _add(self, found: Annotation, value: Any, sides: Sides) -> None:
-        """Adds a field of a sample, if it is of labels."""
+    def _add_labels(self, annotation: Annotation, value: Any, read_size: SizeReader) -> None:
+        """Adds the labels in a field of a sample; skips fields without labels."""
         kind = value.get("_cls") if isinstance(value, Mapping) else None
-        if kind == "Classification" and text_or_none(value.get("label")):
-            found.tags.append(value["label"])
+        if kind == "Classification" and nonempty_text(value.get("label")):
+            annotation.tags.append(value["label"])
         for each in value.get({"Classifications": "classifications"}.get(kind, ""), ()) if kind else ():
-            found.tags.append(each["label"])
+            annotation.tags.append(each["label"])
         for each in value["detections"] if kind == "Detections" else [value] if kind == "Detection" else ():
-            self._add_object(found, text_or_none(each.get("label")), each, sides)
+            self._add_object(annotation, nonempty_text(each.get("label")), each, read_size)
         for each in value["polylines"] if kind == "Polylines" else [value] if kind == "Polyline" else ():
-            width, height = sides()
+            width, height = read_size()
             shapes = [[n * side for x, y in shape for n, side in ((x, width), (y, height))] for shape in each["points"]]
             if each.get("closed") or each.get("filled"):
-                found.objects.append(of_polygon(text_or_none(each.get("label")), *map(reals, shapes)))
+                annotation.objects.append(
+                    object_from_polygons(nonempty_text(each.get("label")), *map(to_floats, shapes))
+                )
         for each in value["keypoints"] if kind == "Keypoints" else [value] if kind == "Keypoint" else ():
-            width, height = sides()
-            places = [reals((x * width, y * height)) for x, y in each["points"] if x == x and y == y]  # NaN: not seen
-            found.points += [(text_or_none(each.get("label")), x, y) for x, y in places]
+            width, height = read_size()
+            places = [
+                to_floats((x * width, y * height)) for x, y in each["points"] if x == x and y == y
+            ]  # NaN: not seen
+            annotation.points += [(nonempty_text(each.get("label")), x, y) for x, y in places]
 
-    def _add_object(self, found: Annotation, label: str | None, each: Any, sides: Sides) -> None:
-        left, top, width, height = reals(each["bounding_box"], 4)
-        across, down = sides()
-        found.objects.append(of_box(label, from_corner(left * across, top * down, width * across, height * down)))
+    def _add_object(self, annotation: Annotation, label: str | None, each: Any, read_size: SizeReader) -> None:
+        """Adds a detection, whose box is in fractions of the image's sides."""
+        left, top, width, height = to_floats(each["bounding_box"], 4)
+        across, down = read_size()
+        annotation.objects.append(
+            object_from_box(label, box_from_corner(left * across, top * down, width * across, height * down))
+        )
 
 
 class FiftyOneSource(FiftyOneFormat, DocumentSource):
-    """Images in ``data`` that ``labels.json`` or ``samples.json`` describes."""
+    """Images in ``data``, with ``labels.json`` or ``samples.json``."""
 
     kind = "fiftyone"
-    names = re.compile(r"(labels|samples)\.json")
+    name_pattern = re.compile(r"(labels|samples)\.json")
     signature = re.compile(
         rb'^\s*\{\s*("classes"\s*:\s*(null|\[[^]]*\])\s*,\s*)?"labels"\s*:\s*\{|^\s*\{\s*"samples"\s*:\s*\[\s*\{'
     )
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        yield from self.samples_of(document)
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        yield from self.read_samples(document)
         if "samples" in document:
             return
         suffixes: dict[str, str] = {}
         for folder in (join(file.rpartition("/")[0], "data"), file.rpartition("/")[0]):
             for name in self.tree.names(folder).ending(*IMAGE_SUFFIXES):
                 if suffixes.setdefault(name.rpartition(".")[0], name) != name:
-                    raise ValueError(f"two images are called {name.rpartition('.')[0]!r:.60}")
+                    raise ValueError(
+                        f"two images have the name {name.rpartition('.')[0]!r:.60} without suffix: rename one"
+                    )
         for stem, labels in document["labels"].items():
-            yield Entry(suffixes.get(stem, stem), {"labels": labels, "classes": document.get("classes") or []})
+            yield AnnotationEntry(
+                suffixes.get(stem, stem), {"labels": labels, "classes": document.get("classes") or []}
+            )
 
     def describing_files(self) -> Iterable[str]:
-        """Adds ``metadata.json``, which says how FiftyOne stores the fields of samples."""
+        """Includes ``metadata.json``, in which FiftyOne describes the fields of samples."""
         files = super().describing_files()
         metadata = (join(file.rpartition("/")[0], "metadata.json") for file in files)
         return [*files, *(file for file in metadata if is_file(self.tree, file))]
 
 
-def _named(label: Any, classes: Sequence[Any]) -> str:
-    """The name of a class, which may be a number."""
+def _class_name(label: Any, classes: Sequence[Any]) -> str:
+    """Returns the name of a class that is given by name, or by its number in ``classes``."""
     return str(classes[label]) if isinstance(label, int) and classes and 0 <= label < len(classes) else str(label)
 
 

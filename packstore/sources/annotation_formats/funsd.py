@@ -1,4 +1,4 @@
-"""FUNSD (https://guillaumejaume.github.io/FUNSD): ``images`` and ``annotations`` with the fields of forms."""
+"""FUNSD (https://guillaumejaume.github.io/FUNSD): ``images`` of forms, and ``annotations`` of their fields."""
 
 from __future__ import annotations
 
@@ -7,26 +7,35 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json
-from packstore.sources.annotation_formats.objects import Annotation, Sides, load_json, of_box, reals, text_or_none
-from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
+from packstore.sources.annotation_formats.objects import (
+    Annotation,
+    SizeReader,
+    nonempty_text,
+    object_from_box,
+    parse_json,
+    to_floats,
+)
+from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
 
 
 class FunsdSource(SidecarSource):
-    """Forms with their fields: class, box and text of each; words and links are in ``json``."""
+    """Forms with class, box and text of each field; words and links are in ``json``."""
 
     kind = "funsd"
     title = "FUNSD"
-    folders = (("images", "annotations"),)
+    folder_pairs = (("images", "annotations"),)
     signature = re.compile(rb'\A\s*\{\s*"form"\s*:\s*\[')
-    further: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
+    further_fields: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
     per_object = ("texts",)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        document = load_json(raw)
-        found = Annotation(json=document)
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        document = parse_json(raw)
+        annotation = Annotation(json=document)
         for each in document["form"]:
-            found.objects.append(of_box(text_or_none(each["label"]), reals(each["box"], 4), texts=each["text"]))
-        return found
+            annotation.objects.append(
+                object_from_box(nonempty_text(each["label"]), to_floats(each["box"], 4), texts=each["text"])
+            )
+        return annotation
 
 
-KIND = annotated_kind(FunsdSource, "FUNSD: images with annotations of forms")
+KIND = sidecar_kind(FunsdSource, "FUNSD: images with annotations of forms")

@@ -1,7 +1,7 @@
-"""ICDAR's words in scenes (https://rrc.cvc.uab.es): ``gt_img_1.txt`` for ``img_1.jpg``, a line for each word.
+"""Scene text of ICDAR (https://rrc.cvc.uab.es): ``gt_img_1.txt`` for ``img_1.jpg``, a line for each word.
 
-A line is four corners (2015, 2019) or left, top, right, bottom (2013), and the word behind them, which may hold commas;
-in 2019 a language stands before it. ``###`` is a word to ignore.
+A line is four corners (2015, 2019) or left, top, right, bottom (2013), and then the word, which may contain commas; in
+2019, a language precedes the word. ``###`` is a word to ignore.
 """
 
 from __future__ import annotations
@@ -11,8 +11,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json
-from packstore.sources.annotation_formats.objects import Annotation, Sides, full_lines, of_box, of_polygon, real, reals
-from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
+from packstore.sources.annotation_formats.objects import (
+    Annotation,
+    SizeReader,
+    numbered_lines,
+    object_from_box,
+    object_from_polygons,
+    to_float,
+    to_floats,
+)
+from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _CORNERS = re.compile(rf"({_NUMBER}(?:,\s*{_NUMBER}){{7}}),(.*)")
@@ -20,11 +28,11 @@ _BOX = re.compile(rf"({_NUMBER}(?:(?:,\s*|\s+){_NUMBER}){{3}})(?:,\s*|\s+)(.*)")
 
 
 class IcdarSource(SidecarSource):
-    """Images with words: ``texts`` has the word of each box, or null for one to ignore."""
+    """Images with words; ``texts`` has the word in each box, null if it is to be ignored."""
 
     kind = "icdar"
     title = "ICDAR"
-    folders = (
+    folder_pairs = (
         *(("", ""), ("images", ""), ("images", "gt"), ("imgs", "annotations"), ("train_images", "train_gts")),
         *(("test_images", "test_gts"), ("imgs", "gt")),
         *(("ch4_training_images", "ch4_training_localization_transcription_gt"), ("ch4_test_images", "ch4_test_gt")),
@@ -33,29 +41,29 @@ class IcdarSource(SidecarSource):
     )
     patterns = ("gt_{stem}.txt", "res_{stem}.txt")
     signature = re.compile(rb"^(\xef\xbb\xbf)?\s*-?\d+(\.\d+)?([,\s]\s*-?\d+(\.\d+)?){3}")
-    further: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
+    further_fields: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
     per_object = ("texts",)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        found = Annotation()
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        annotation = Annotation()
         lines = []
-        for number, line in full_lines(raw, "utf-8-sig"):
+        for number, line in numbered_lines(raw, "utf-8-sig"):
             corners, box = _CORNERS.fullmatch(line.strip()), _BOX.fullmatch(line.strip())
             match = corners or box
             if match is None:
                 raise ValueError(f"line {number} of its words is {line[:60]!r}; expected corners and a word")
-            places = reals(re.split(r",\s*|\s+", match[1]))
+            places = to_floats(re.split(r",\s*|\s+", match[1]))
             text = match[2].strip()
             quoted = len(text) > 1 and text[0] == text[-1] == '"'
             word: str | None = text[1:-1] if quoted else text
             word = None if word == "###" else word
             lines.append(line)
             if len(places) == 8:
-                found.objects.append(of_polygon(None, places, texts=word))
+                annotation.objects.append(object_from_polygons(None, places, texts=word))
             else:
-                found.objects.append(of_box(None, [real(place) for place in places], texts=word))
-        found.json = lines
-        return found
+                annotation.objects.append(object_from_box(None, [to_float(place) for place in places], texts=word))
+        annotation.json = lines
+        return annotation
 
 
-KIND = annotated_kind(IcdarSource, "ICDAR: gt_img_1.txt with words beside images, or in a folder above them")
+KIND = sidecar_kind(IcdarSource, "ICDAR: gt_img_1.txt with words beside images, or in a folder above them")

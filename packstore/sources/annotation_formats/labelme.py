@@ -12,50 +12,52 @@ from typing import Any
 from packstore.sources.annotation_formats.objects import (
     AnnotatedObject,
     Annotation,
-    Sides,
-    flatten,
-    load_json,
-    of_box,
-    of_polygon,
-    text_or_none,
+    SizeReader,
+    flatten_points,
+    nonempty_text,
+    object_from_box,
+    object_from_polygons,
+    parse_json,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
+from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
 
 
 class LabelMeSource(SidecarSource):
-    """Images with LabelMe's files; lines and points are ``keypoints``, flags of the image that are set are tags."""
+    """Images with LabelMe's files; lines and points become ``keypoints``, flags of the image that are true become
+    tags."""
 
     kind = "labelme"
     title = "LabelMe"
-    folders = (("", ""), ("", "annotations"), ("", "labels"), ("images", "annotations"), ("images", "labels"),
+    folder_pairs = (("", ""), ("", "annotations"), ("", "labels"), ("images", "annotations"), ("images", "labels"),
                ("images", "json"), ("imgs", "json"), ("images", "jsons"), ("images", "labelme"))  # fmt: skip
     signature = re.compile(rb'"shapes"\s*:\s*\[|"imageData"\s*:\s*(null|"/9j|"iVBOR)')
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        document = load_json(raw)
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        document = parse_json(raw)
         document.pop("imageData", None)
-        found = Annotation(json=document)
+        annotation = Annotation(json=document)
         for shape in document["shapes"]:
-            label, points, kind = text_or_none(shape["label"]), shape["points"], shape.get("shape_type") or "polygon"
+            label, points, kind = nonempty_text(shape["label"]), shape["points"], shape.get("shape_type") or "polygon"
             if kind in ("point", "line", "linestrip", "points"):
-                flat = flatten(points)
-                found.points += [(label, x, y) for x, y in zip(flat[::2], flat[1::2], strict=True)]
+                flat = flatten_points(points)
+                annotation.add_points(label, flat)
             else:
-                found.objects.append(_object(label, kind, flatten(points)))
+                annotation.objects.append(_make_object(label, kind, flatten_points(points)))
         flags = document.get("flags") or {}
-        found.tags = [name for name, value in flags.items() if value is True]
-        return found
+        annotation.tags = [name for name, value in flags.items() if value is True]
+        return annotation
 
 
-def _object(label: str | None, kind: str, flat: list[float]) -> AnnotatedObject:
+def _make_object(label: str | None, kind: str, flat: list[float]) -> AnnotatedObject:
+    """Makes an object of a shape with an area, from its type and points."""
     if kind in ("rectangle", "mask"):
         left, top, right, bottom = flat if len(flat) == 4 else [*flat[:2], *flat[4:6]]
-        return of_box(label, [min(left, right), min(top, bottom), max(left, right), max(top, bottom)])
+        return object_from_box(label, [min(left, right), min(top, bottom), max(left, right), max(top, bottom)])
     if kind == "circle":
         x, y, ex, ey = flat
         radius = math.hypot(ex - x, ey - y)
-        return of_box(label, [x - radius, y - radius, x + radius, y + radius])
-    return of_polygon(label, flat)
+        return object_from_box(label, [x - radius, y - radius, x + radius, y + radius])
+    return object_from_polygons(label, flat)
 
 
-KIND = annotated_kind(LabelMeSource, "LabelMe: a JSON file with shapes beside each image")
+KIND = sidecar_kind(LabelMeSource, "LabelMe: a JSON file with shapes beside each image")

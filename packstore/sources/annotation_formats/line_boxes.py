@@ -1,7 +1,7 @@
-"""Lines of an image and its boxes: ``a.jpg 12,34,56,78,0 …``, as keras-yolo3 reads them and Roboflow exports them.
+"""Lists with an image and its boxes on each line: ``a.jpg 12,34,56,78,0 …``, as in keras-yolo3 and Roboflow's exports.
 
-A box is left, top, right, bottom and the number of its class. Names of classes are the lines of ``_classes.txt`` or
-``classes.txt`` beside the lists or above them; without such a file, classes are called by their numbers.
+A box is left, top, right, bottom and the number of its class. The lines of ``_classes.txt`` or ``classes.txt``, beside
+the lists or one level above, name the classes; without such a file, the numbers are the names.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
-from packstore.sources.annotation_formats.objects import Annotation, Sides, of_box, reals
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_box, to_floats
 from packstore.sources.beside import is_file, join, read_lines
 from packstore.sources.listing import IMAGE_SUFFIXES
 
@@ -21,45 +21,49 @@ _CLASSES = ("_classes.txt", "classes.txt")
 
 
 class LineBoxesSource(DocumentSource):
-    """Images that lists name, a list for each split; an image without boxes has 0."""
+    """Images of lists, one for each split; an image without boxes has 0."""
 
     kind = "line_boxes"
     title = "keras-yolo3"
-    names = re.compile(r".*\.txt", re.I)
+    name_pattern = re.compile(r".*\.txt", re.I)
     signature = re.compile(
         rf"^[^\n]+?(?:{_SUFFIXES})(?:[ \t]+-?[\d.]+(?:,-?[\d.]+){{3}},\d+)+[ \t]*\r?$".encode(), re.I | re.M
     )
 
-    def load(self, data: bytes) -> Any:
+    def parse_document(self, data: bytes) -> Any:
         return data.decode("utf-8-sig").splitlines()
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        names = self._names_of(file)
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        names = self._read_class_names(file)
         for number, line in enumerate(document, 1):
             match = _LINE.fullmatch(line.strip())
-            boxes = [reals(box.split(","), 5) for box in match[2].split()] if match else []
+            boxes = [to_floats(box.split(","), 5) for box in match[2].split()] if match else []
             if line.strip() and match is None:
                 raise ValueError(f"line {number} is {line[:60]!r}; expected an image and boxes x1,y1,x2,y2,class")
             if match is not None:
-                yield Entry(match[1], {"boxes": boxes, "labels": [_name(names, box[4]) for box in boxes]})
+                yield AnnotationEntry(
+                    match[1], {"boxes": boxes, "labels": [_class_name(names, box[4]) for box in boxes]}
+                )
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
         boxes = zip(raw["labels"], raw["boxes"], strict=True)
-        return Annotation([of_box(label, box[:4]) for label, box in boxes], json=raw["boxes"])
+        return Annotation([object_from_box(label, box[:4]) for label, box in boxes], json=raw["boxes"])
 
     def class_order(self) -> Sequence[str]:
-        named = [name for file in self._files for name in self._names_of(file)]
-        numbers = {number for raw in self.raws() for *_, number in raw["boxes"]}
+        named = [name for file in self._files for name in self._read_class_names(file)]
+        numbers = {number for raw in self.raw_annotations() for *_, number in raw["boxes"]}
         return list(dict.fromkeys([*named, *(f"{number:g}" for number in sorted(numbers) if not named)]))
 
     def describing_files(self) -> Iterable[str]:
-        return dict.fromkeys([*self._files, *filter(None, map(self._classes_of, self._files))])
+        return dict.fromkeys([*self._files, *filter(None, map(self._find_class_file, self._files))])
 
-    def _names_of(self, file: str) -> list[str]:
-        path = self._classes_of(file)
+    def _read_class_names(self, file: str) -> list[str]:
+        """Reads the names of the classes of a list; empty without a file of names."""
+        path = self._find_class_file(file)
         return [] if path is None else [line for _, line in read_lines(self.tree, path)]
 
-    def _classes_of(self, file: str) -> str | None:
+    def _find_class_file(self, file: str) -> str | None:
+        """Finds the file of class names beside a list, or one level above."""
         folder = file.rpartition("/")[0]
         places = (
             join(place, name) for place in dict.fromkeys((folder, folder.rpartition("/")[0])) for name in _CLASSES
@@ -67,7 +71,8 @@ class LineBoxesSource(DocumentSource):
         return next((path for path in places if is_file(self.tree, path)), None)
 
 
-def _name(names: Sequence[str], number: float) -> str:
+def _class_name(names: Sequence[str], number: float) -> str:
+    """Returns the name of a class; its number as text if it has no name."""
     return names[int(number)] if number.is_integer() and 0 <= number < len(names) else f"{number:g}"
 
 

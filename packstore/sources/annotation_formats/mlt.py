@@ -1,5 +1,8 @@
-"""ICDAR MLT 2017 and 2019 (https://rrc.cvc.uab.es/?ch=15): ``tr_img_00001.txt`` in ``train_gt_t13``, corners, language,
-word; in 2017 ``gt_img_1.txt`` in ``ch8_training_localization_transcription_gt_v2``."""
+"""ICDAR MLT 2017 and 2019 (https://rrc.cvc.uab.es/?ch=15): words with corners and language.
+
+Files are ``tr_img_00001.txt`` in ``train_gt_t13`` (2019), or ``gt_img_1.txt`` in
+``ch8_training_localization_transcription_gt_v2`` (2017).
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,25 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json
-from packstore.sources.annotation_formats.objects import Annotation, Sides, full_lines, of_polygon, reals
-from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
+from packstore.sources.annotation_formats.objects import (
+    Annotation,
+    SizeReader,
+    numbered_lines,
+    object_from_polygons,
+    to_floats,
+)
+from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _LINE = re.compile(rf"({_NUMBER}(?:,{_NUMBER}){{7}}),([A-Za-z]+),(.*)")
 
 
 class MltSource(SidecarSource):
-    """Images with words: class is the language, ``texts`` the word of each box, or null for one to ignore."""
+    """Images with words; ``labels`` has the language in each box, ``texts`` the word, null if it is to be ignored."""
 
     kind = "mlt"
     title = "ICDAR MLT"
-    folders = (
+    folder_pairs = (
         *((f"ImagesPart{n}", "train_gt_t13") for n in (1, 2)),
         *(("ImagesPart1", "gt"), ("images", "train_gt_t13"), ("ImagesPart2", "gt")),
         *((f"ch8_training_images_{n}", "ch8_training_localization_transcription_gt_v2") for n in range(1, 9)),
@@ -31,12 +40,12 @@ class MltSource(SidecarSource):
     )
     patterns = ("{stem}.txt", "gt_{stem}.txt")
     signature = re.compile(rb"\A(\xef\xbb\xbf)?\s*-?\d+(\.\d+)?(,-?\d+(\.\d+)?){7},[A-Za-z]+,")
-    further: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
+    further_fields: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
     per_object = ("texts",)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        found, lines = Annotation(), []
-        for number, line in full_lines(raw, "utf-8-sig"):
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        annotation, lines = Annotation(), []
+        for number, line in numbered_lines(raw, "utf-8-sig"):
             match = _LINE.fullmatch(line.strip())
             if match is None:
                 raise ValueError(
@@ -44,9 +53,9 @@ class MltSource(SidecarSource):
                 )
             word = None if match[3] == "###" else match[3]
             lines.append(line)
-            found.objects.append(of_polygon(match[2], reals(match[1].split(",")), texts=word))
-        found.json = lines
-        return found
+            annotation.objects.append(object_from_polygons(match[2], to_floats(match[1].split(",")), texts=word))
+        annotation.json = lines
+        return annotation
 
 
-KIND = annotated_kind(MltSource, "ICDAR MLT: ImagesPart1 with words and languages in train_gt_t13")
+KIND = sidecar_kind(MltSource, "ICDAR MLT: ImagesPart1 with words and languages in train_gt_t13")

@@ -1,7 +1,7 @@
-"""MOTChallenge (https://motchallenge.net): sequences with ``img1`` and ``gt/gt.txt``, a line for each object.
+"""MOTChallenge (https://motchallenge.net): sequences of frames in ``img1`` with ``gt/gt.txt``, a line for each object.
 
 A line is frame, track, left, top, width, height, and then confidence, class, visibility or more; all are in ``json``.
-Corners count from 1 in the files and from 0 here.
+Coordinates count from 1 in the files, and from 0 in ``boxes``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from packstore.core.fields import Array, Field
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
-from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, of_box, reals
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.objects import (
+    Annotation,
+    SizeReader,
+    box_from_corner,
+    object_from_box,
+    to_floats,
+)
 from packstore.sources.beside import is_file, join, read_text
 from packstore.sources.listing import IMAGE_SUFFIXES
 
@@ -25,44 +31,44 @@ _WORDS = (6, 10)
 
 
 class MotSource(DocumentSource):
-    """Frames of sequences of MOTChallenge; ``track`` goes with the boxes, a frame without lines has 0 boxes."""
+    """Frames of sequences; ``track`` is the number of the track of each box. A frame without lines has 0 boxes."""
 
     kind = "mot"
     title = "MOTChallenge"
-    names = re.compile(r"gt\.txt")
+    name_pattern = re.compile(r"gt\.txt")
     signature = re.compile(rb"^\s*\d+,\s*-?\d+(,\s*-?\d+(\.\d+)?){4,8}\s*(\r?\n|$)")
-    deep = 4
-    further: ClassVar[Mapping[str, Field]] = {"track": Array("int64", ragged=True, optional=True)}
+    max_depth = 4
+    further_fields: ClassVar[Mapping[str, Field]] = {"track": Array("int64", ragged=True, optional=True)}
     per_object = ("track",)
 
-    def load(self, data: bytes) -> Any:
+    def parse_document(self, data: bytes) -> Any:
         return data.decode().splitlines()
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         sequence = file.rpartition("/")[0].rpartition("/")[0]
         listed = join(file.rpartition("/")[0], "labels.txt")
-        names = self._names_in(listed) if is_file(self.tree, listed) else None
+        names = self._read_class_names(listed) if is_file(self.tree, listed) else None
         frames: dict[int, list[list[float]]] = {}
         for number, line in enumerate(document, 1):
             if line.strip():
-                values = reals(line.split(","))
+                values = to_floats(line.split(","))
                 if not _WORDS[0] <= len(values) <= _WORDS[1] or not values[0].is_integer():
                     raise ValueError(f"line {number} has {len(values)} numbers, expected 6 to 10")
                 frames.setdefault(int(values[0]), []).append(values)
         for image in self.tree.names(join(sequence, "img1")).ending(*IMAGE_SUFFIXES):
             stem = image.rpartition(".")[0]
             lines = frames.pop(int(stem), []) if stem.isdecimal() and len(stem) < 12 else []
-            yield Entry(f"img1/{image}", {"lines": lines, "classes": names})
+            yield AnnotationEntry(f"img1/{image}", {"lines": lines, "classes": names})
         if frames:
-            self.ignored["frames that are not there as images"] += len(frames)
+            self.ignored["frames of a video without an image"] += len(frames)
 
-    def _names_in(self, file: str) -> list[str]:
-        found = read_text(self.tree, file).decode().split("\n")
-        return [name.strip() for name in found if name.strip()]
+    def _read_class_names(self, file: str) -> list[str]:
+        lines = read_text(self.tree, file).decode().split("\n")
+        return [line.strip() for line in lines if line.strip()]
 
     def class_order(self) -> Sequence[str]:
-        listed = next((raw["classes"] for raw in self.raws() if raw["classes"]), None)
-        return listed or (_CLASSES if self._seen.classes and self._seen.classes <= set(_CLASSES) else ())
+        listed = next((raw["classes"] for raw in self.raw_annotations() if raw["classes"]), None)
+        return listed or (_CLASSES if self._summary.classes and self._summary.classes <= set(_CLASSES) else ())
 
     def describing_files(self) -> Sequence[str]:
         files = [*self._files]
@@ -71,16 +77,16 @@ class MotSource(DocumentSource):
             files += [join(folder, "labels.txt"), join(folder.rpartition("/")[0], "seqinfo.ini")]
         return [file for file in files if is_file(self.tree, file)]
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        found = Annotation(json=raw["lines"])
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        annotation = Annotation(json=raw["lines"])
         for values in raw["lines"]:
-            left, top, right, bottom = from_corner(*values[2:6])
+            left, top, right, bottom = box_from_corner(*values[2:6])
             number = int(values[7]) if len(values) > 7 else -1
             names = raw["classes"] or _CLASSES
             label = names[number - 1] if 0 < number <= len(names) else None
             box = [left - 1, top - 1, right - 1, bottom - 1]
-            found.objects.append(of_box(label, box, track=int(values[1])))
-        return found
+            annotation.objects.append(object_from_box(label, box, track=int(values[1])))
+        return annotation
 
 
 KIND = document_kind(MotSource, "MOTChallenge: sequences with img1 and gt/gt.txt")

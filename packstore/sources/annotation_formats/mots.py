@@ -1,10 +1,10 @@
-"""MOTS (https://www.vision.rwth-aachen.de/page/mots): masks of tracked objects, of MOTSChallenge and of KITTI.
+"""MOTS (https://www.vision.rwth-aachen.de/page/mots): masks of tracked objects, as in MOTSChallenge and KITTI MOTS.
 
 - MOTSChallenge: ``train/MOTS20-02/img1/000001.jpg`` and ``gt/gt.txt``.
 - KITTI MOTS: ``training/image_02/0002/000000.png``, ``instances_txt/0002.txt``, ``instances/0002/000000.png``.
 
-A line is frame, object, class, height and width of the image, and run lengths as COCO's string. The object has the
-class in its thousands.
+A line is frame, object, class, height and width of the image, and run lengths as COCO's string. The number of an object
+is 1000 times its class, plus a number of its own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from packstore.core.fields import Array, Field
 from packstore.core.run_lengths import decode_run_lengths, run_lengths_box
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
-from packstore.sources.annotation_formats.objects import Annotation, Sides, of_runs
-from packstore.sources.beside import infer_mask_field, is_file, is_folder, join
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_run_lengths
+from packstore.sources.beside import is_file, is_folder, join, infer_mask_field
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, InTree
 
@@ -27,37 +27,37 @@ _MASKS = "instances"
 
 
 class MotsSource(DocumentSource):
-    """Frames of sequences; ``track`` goes with the boxes, a frame without lines has 0 boxes. ``instance_mask`` has the
-    masks as a file, if these are there."""
+    """Frames of sequences; ``track`` is the number of each object. A frame without lines has 0 boxes. ``instance_mask``
+    is the PNG file with the masks of a frame, in data sets that have such files."""
 
     kind = "mots"
     title = "MOTS"
-    names = re.compile(r"(gt|\d{4}|MOTS\d\d-\d\d)\.txt")
+    name_pattern = re.compile(r"(gt|\d{4}|MOTS\d\d-\d\d)\.txt")
     signature = re.compile(rb"\A\s*\d+ \d+ (1|2|10) [1-9]\d{0,4} [1-9]\d{0,4} [0-o]+ *(\r?\n|$)")
-    deep = 4
-    most = 100
-    further: ClassVar[Mapping[str, Field]] = {"track": Array("int64", ragged=True, optional=True)}
+    max_depth = 4
+    max_files = 100
+    further_fields: ClassVar[Mapping[str, Field]] = {"track": Array("int64", ragged=True, optional=True)}
     per_object = ("track",)
 
-    def load(self, data: bytes) -> Any:
+    def parse_document(self, data: bytes) -> Any:
         return data.decode().splitlines()
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         frames: dict[int, list[str]] = {}
         for line in filter(str.strip, document):
             frames.setdefault(int(line.split(" ", 1)[0]), []).append(line.strip())
-        folder = self._images_of(file)
+        folder = self._find_image_folder(file)
         names = self.tree.names(folder).ending(*IMAGE_SUFFIXES) if folder is not None else ()
         above = file.rpartition("/")[0].rpartition("/")[0]
         for image in names:
             stem = image.rpartition(".")[0]
             lines = frames.pop(int(stem), []) if stem.isdecimal() and len(stem) < 12 else []
-            yield Entry(join(folder or "", image)[len(above) + 1 if above else 0 :], lines)
+            yield AnnotationEntry(join(folder or "", image)[len(above) + 1 if above else 0 :], lines)
         if frames:
-            self.ignored["frames that are not there as images"] += len(frames)
+            self.ignored["frames of a video without an image"] += len(frames)
 
-    def _images_of(self, file: str) -> str | None:
-        """The folder of the images of a sequence; None if it is not there."""
+    def _find_image_folder(self, file: str) -> str | None:
+        """Finds the folder of images for the file of a sequence; None if it is missing."""
         folder, _, name = file.rpartition("/")
         above = folder.rpartition("/")[0]
         sequence = name.removesuffix(".txt")
@@ -76,20 +76,20 @@ class MotsSource(DocumentSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for row in super().file_rows(split):
-            mask = self._mask_of(row.file)
+            mask = self._find_mask(row.file)
             yield row if mask is None else row._replace(values={**row.values, "instance_mask": InTree(mask)})
 
-    def _mask_of(self, image: str) -> str | None:
-        """``instances/0002/000000.png`` of ``training/image_02/0002/000000.png``, or ``instances/000001.png`` of
-        ``img1/000001.jpg``; None if it is not there."""
+    def _find_mask(self, image: str) -> str | None:
+        """Finds the mask of an image: ``instances/0002/000000.png`` of ``training/image_02/0002/000000.png``, or
+        ``instances/000001.png`` of ``img1/000001.jpg``; None if it is missing."""
         *folders, sequence, name = image.split("/")
         name = f"{name.rpartition('.')[0]}.png"
         tops = ["/".join(folders[:n]) for n in range(len(folders), -1, -1)]
         masks = (join(tops[0], f"{_MASKS}/{name}"), *(join(top, f"{_MASKS}/{sequence}/{name}") for top in tops))
         return next((mask for mask in masks if is_file(self.tree, mask)), None)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        found = Annotation(json=raw)
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        annotation = Annotation(json=raw)
         for line in raw:
             words = line.split(" ")
             if len(words) != 6:
@@ -97,8 +97,8 @@ class MotsSource(DocumentSource):
             track, number, height, width = map(int, words[1:5])
             box = run_lengths_box(decode_run_lengths(words[5].encode()), height, width)
             label = _CLASSES.get(number, str(number))
-            found.objects.append(of_runs(label, (height, width), words[5], box, track=track))
-        return found
+            annotation.objects.append(object_from_run_lengths(label, (height, width), words[5], box, track=track))
+        return annotation
 
 
 KIND = document_kind(MotsSource, "MOTS: masks of tracked objects, of MOTSChallenge and KITTI")

@@ -1,4 +1,4 @@
-"""What OpenMMLab's libraries read: ``metainfo`` with ``data_list`` (MMDetection, MMOCR, MMPreTrain), and WildReceipt.
+"""OpenMMLab's formats: ``metainfo`` with ``data_list`` (MMDetection, MMOCR, MMPreTrain), and WildReceipt.
 
 - ``data_list`` (https://mmengine.readthedocs.io): ``img_path`` with ``instances`` of ``bbox`` and ``bbox_label``,
   ``polygon`` or ``mask``, ``text``; or ``gt_label`` of the image.
@@ -13,82 +13,80 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json, Text
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
 from packstore.sources.annotation_formats.objects import (
     AnnotatedObject,
     Annotation,
-    Sides,
+    SizeReader,
     as_list,
-    box_around,
-    load_json,
-    of_box,
-    of_polygon,
-    of_runs,
-    reals,
+    bounding_box,
+    object_from_box,
+    object_from_polygons,
+    object_from_run_lengths,
+    parse_json,
+    to_floats,
 )
 from packstore.sources.beside import is_file, join, read_lines
 
 
 class OpenMMLabSource(DocumentSource):
-    """Images that a ``data_list`` names; ``texts`` has the text of each box, ``text`` that of an image of one word."""
+    """Images of a ``data_list``; ``texts`` has the text in each box, ``text`` the text of an image that shows one
+    word."""
 
     kind = "openmmlab"
     title = "OpenMMLab"
     signature = re.compile(rb'\A\s*\{(?=.*"data_list"\s*:\s*\[).*"metainfo"\s*:', re.S)
-    further: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True), "text": Text(optional=True)}
+    further_fields: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True), "text": Text(optional=True)}
     per_object = ("texts",)
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         head = document["metainfo"]
         names = _class_names(head)
-        self._listed = (*getattr(self, "_listed", ()), *names)
+        self.add_listed_classes(names)
         known = ("classes", "CLASSES", "category", "categories")
         self.ignored.update(f"values {name!r:.40} of metainfo" for name in head if name not in known)
         for image in document["data_list"]:
-            yield Entry(image.get("img_path") or image["file_name"], {"image": image, "names": names})
+            yield AnnotationEntry(image.get("img_path") or image["file_name"], {"image": image, "names": names})
 
-    def class_order(self) -> Sequence[str]:
-        return self._listed
-
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
         image, names = raw["image"], raw["names"]
-        found = Annotation(json=image)
-        found.tags = [_name(names, number) for number in as_list(image.get("gt_label"))]
+        annotation = Annotation(json=image)
+        annotation.tags = [_class_name(names, number) for number in as_list(image.get("gt_label"))]
         instances = as_list(image.get("instances"))
         if len(instances) == 1 and "text" in instances[0] and not {"bbox", "polygon"} & instances[0].keys():
-            found.values["text"] = instances[0]["text"]
-            return found
-        found.objects = [_object(each, names) for each in instances]
-        return found
+            annotation.values["text"] = instances[0]["text"]
+            return annotation
+        annotation.objects = [_make_object(each, names) for each in instances]
+        return annotation
 
 
 class WildReceiptSource(DocumentSource):
-    """Receipts: ``texts`` has the words of each box, ``labels`` what they are (``Store_name_value``)."""
+    """Receipts; ``texts`` has the words in each box, ``labels`` their meaning (``Store_name_value``)."""
 
     kind = "wildreceipt"
     title = "WildReceipt"
-    names = re.compile(r".*\.(txt|json|jsonl)", re.I)
+    name_pattern = re.compile(r".*\.(txt|json|jsonl)", re.I)
     signature = re.compile(rb'\A\s*\{(?=[^\n]*"file_name"\s*:)[^\n]*"annotations"\s*:\s*\[\s*\{[^}\n]*"box"\s*:\s*\[')
-    further: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
+    further_fields: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
     per_object = ("texts",)
 
-    def load(self, data: bytes) -> Any:
-        return [load_json(line) for line in data.splitlines() if line.strip()]
+    def parse_document(self, data: bytes) -> Any:
+        return [parse_json(line) for line in data.splitlines() if line.strip()]
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         for image in document:
-            yield Entry(image["file_name"], image)
+            yield AnnotationEntry(image["file_name"], image)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        found = Annotation(json=raw)
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        annotation = Annotation(json=raw)
         for each in raw["annotations"]:
             label = each.get("label")
-            name = None if label is None else self._numbered.get(str(label), str(label))
-            found.objects.append(of_polygon(name, reals(each["box"]), texts=each.get("text")))
-        return found
+            name = None if label is None else self._names_by_number.get(str(label), str(label))
+            annotation.objects.append(object_from_polygons(name, to_floats(each["box"]), texts=each.get("text")))
+        return annotation
 
     def class_order(self) -> Sequence[str]:
-        return list(dict.fromkeys(self._numbered.values()))
+        return list(dict.fromkeys(self._names_by_number.values()))
 
     def describing_files(self) -> Iterable[str]:
         return [*self._files, *self._class_lists]
@@ -99,14 +97,14 @@ class WildReceiptSource(DocumentSource):
         return [path for path in dict.fromkeys(places) if is_file(self.tree, path)]
 
     @cached_property
-    def _numbered(self) -> dict[str, str]:
-        """Names of classes by number: ``1 Store_name_value``."""
+    def _names_by_number(self) -> dict[str, str]:
+        """Names of classes by number, from lines such as ``1 Store_name_value``."""
         lines = (line.split(None, 1) for path in self._class_lists for _, line in read_lines(self.tree, path))
         return {words[0]: words[-1] for words in lines}
 
 
 def _class_names(head: Any) -> list[str]:
-    """Names of classes by number, of a list of names or of a list of ids with names."""
+    """Returns the names of classes by number, from a list of names or a list of ids with names."""
     listed = head.get("classes") or head.get("CLASSES") or head.get("category") or head.get("categories") or []
     if all(isinstance(each, str) for each in listed):
         return list(listed)
@@ -114,21 +112,23 @@ def _class_names(head: Any) -> list[str]:
     return [by_id.get(number, str(number)) for number in range(max(by_id) + 1)]
 
 
-def _name(names: Sequence[str], number: Any) -> str:
+def _class_name(names: Sequence[str], number: Any) -> str:
+    """Returns the name of a class; its number as text if it has no name."""
     known = isinstance(number, int) and 0 <= number < len(names)
     return names[number] if known else str(number)
 
 
-def _object(each: Any, names: Sequence[str]) -> AnnotatedObject:
+def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
+    """Makes an object of an instance of ``data_list``."""
     number, mask, text = each.get("bbox_label"), each.get("mask"), each.get("text")
-    label = None if number is None else _name(names, number)
-    polygons = [reals(each["polygon"])] if each.get("polygon") else []
+    label = None if number is None else _class_name(names, number)
+    polygons = [to_floats(each["polygon"])] if each.get("polygon") else []
     if isinstance(mask, list):
-        polygons += [reals(polygon) for polygon in mask]
-    box = reals(each["bbox"], 4) if each.get("bbox") else box_around(*polygons)
+        polygons += [to_floats(polygon) for polygon in mask]
+    box = to_floats(each["bbox"], 4) if each.get("bbox") else bounding_box(*polygons)
     if isinstance(mask, dict):
-        return of_runs(label, mask["size"], mask["counts"], box, texts=text)
-    found = of_box(label, box, texts=text)
+        return object_from_run_lengths(label, mask["size"], mask["counts"], box, texts=text)
+    found = object_from_box(label, box, texts=text)
     found.segmentation = polygons or None
     return found
 

@@ -1,6 +1,6 @@
 """SA-1B (https://ai.meta.com/datasets/segment-anything): a JSON file beside each image, with masks as run lengths.
 
-Objects have no classes. The points and crops with which a mask was made are in ``json``.
+Objects have no classes. The points and crops that prompted a mask are in ``json``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 from packstore.sources.annotation_formats.objects import (
     AnnotatedObject,
     Annotation,
-    Sides,
-    from_corner,
-    load_json,
-    of_runs,
+    SizeReader,
+    box_from_corner,
+    object_from_run_lengths,
+    parse_json,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, annotated_kind
+from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
 
 
 class Sa1bSource(SidecarSource):
@@ -24,19 +24,19 @@ class Sa1bSource(SidecarSource):
 
     kind = "sa1b"
     title = "SA-1B"
-    folders = (("", ""),)
+    folder_pairs = (("", ""),)
     signature = re.compile(rb'\A(?=.*"image"\s*:\s*\{)(?=.*"annotations"\s*:\s*\[)(?!.*"shapes"\s*:)', re.S)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        document = load_json(raw)
-        found = Annotation(json=document)
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        document = parse_json(raw)
+        annotation = Annotation(json=document)
         for each in document["annotations"]:
-            box, mask = from_corner(*each["bbox"]), each["segmentation"]
+            box, mask = box_from_corner(*each["bbox"]), each["segmentation"]
             if isinstance(mask, dict):
-                found.objects.append(of_runs(None, mask["size"], mask["counts"], box))
+                annotation.objects.append(object_from_run_lengths(None, mask["size"], mask["counts"], box))
             else:
-                found.objects.append(AnnotatedObject(None, box, mask))
-        return found
+                annotation.objects.append(AnnotatedObject(None, box, mask))
+        return annotation
 
 
-KIND = annotated_kind(Sa1bSource, "SA-1B: a JSON file of masks beside each image")
+KIND = sidecar_kind(Sa1bSource, "SA-1B: a JSON file of masks beside each image")

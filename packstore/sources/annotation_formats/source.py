@@ -1,8 +1,8 @@
-"""Formats of annotations as tables: a format says which files are its own, and what one of them says of an image.
+"""Base of annotation formats: a format declares how to find its files, and parses the annotation of one image.
 
 :class:`SidecarSource` is for formats with a file for each image, :class:`DocumentSource` (in :mod:`.documents`) for
-those with a file for many. Both read all annotations once, when columns are declared: classes and columns are those of
-the whole set. The column ``json`` has what the files say of an image, as it stands there, so nothing of it is lost.
+those with a file for many. Both read all annotations once, when columns are declared, since classes and columns depend
+on the whole data set. The column ``json`` keeps the content of the files unchanged, so nothing of it is lost.
 """
 
 from __future__ import annotations
@@ -26,28 +26,27 @@ from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 
-_MAX_CLASSES = 1 << 16
 _MAX_BYTES = 256 << 20
 _START, _LOOKED_AT = 1 << 16, 16
 
 
 class AnnotatedSource(AnnotationColumns, FileRowSource):
-    """A source whose rows are images with annotations of one format."""
+    """Source whose rows are images with annotations of one format."""
 
     left_images = "images without annotations in other folders"
 
     @abstractmethod
-    def raw(self, values: dict[str, Any]) -> Any:
-        """Takes the annotation of a row out of its values; None for none."""
+    def take_annotation(self, values: dict[str, Any]) -> Any:
+        """Removes the raw annotation from the values of a row, and returns it; None if the row has none."""
 
     def values(self, ref: Any) -> Mapping[str, Any]:
-        found = dict(super().values(ref))
-        raw = self.raw(found)
-        return found if raw is None else found | self.columns_of(raw, found[self.main])
+        values = dict(super().values(ref))
+        raw = self.take_annotation(values)
+        return values if raw is None else values | self.column_values(raw, values[self.main])
 
 
-class Place(NamedTuple):
-    """A folder of images, the folder of their annotations (None for none there), and their split."""
+class AnnotatedFolder(NamedTuple):
+    """Folder of images, folder of their annotations (None if it is missing), and split."""
 
     images: str
     annotations: str | None
@@ -55,64 +54,68 @@ class Place(NamedTuple):
 
 
 class SidecarSource(AnnotatedSource):
-    """A source with a file of annotations for each image, beside it or in a folder of its own.
+    """Source with a file of annotations for each image, in the same folder or in another.
 
-    An image without such a file has no annotation. Splits are folders anywhere in the path (``train``).
+    An image without such a file has no annotation. A folder with the name of a split, anywhere in the path, is one.
 
     Attributes:
-        folders: Pairs of names of folders, of images and of annotations; ``("", "")`` for the same folder.
-        patterns: Names of the annotations, with ``{stem}`` and ``{name}`` of the image.
-        signature: What the beginning of each annotation has that is not empty.
+        folder_pairs: Pairs of folder names, of images and of annotations; ``("", "")`` if both lie in one folder.
+        patterns: Names of the files of annotations, with ``{stem}`` or ``{name}`` of the image.
+        signature: Matches the beginning of every file of annotations that is not empty.
     """
 
-    folders: ClassVar[Sequence[tuple[str, str]]]
+    folder_pairs: ClassVar[Sequence[tuple[str, str]]]
     patterns: ClassVar[Sequence[str]] = ("{stem}.json",)
     signature: ClassVar[re.Pattern[bytes]]
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._places = self.find_places(self.tree)
-        if not any(place.annotations is not None for place in self._places):
+        self._folders = self.find_folders(self.tree)
+        if not any(folder.annotations is not None for folder in self._folders):
             raise SourceError(f"{printable(str(path))} has no images with annotations of {self.title}")
-        places = dict.fromkeys(place.annotations for place in self._places if place.annotations is not None)
+        places = dict.fromkeys(each.annotations for each in self._folders if each.annotations is not None)
         self.evidence = f"annotations of {self.title} in " + ", ".join(printable(p) or "the folder" for p in places)
 
     @classmethod
-    def find_places(cls, tree: Tree) -> list[Place]:
-        """The folders of images that have annotations, and further ones of the same names or of a split."""
+    def find_folders(cls, tree: Tree) -> list[AnnotatedFolder]:
+        """Finds the folders of images that have annotations, and folders of further images: those with the same names
+        or the name of a split."""
         contents = list_contents(tree)
         suffixes = {f".{pattern.rpartition('.')[2].lower()}" for pattern in cls.patterns}
-        holding = {path for path, each in contents.folders.items() if suffixes & each.others.keys()}
-        if not holding:
+        with_files = {path for path, each in contents.folders.items() if suffixes & each.others.keys()}
+        if not with_files:
             return []
-        found, free = [], []
+        found, unpaired = [], []
         for path, folder in contents.folders.items():
             if not folder.images.count:
                 continue
-            pairs = [(pair, place) for pair in cls.folders for place in _counterparts(path, *pair) if place in holding]
-            pair = next((pair for pair, place in pairs if cls._annotates(tree, path, place)), None)
-            if pair is None:
-                free.append(path)
-                continue
-            place = next(place for each, place in pairs if each == pair and cls._annotates(tree, path, place))
-            found.append((Place(path, place, _split_of(path)), pair))
+            pairs = [(pair, place) for pair in cls.folder_pairs for place in _annotation_folders(path, *pair)]
+            pairs = [each for each in pairs if each[1] in with_files]
+            match = next((each for each in pairs if cls._annotates_images(tree, path, each[1])), None)
+            if match is None:
+                unpaired.append(path)
+            else:
+                found.append((AnnotatedFolder(path, match[1], _split_from_path(path)), match[0]))
         used = {pair for _, pair in found}
-        taken = {place.annotations for place, _ in found}
+        taken = {folder.annotations for folder, _ in found}
         alike = [
             path
-            for path in free
+            for path in unpaired
             if path not in taken
             and any(
                 image.lower() in map(str.lower, path.split("/")) if image else path.lower() in SPLIT_ORDER
                 for image, _ in used
             )
         ]
-        return [*(place for place, _ in found), *(Place(path, None, _split_of(path)) for path in alike)]
+        return [
+            *(folder for folder, _ in found),
+            *(AnnotatedFolder(path, None, _split_from_path(path)) for path in alike),
+        ]
 
     @classmethod
-    def _annotates(cls, tree: Tree, images: str, folder: str) -> bool:
-        """Whether a folder holds annotations of images in another; the first ones that are not empty say of which
-        format."""
+    def _annotates_images(cls, tree: Tree, images: str, folder: str) -> bool:
+        """Tells if ``folder`` has annotations of this format for images in the folder ``images``: the first ones that
+        are not empty match :attr:`signature`."""
         there = set(tree.names(folder).files)
         looked = 0
         for image in tree.names(images).ending(*IMAGE_SUFFIXES):
@@ -128,14 +131,15 @@ class SidecarSource(AnnotatedSource):
 
     @classmethod
     def _annotation_names(cls, image: str) -> list[str]:
+        """Returns the possible names of the file of annotations of an image."""
         stem = image.rpartition(".")[0]
         return [pattern.replace("{stem}", stem).replace("{name}", image) for pattern in cls.patterns]
 
     def splits(self) -> Sequence[str]:
-        return in_packing_order(place.split for place in self._places)
+        return in_packing_order(folder.split for folder in self._folders)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        for images, folder, own in sorted(self._places, key=lambda place: place.images):
+        for images, folder, own in sorted(self._folders, key=lambda each: each.images):
             if own != split:
                 continue
             there = frozenset(self.tree.names(folder).files) if folder is not None else frozenset()
@@ -147,10 +151,10 @@ class SidecarSource(AnnotatedSource):
     def describing_files(self) -> Iterable[str]:
         return ()
 
-    def raw(self, values: dict[str, Any]) -> Any:
+    def take_annotation(self, values: dict[str, Any]) -> Any:
         return values.pop("raw", None)
 
-    def raws(self) -> Iterator[Any]:
+    def raw_annotations(self) -> Iterator[Any]:
         for row in chain.from_iterable(map(self.file_rows, self.splits())):
             try:
                 yield read_text(self.tree, row.values["raw"].file, _MAX_BYTES) if "raw" in row.values else b""
@@ -161,13 +165,13 @@ class SidecarSource(AnnotatedSource):
 
     def left_reason(self, folder: str, name: str) -> str | None:
         suffixes = tuple(pattern[pattern.rindex(".") :] for pattern in self.patterns)
-        if name.lower().endswith(suffixes) and folder in {place.annotations for place in self._places}:
+        if name.lower().endswith(suffixes) and folder in {each.annotations for each in self._folders}:
             return "annotations without an image"
         return super().left_reason(folder, name)
 
 
-def _counterparts(path: str, images: str, annotations: str) -> Iterator[str]:
-    """The folders in which the annotations of a folder of images may lie, by a pair of names."""
+def _annotation_folders(path: str, images: str, annotations: str) -> Iterator[str]:
+    """Yields the possible folders of annotations for the folder of images ``path``, by a pair of folder names."""
     if not images:
         yield join(path, annotations) if annotations else path
         return
@@ -177,23 +181,22 @@ def _counterparts(path: str, images: str, annotations: str) -> Iterator[str]:
             yield "/".join((*parts[:n], *([annotations] if annotations else []), *parts[n + 1 :]))
 
 
-def _split_of(path: str) -> str:
-    """The first part of a path that is called like a split, in lower case; ``""`` for none."""
+def _split_from_path(path: str) -> str:
+    """Returns the first folder in a path with the name of a split, in lower case; ``""`` if there is none."""
     return next((part.lower() for part in path.split("/") if part.lower() in SPLIT_ORDER), "")
 
 
-def annotated_kind(source: type[AnnotatedSource], help: str, recognise: Any = None) -> Kind:
-    """The kind of a format, which is certain of a path where it finds annotations; what it leaves is asked about."""
+def sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
+    """Makes the kind of a format, which recognises a path with certainty if it finds annotations there."""
 
-    def recognise_sidecars(path: Path, options: SourceOptions) -> Certainty:
+    def recognise(path: Path, options: SourceOptions) -> Certainty:
         tree = open_tree(path)
-        assert issubclass(source, SidecarSource)
-        found = tree is not None and any(p.annotations is not None for p in source.find_places(tree))
+        found = tree is not None and any(each.annotations is not None for each in source.find_folders(tree))
         return Certainty.CERTAIN if found else Certainty.NO
 
-    return Kind(source.kind, help, recognise or recognise_sidecars, source, in_objects=True)
+    return Kind(source.kind, help, recognise, source, in_objects=True)
 
 
-def count_unused(document: Mapping[str, Any], used: Iterable[str]) -> Counter[str]:
-    """Counts the values of a document that no column has."""
+def count_unused_values(document: Mapping[str, Any], used: Iterable[str]) -> Counter[str]:
+    """Counts the values of a document that are not in ``used``, by the reason that the ledger gives for them."""
     return Counter(f"values {printable(str(key))!r} of files of annotations" for key in document.keys() - set(used))

@@ -1,4 +1,4 @@
-"""Plain values in a temporary file, found by number: what a large file of annotations says of each image."""
+"""Values in a temporary file, read by number: the annotations of a file that is too large for memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packstore.sources.archives.index import OpenFile
 
 
 class Spool:
-    """Values as JSON in a temporary file; in memory 8 bytes a value."""
+    """List of values, kept as JSON in a temporary file; takes 8 bytes of memory a value."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         """Writes all values. Raises :class:`OSError`."""
@@ -30,15 +30,15 @@ class Spool:
         return len(self._ends) - 1
 
     def size(self, number: int) -> int:
-        """Bytes of a value."""
+        """Returns the number of bytes of a value."""
         return self._ends[number + 1] - self._ends[number]
 
     def read(self, number: int) -> Any:
-        """A value. From any thread. Raises :class:`ValueError` once it is closed."""
+        """Reads a value. Thread-safe. Raises :class:`ValueError` after :meth:`close`."""
         if self._file is None:
             raise ValueError("its source is closed")
         return json.loads(self._file.read(self.size(number), self._ends[number]))
 
     def close(self) -> None:
-        """Removes the temporary file."""
+        """Removes the temporary file. Idempotent."""
         self._file = None

@@ -1,4 +1,4 @@
-"""SROIE (https://rrc.cvc.uab.es/?ch=13): ``img``, words in ``box`` as ICDAR has them, ``entities`` or ``key``."""
+"""SROIE (https://rrc.cvc.uab.es/?ch=13): ``img``, words in ``box`` in ICDAR's format, ``entities`` or ``key``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from packstore.core.errors import printable
 from packstore.core.fields import Field, Json
 from packstore.sources.annotation_formats.icdar import IcdarSource
-from packstore.sources.annotation_formats.objects import load_json
-from packstore.sources.annotation_formats.source import annotated_kind
+from packstore.sources.annotation_formats.objects import parse_json
+from packstore.sources.annotation_formats.source import sidecar_kind
 from packstore.sources.beside import join
 from packstore.sources.contents import stem_of
 from packstore.sources.rows import FileRow, InTree
@@ -18,11 +18,11 @@ _ENTITIES = (("entities", ".txt"), ("key", ".json"), ("entities", ".json"))
 
 
 class SroieSource(IcdarSource):
-    """Receipts with words, and ``entities``: company, date, address and total."""
+    """Receipts with words; ``entities`` has company, date, address and total."""
 
     kind = "sroie"
     title = "SROIE"
-    folders = (("img", "box"), ("images", "box"))
+    folder_pairs = (("img", "box"), ("images", "box"))
     patterns = ("{stem}.txt", "{stem}.csv")
 
     def fields(self) -> Mapping[str, Field]:
@@ -46,13 +46,13 @@ class SroieSource(IcdarSource):
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
         if isinstance(found.get("entities"), bytes):
-            found["entities"] = entities = load_json(found["entities"])
+            found["entities"] = entities = parse_json(found["entities"])
             if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
                 raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
         return found
 
-    def raws(self) -> Iterator[Any]:
-        return (raw for raw in super().raws() if raw)
+    def raw_annotations(self) -> Iterator[Any]:
+        return (raw for raw in super().raw_annotations() if raw)
 
 
-KIND = annotated_kind(SroieSource, "SROIE: img with words in box and entities")
+KIND = sidecar_kind(SroieSource, "SROIE: img with words in box and entities")

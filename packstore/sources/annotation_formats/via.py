@@ -1,8 +1,8 @@
 """VGG Image Annotator (https://www.robots.ox.ac.uk/~vgg/software/via/): regions in pixels, as JSON or as CSV.
 
-Projects and exports of VIA 1 and 2, and projects of VIA 3, whose regions of images become those of VIA 2. A region's
-class is its attribute of the project's only kind that is a list, or one called like a class, or its only one; all
-attributes are in ``json``.
+Projects and exports of VIA 1 and 2, and projects of VIA 3, which are converted to the structure of VIA 2. The class of
+a region is its attribute with a name such as ``class`` or ``label``, or else its only attribute. All attributes are in
+``json``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
-    Sides,
-    from_corner,
-    load_json,
-    of_box,
-    of_polygon,
-    real,
-    reals,
+    SizeReader,
+    box_from_corner,
+    object_from_box,
+    object_from_polygons,
+    parse_json,
+    to_float,
+    to_floats,
 )
-from packstore.sources.annotation_formats.via3 import as_via2
+from packstore.sources.annotation_formats.via3 import convert_to_via2
 
 _METADATA, _PROJECT = "_via_img_metadata", ("_via_settings", "_via_attributes", "_via_data_format_version",
                                             "_via_image_id_list")  # fmt: skip
@@ -36,57 +36,62 @@ _HEAD = ("filename", "file_size", "file_attributes", "region_count", "region_id"
 
 
 class ViaSource(DocumentSource):
-    """Images that a project or an export of VIA names; points and polylines are ``keypoints``."""
+    """Images of a VIA project or export; points and polylines become ``keypoints``."""
 
     kind = "via"
     title = "VIA"
-    names = re.compile(r".*\.(json|csv)", re.I)
+    name_pattern = re.compile(r".*\.(json|csv)", re.I)
     signature = re.compile(
         rb'\A"?#?filename"?,"?file_size"?,|\A\s*\{\s*"project"\s*:\s*\{[^{}]*"(pid|creator)"\s*:|'
         rb'"_via_img_metadata"\s*:|"_via_settings"\s*:|^\s*\{\s*"[^"]+"\s*:\s*\{(?=[^{]*"(size|fileref)"\s*:)[^{]*"filename"\s*:'
     )
 
-    def load(self, data: bytes) -> Any:
+    def parse_document(self, data: bytes) -> Any:
         start = data.removeprefix(b"\xef\xbb\xbf").lstrip()
-        return load_json(data) if start[:1] in (b"{", b"[", b"") else _read_csv(data.decode("utf-8-sig"))
+        return parse_json(data) if start[:1] in (b"{", b"[", b"") else _read_csv(data.decode("utf-8-sig"))
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         for name in _PROJECT:
             self.ignored[f"values {name!r} of files of annotations"] += name in document
         if "project" in document:
             self.ignored["values 'project' and 'config' of files of annotations"] += 1
         for entry in (
-            as_via2(document, self.ignored) if "project" in document else document.get(_METADATA, document).values()
+            convert_to_via2(document, self.ignored)
+            if "project" in document
+            else document.get(_METADATA, document).values()
         ):
-            yield Entry(entry["filename"], entry)
+            yield AnnotationEntry(entry["filename"], entry)
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        found = Annotation(json=raw)
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        annotation = Annotation(json=raw)
         regions = raw["regions"]
         for region in regions.values() if isinstance(regions, dict) else regions:
-            shape, label = region["shape_attributes"], _label(region.get("region_attributes") or {})
+            shape, label = region["shape_attributes"], _find_class(region.get("region_attributes") or {})
             kind = shape["name"]
             if kind == "rect":
-                box = from_corner(*(shape[name] for name in ("x", "y", "width", "height")))
-                found.objects.append(of_box(label, box))
+                box = box_from_corner(*(shape[name] for name in ("x", "y", "width", "height")))
+                annotation.objects.append(object_from_box(label, box))
             elif kind in ("circle", "ellipse"):
-                x, y = reals((shape["cx"], shape["cy"]))
-                rx, ry = reals((shape.get("rx", shape.get("r")), shape.get("ry", shape.get("r"))))
-                found.objects.append(of_box(label, [x - rx, y - ry, x + rx, y + ry]))
+                x, y = to_floats((shape["cx"], shape["cy"]))
+                rx, ry = to_floats((shape.get("rx", shape.get("r")), shape.get("ry", shape.get("r"))))
+                annotation.objects.append(object_from_box(label, [x - rx, y - ry, x + rx, y + ry]))
             elif kind == "point":
-                found.points.append((label, real(shape["cx"]), real(shape["cy"])))
+                annotation.points.append((label, to_float(shape["cx"]), to_float(shape["cy"])))
             else:
-                xs, ys = reals(shape["all_points_x"]), reals(shape["all_points_y"])
+                xs, ys = to_floats(shape["all_points_x"]), to_floats(shape["all_points_y"])
                 pairs = list(zip(xs, ys, strict=True))
                 if kind == "polyline":
-                    found.points += [(label, x, y) for x, y in pairs]
+                    annotation.points += [(label, x, y) for x, y in pairs]
                 else:
-                    found.objects.append(of_polygon(label, [number for pair in pairs for number in pair]))
-        return found
+                    annotation.objects.append(
+                        object_from_polygons(label, [number for pair in pairs for number in pair])
+                    )
+        return annotation
 
 
 def _read_csv(text: str) -> dict[str, Any]:
-    """An export as CSV, a line a region, as one of JSON. Raises :class:`ValueError`."""
+    """Parses a CSV export, with a region on each line, to the structure of a JSON export. Raises
+    :class:`ValueError`."""
     try:
         head, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line and "".join(line).strip()]
     except csv.Error as error:
@@ -102,18 +107,19 @@ def _read_csv(text: str) -> dict[str, Any]:
             "filename": name,
             "size": size,
             "regions": [],
-            "file_attributes": load_json(attributes.encode() or b"{}"),
+            "file_attributes": parse_json(attributes.encode() or b"{}"),
         }
         entry = found.setdefault(name, entry)
-        shape_attributes = load_json(shape.encode() or b"{}")
+        shape_attributes = parse_json(shape.encode() or b"{}")
         if shape_attributes:
-            region = {"shape_attributes": shape_attributes, "region_attributes": load_json(own.encode() or b"{}")}
+            region = {"shape_attributes": shape_attributes, "region_attributes": parse_json(own.encode() or b"{}")}
             entry["regions"].append(region)
     return found
 
 
-def _label(attributes: dict[str, Any]) -> str | None:
-    """The class among the attributes of a region; a check box counts by what is checked, if that is one."""
+def _find_class(attributes: dict[str, Any]) -> str | None:
+    """Finds the class among the attributes of a region: an attribute with a name such as ``class``, or else the only
+    one; None if neither exists. The value of check boxes is the one that is checked."""
     texts: dict[str, str] = {}
     for name, value in attributes.items():
         chosen = [key for key, on in value.items() if on] if isinstance(value, dict) else [value]

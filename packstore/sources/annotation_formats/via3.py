@@ -1,4 +1,4 @@
-"""Projects of VIA 3 (https://www.robots.ox.ac.uk/~vgg/software/via/) as VIA 2 has images and their regions."""
+"""Converts projects of VIA 3 (https://www.robots.ox.ac.uk/~vgg/software/via/) to the structure of VIA 2."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHAPES: dict[int, tuple[str, ...]] = {
     6: ("polyline",),
     7: ("polygon",),
 }
-"""Shapes of VIA 3 by their numbers: what VIA 2 calls them, and the numbers that follow."""
+"""Shapes of VIA 3 by number: their names in VIA 2, and the names of the coordinates that follow."""
 _IMAGE = 2
 
 
-def as_via2(document: Any, ignored: Counter[str]) -> Iterator[Any]:
-    """The images of a project of VIA 3, each with its file, its metadata and its regions as VIA 2 has them. Counts in
-    ``ignored`` what is no image."""
+def convert_to_via2(document: Any, ignored: Counter[str]) -> Iterator[Any]:
+    """Yields the images of a VIA 3 project, with regions in the structure of VIA 2; ``file`` and ``metadata`` keep the
+    content of the project. Counts videos, sounds and views of several images in ``ignored``."""
     names = {number: each["aname"] for number, each in document["attribute"].items()}
     options = {number: each.get("options") or {} for number, each in document["attribute"].items()}
     by_view: dict[str, list[Any]] = {}
@@ -37,11 +37,12 @@ def as_via2(document: Any, ignored: Counter[str]) -> Iterator[Any]:
         for metadata in own:
             values = {names[number]: options[number].get(value, value) for number, value in metadata["av"].items()}
             if metadata["xy"]:
-                regions.append({"shape_attributes": _shape(metadata["xy"]), "region_attributes": values})
+                regions.append({"shape_attributes": _convert_shape(metadata["xy"]), "region_attributes": values})
         yield {"filename": files[0]["fname"], "file": files[0], "metadata": own, "regions": regions}
 
 
-def _shape(numbers: Any) -> dict[str, Any]:
+def _convert_shape(numbers: Any) -> dict[str, Any]:
+    """Converts the number and coordinates of a shape to named values of VIA 2."""
     kind, *values = numbers
     name, *keys = _SHAPES[kind]
     if keys:

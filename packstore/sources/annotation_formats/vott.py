@@ -1,18 +1,25 @@
-"""VoTT (https://github.com/microsoft/VoTT): ``NAME-export.json``, whose assets have regions in pixels."""
+"""VoTT (https://github.com/microsoft/VoTT): ``NAME-export.json`` with regions of images in pixels."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
-from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, of_box, of_polygon, reals
-from packstore.sources.annotation_formats.source import count_unused
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.objects import (
+    Annotation,
+    SizeReader,
+    box_from_corner,
+    object_from_box,
+    object_from_polygons,
+    to_floats,
+)
+from packstore.sources.annotation_formats.source import count_unused_values
 
 
 class VottSource(DocumentSource):
-    """Images of a project of VoTT; the first tag of a region is its class, all are in ``json``."""
+    """Images of a VoTT project; the class of a region is its first tag. All tags are in ``json``."""
 
     kind = "vott"
     title = "VoTT"
@@ -20,25 +27,25 @@ class VottSource(DocumentSource):
         rb'\A(?=.*"assets"\s*:\s*\{)(?=.*("visitedAssets"|"tags"|"videoSettings"|"regions")\s*:)', re.S
     )
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
-        tags = [each["name"] for each in document.get("tags") or ()]
-        self._listed = (*getattr(self, "_listed", ()), *tags)
-        self.ignored += count_unused(document, ("assets", "tags"))
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        self.add_listed_classes(each["name"] for each in document.get("tags") or ())
+        self.ignored += count_unused_values(document, ("assets", "tags"))
         for asset in document["assets"].values():
-            yield Entry(asset["asset"]["name"], asset)
+            yield AnnotationEntry(asset["asset"]["name"], asset)
 
-    def class_order(self) -> Sequence[str]:
-        return self._listed
-
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        found = Annotation(json=raw)
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        annotation = Annotation(json=raw)
         for region in raw.get("regions", ()):
             label, box = next(iter(region.get("tags") or ()), None), region.get("boundingBox")
             if region.get("type", "RECTANGLE").upper() == "POLYGON" or not box:
-                found.objects.append(of_polygon(label, [n for p in region["points"] for n in reals((p["x"], p["y"]))]))
+                annotation.objects.append(
+                    object_from_polygons(label, [n for p in region["points"] for n in to_floats((p["x"], p["y"]))])
+                )
             else:
-                found.objects.append(of_box(label, from_corner(*(box[k] for k in ("left", "top", "width", "height")))))
-        return found
+                annotation.objects.append(
+                    object_from_box(label, box_from_corner(*(box[k] for k in ("left", "top", "width", "height"))))
+                )
+        return annotation
 
 
 KIND = document_kind(VottSource, "VoTT: NAME-export.json beside the images")

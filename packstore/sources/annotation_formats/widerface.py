@@ -1,8 +1,8 @@
 """WIDER FACE (http://shuoyang1213.me/WIDERFACE): ``wider_face_split/wider_face_train_bbx_gt.txt`` with ``WIDER_train``.
 
-A face is left, top, width, height, and six numbers of its state (blur, expression, illumination, invalid, occlusion,
-pose), which are in ``json``. Images without faces have the line of zeros that the publisher wrote there left out; those
-of the test set, which has no annotations, have none.
+A face is left, top, width, height, and six numbers (blur, expression, illumination, invalid, occlusion, pose), which
+are in ``json``. For an image without faces, the file has a line of zeros, which is skipped. Images of the test set have
+no annotations.
 """
 
 from __future__ import annotations
@@ -11,28 +11,34 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import DocumentSource, Entry, document_kind
-from packstore.sources.annotation_formats.objects import Annotation, Sides, from_corner, of_box, reals
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.objects import (
+    Annotation,
+    SizeReader,
+    box_from_corner,
+    object_from_box,
+    to_floats,
+)
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
 
 class WiderFaceSource(DocumentSource):
-    """Images of WIDER FACE by split; the event that an image is of is its folder, and its ``label``."""
+    """Images of WIDER FACE by split; ``label`` is the event that an image shows, which is the name of its folder."""
 
     kind = "widerface"
     title = "WIDER FACE"
-    names = re.compile(r"wider_face_((train|val)_bbx_gt|test_filelist)\.txt")
+    name_pattern = re.compile(r"wider_face_((train|val)_bbx_gt|test_filelist)\.txt")
     signature = re.compile(rb"^\S[^\n]*/[^\n]+\.\w+\s*(\n\s*\d+\s*\n|\n\S[^\n]*/|$)")
 
-    def load(self, data: bytes) -> Any:
+    def parse_document(self, data: bytes) -> Any:
         return data.decode().splitlines()
 
-    def entries_of(self, file: str, document: Any) -> Iterator[Entry]:
+    def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         split = next(each for each in ("train", "val", "test") if f"_{each}_" in file)
         if split == "test":
             names = [line.strip() for line in document if line.strip()]
             if any(place.rpartition("/")[2] == "WIDER_test" for place, _ in self.tree.folders(is_passed_over)):
-                yield from (Entry(f"WIDER_test/images/{name}", None, split) for name in names)
+                yield from (AnnotationEntry(f"WIDER_test/images/{name}", None, split) for name in names)
             else:
                 self.ignored["images of the test set, which is not here"] += len(names)
             return
@@ -44,13 +50,15 @@ class WiderFaceSource(DocumentSource):
             if not name.lower().endswith(IMAGE_SUFFIXES):
                 raise ValueError(f"line {number} is {line[:60]!r}; expected the name of an image")
             count = int(next(lines, (0, "none"))[1])
-            faces = [reals(next(lines, (0, "no line"))[1].split()) for _ in range(max(1, count))]
+            faces = [to_floats(next(lines, (0, "no line"))[1].split()) for _ in range(max(1, count))]
             if any(len(face) < 4 for face in faces) or (not count and any(faces[0])):
-                raise ValueError(f"{name!r:.80}, line {number}: the lines below it are not as many faces as it says")
-            yield Entry(f"WIDER_{split}/images/{name}", {"event": name.split("/")[0], "faces": faces[:count]}, split)
+                raise ValueError(f"{name!r:.80}, line {number}: expected as many faces below it as it says")
+            yield AnnotationEntry(
+                f"WIDER_{split}/images/{name}", {"event": name.split("/")[0], "faces": faces[:count]}, split
+            )
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
-        objects = [of_box(None, from_corner(*face[:4])) for face in raw["faces"]]
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        objects = [object_from_box(None, box_from_corner(*face[:4])) for face in raw["faces"]]
         return Annotation(objects, tags=[raw["event"]], json=raw["faces"])
 
 

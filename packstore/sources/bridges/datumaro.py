@@ -41,7 +41,7 @@ def read(rest: str, options: SourceOptions) -> Bridged:
     with TemporaryDirectory(prefix="packstore-datumaro-") as folder:
         data.export(folder, "datumaro", save_media=False)
         for file in sorted(Path(folder, _JSON).glob("*.json")):
-            for entry in format.entries_of(f"{_JSON}/{file.name}", json.loads(file.read_bytes())):
+            for entry in format.read_entries(f"{_JSON}/{file.name}", json.loads(file.read_bytes())):
                 item = data.get(entry.raw["item"]["id"], file.stem)
                 key = f"{entry.split}/{item.id}".lstrip("/")
                 found[entry.split or ""].append(AnnotatedItem(key, _image(item), entry.raw))

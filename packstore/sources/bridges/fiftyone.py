@@ -28,7 +28,7 @@ def read(rest: str, options: SourceOptions) -> Bridged:
     found: defaultdict[str, list[AnnotatedItem]] = defaultdict(list)
     format = _Items(Path(rest), found)
     classes = dict.fromkeys([*data.default_classes, *chain.from_iterable(data.classes.values())])
-    for entry in format.samples_of({"samples": samples, "classes": [*classes]}):
+    for entry in format.read_samples({"samples": samples, "classes": [*classes]}):
         path = Path(entry.name)
         found[entry.split or ""].append(AnnotatedItem(path.relative_to(folder).as_posix(), path, entry.raw))
     return format.bridged()

@@ -1,4 +1,4 @@
-"""Images that a library has annotations of, as map-style datasets with columns."""
+"""Annotated images of another library, as map-style datasets with columns."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, ClassVar, NamedTuple
 
 from packstore.core.fields import Field, Labels
 from packstore.sources.annotation_formats.columns import AnnotationColumns
-from packstore.sources.annotation_formats.objects import AnnotatedObject, Annotation, Sides
+from packstore.sources.annotation_formats.objects import AnnotatedObject, Annotation, SizeReader
 from packstore.sources.bridges import Bridged
 
 
 class AnnotatedItem(NamedTuple):
-    """An image that a library has annotations of.
+    """Image with its annotations in another library.
 
     Attributes:
         key: Its key.
-        image: Path of its file, or what returns the bytes of the file.
-        raw: Its annotations, as :meth:`AnnotationColumns.parse` takes them; None for none.
+        image: Path of its file, or a function that returns the bytes of the file.
+        raw: Raw annotation for :meth:`AnnotationColumns.parse`; None if it has none.
     """
 
     key: str
@@ -35,7 +35,7 @@ class AnnotatedItems(AnnotationColumns):
         self.items = items
         self.ignored: Counter[str] = Counter()
 
-    def raws(self) -> Iterator[Any]:
+    def raw_annotations(self) -> Iterator[Any]:
         return (item.raw for items in self.items.values() for item in items if item.raw is not None)
 
     def bridged(self) -> Bridged:
@@ -49,13 +49,13 @@ class Objects(AnnotatedItems):
     is said of the image; and, if the format lists them, all classes."""
 
     title = "objects"
-    further: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}
+    further_fields: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}
     per_object = ("difficult",)
 
     def class_order(self) -> Sequence[str]:
-        return next((raw[2] for raw in self.raws() if len(raw) > 2), ())
+        return next((raw[2] for raw in self.raw_annotations() if len(raw) > 2), ())
 
-    def parse(self, raw: Any, sides: Sides) -> Annotation:
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
         return Annotation([AnnotatedObject(*each) for each in raw[0]], json=raw[1])
 
 
@@ -72,7 +72,7 @@ class _Part(Sequence[Mapping[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         _, image, raw = self._items[index]
         data = image.read_bytes() if isinstance(image, Path) else image()
-        return {"image": data} | ({} if raw is None else self._columns.columns_of(raw, data))
+        return {"image": data} | ({} if raw is None else self._columns.column_values(raw, data))
 
     def key_at(self, index: int) -> str:
         """The key of a sample, before it is read."""

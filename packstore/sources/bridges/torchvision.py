@@ -15,7 +15,7 @@ import PIL.Image
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
-from packstore.sources.annotation_formats.objects import from_corner
+from packstore.sources.annotation_formats.objects import box_from_corner
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import Bridged, explain_errors, samples, split_name
 from packstore.sources.bridges.arguments import parameters, parse_arguments
@@ -156,7 +156,7 @@ def _coco(data: Any) -> Iterator[tuple[Path, Any]]:
     classes = [*names.values()]
     for number in data.ids:
         found = data.coco.imgToAnns[number]
-        objects = [(names[a["category_id"]], from_corner(*a["bbox"]), a.get("segmentation") or None) for a in found]
+        objects = [(names[a["category_id"]], box_from_corner(*a["bbox"]), a.get("segmentation") or None) for a in found]
         yield Path(data.root, data.coco.imgs[number]["file_name"]), (objects, found, classes)
 
 
@@ -179,7 +179,7 @@ def _wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
     for each in data.img_info:
         annotations = each.get("annotations")
         found = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}
-        raw = None if found is None else ([(None, from_corner(*box)) for box in found["bbox"]], found)
+        raw = None if found is None else ([(None, box_from_corner(*box)) for box in found["bbox"]], found)
         yield Path(each["img_path"]), raw
 
 

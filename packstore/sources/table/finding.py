@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
-from packstore.sources.annotation_formats.documents import split_of_file
+from packstore.sources.annotation_formats.documents import split_from_file
 from packstore.sources.beside import join, read_whole
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.ignoring import escape_pattern
@@ -185,7 +185,7 @@ def examine_table(
         for name, other in likely.items()
         if name != main and not other.by_stem and not _name_same_images(counters, names, name, main)
     }
-    return Table(file, header, main, way, further, split_of_file(file))
+    return Table(file, header, main, way, further, split_from_file(file))
 
 
 def _limit_columns(names: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.annotation_formats.objects import load_json
+from packstore.sources.annotation_formats.objects import parse_json
 from packstore.sources.beside import join, read_text
 from packstore.sources.table.reading import MAX_BYTES
 from packstore.sources.tree import Tree
@@ -63,7 +63,7 @@ def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) 
     found: dict[str, list[str]] = {}
     for file in files:
         try:
-            _collect_parents(load_json(read_text(tree, file, MAX_BYTES)), [], titles, found)
+            _collect_parents(parse_json(read_text(tree, file, MAX_BYTES)), [], titles, found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise SourceError(f"{tree.name(file)} is no hierarchy of classes ({printable(reason)[:80]})") from None

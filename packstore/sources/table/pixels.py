@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field, Image
-from packstore.sources.annotation_formats.documents import split_of_file
+from packstore.sources.annotation_formats.documents import split_from_file
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -204,7 +204,7 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
         return None
     lines = read_cells(tree, file, start[: start.rfind(b"\n") + 1] or start)
     first = next(lines, (0, []))[1]
-    split = split_of_file(file)
+    split = split_from_file(file)
     one = [n for n, name in enumerate(first) if name.lower() in ("pixels", "pixel", "image_pixels")]
     if len(one) == 1:
         second = next(lines, (0, []))[1]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.annotation_formats.objects import load_json
+from packstore.sources.annotation_formats.objects import parse_json
 from packstore.sources.beside import read_whole
 from packstore.sources.contents import suffix_of
 from packstore.sources.encodings import try_utf8
@@ -93,7 +93,7 @@ def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tup
 def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields place and values of each object in a JSON list. Raises :class:`SourceError`."""
     try:
-        found = load_json(data)
+        found = parse_json(data)
     except ValueError as error:
         raise SourceError(f"{shown}: {error}") from None
     if not isinstance(found, list):

@@ -14,8 +14,8 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
-from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.sniff import HeaderError, sniff
+from packstore.images.decoders.orientation import upright_size
+from packstore.images.sniff import HeaderError
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import has_yolo_beside, holds_yolo_labels, join, parse_finite, read_whole
@@ -78,7 +78,7 @@ class YoloSource(FileRowSource):
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
         try:
-            width, height = _sides(found["image"])
+            width, height = upright_size(found["image"])
         except HeaderError as error:
             raise ValueError(error.reason) from error
         found |= _objects(found["labels"] or b"", width, height, self._layout.points)
@@ -149,14 +149,6 @@ def labels_path(image: str) -> str:
     path = f"{before}/labels/{after}"[1:] if found else image
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.rpartition('.')[0] or name}.txt"
-
-
-def _sides(image: bytes) -> tuple[int, int]:
-    """Width and height of the upright image. Raises :class:`HeaderError`."""
-    info = sniff(image)
-    if swaps_sides(read_orientation(image, info)):
-        return info.height, info.width
-    return info.width, info.height
 
 
 def _objects(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
